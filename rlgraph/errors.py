@@ -1,0 +1,148 @@
+"""Where in a program something is, what is wrong with it, and how that is shown to the person who wrote it.
+
+    RlgraphError
+    ├── ProgramError    the program, its options or its files are wrong (exit code 1)
+    └── RunError        a run failed: a data row, a reward function, an environment (exit code 4)
+
+Both carry `Diagnostic`s. A diagnostic knows its source text, so that it can be printed anywhere with a caret under the
+exact expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text that programs are read from."""
+
+    path: str
+    """As the user wrote it, or `<name>` for a text that has no file."""
+    text: str = field(repr=False)
+
+    def line(self, number: int) -> str:
+        """Line `number`, counted from 1, without its end; empty past the end."""
+        lines = self.text.splitlines()
+        return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+NOWHERE = Source("<none>", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a source: lines and columns counted from 1, the end column exclusive."""
+
+    source: Source = field(repr=False, compare=False)
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def to(self, other: Span) -> Span:
+        """From the start of this span to the end of `other`."""
+        return Span(self.source, self.line, self.column, other.end_line, other.end_column)
+
+    @property
+    def text(self) -> str:
+        """The characters the span covers, its first line only."""
+        line = self.source.line(self.line)
+        return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else len(line)]
+
+    def __str__(self) -> str:
+        return f"{self.source.path}:{self.line}:{self.column}"
+
+
+NO_SPAN = Span(NOWHERE, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """A second place that helps to understand a diagnostic."""
+
+    span: Span
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One thing to tell the user."""
+
+    code: str
+    """Stable, `E0201`; `rlgraph explain E0201` says more."""
+    message: str
+    """What is wrong, in the user's words, without a full stop."""
+    span: Span
+    hint: str = ""
+    """What to do about it."""
+    severity: Severity = "error"
+    related: tuple[Related, ...] = ()
+
+    def render(self) -> str:
+        """As text: the message, the place, the source line with a caret under the expression, the hint."""
+        head = f"{self.severity}[{self.code}]: {self.message}"
+        parts = [head, *_excerpt(self.span)]
+        for other in self.related:
+            parts += [f"note: {other.message}", *_excerpt(other.span)]
+        if self.hint:
+            parts.append(f"help: {self.hint}")
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for editors and other tools."""
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            **_place(self.span),
+            "related": [{"message": other.message, **_place(other.span)} for other in self.related],
+        }
+
+
+def _place(span: Span) -> dict[str, Any]:
+    return {
+        "file": span.source.path,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line,
+        "end_column": span.end_column,
+    }
+
+
+def _excerpt(span: Span) -> list[str]:
+    if span.source is NOWHERE:
+        return []
+    number = str(span.line)
+    pad = " " * len(number)
+    text = span.source.line(span.line)
+    end = span.end_column if span.end_line == span.line else len(text) + 1
+    # A tab is one column to the lexer: it is drawn as one blank so that the caret stays under its character.
+    return [
+        f"{pad}--> {span}",
+        f"{pad} |",
+        f"{number} | {text.replace(chr(9), ' ')}".rstrip(),
+        f"{pad} | {' ' * (span.column - 1)}{'^' * max(1, end - span.column)}",
+    ]
+
+
+class RlgraphError(Exception):
+    """Something to tell the user; never a bug of ours."""
+
+    def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]) -> None:
+        found = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        self.diagnostics: tuple[Diagnostic, ...] = found
+        super().__init__("\n\n".join(d.render() for d in found))
+
+
+class ProgramError(RlgraphError):
+    """The program, its options or its files are wrong."""
+
+
+class RunError(RlgraphError):
+    """A run failed for a reason that lies outside rlgraph: data, a function of the user's, an environment."""
