@@ -1,0 +1,293 @@
+"""Nodes, graphs and programs: one immutable structure from the type checker to the backends.
+
+A graph is a list of nodes in an order in which they can run. A node with regions is a loop or a training step: its
+region is a graph that may use every value of the graphs around it. Region nodes share one convention:
+
+    inputs   the carried handles' first versions, then the values captured from outside
+    region   inputs: the carried handles; outputs: their last versions, then the exported values
+    outputs  the carried handles after the loop, then the exported values
+
+The region of `train` puts the loss where the trained model's last version would stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlgraph.errors import NO_SPAN, Span
+from rlgraph.ir.types import Axis, Tensor, Type, axes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A constant that says how to make something: `causal_lm("Qwen/Qwen2.5-7B")`, `jsonl("a.jsonl", batch=8)`."""
+
+    name: str
+    args: tuple[Constant, ...] = ()
+    options: tuple[tuple[str, Constant], ...] = ()
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return dict(self.options).get(name, default)
+
+
+Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
+
+
+# Tensor mathematics: expressions inside a node
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: int | float | bool | str
+    type: Tensor
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    name: str
+    type: Tensor
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One tensor operation; `rlgraph/ops` declares what each is."""
+
+    op: str
+    args: tuple[Expr, ...]
+    type: Tensor
+    axis: str | None = None
+    """Of a reduction or a count: the key of the axis that is left over (None: a single value)."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+Expr = Const | Ref | Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """One named expression of a tensor node."""
+
+    name: str
+    expr: Expr
+
+
+# Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a node makes or a graph is given; its name is unique in the program."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The least that a node can work on: a row of an axis with all that lies in it, or the whole batch."""
+
+    axis: str | None
+    """Key of the axis; None for the whole batch."""
+    reason: str = ""
+    """Why it is not a single row: the barrier's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    op: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    attrs: tuple[tuple[str, Constant], ...] = ()
+    body: tuple[Let, ...] = ()
+    """Of a `tensor` node: each may use those before it; the outputs are among them."""
+    regions: tuple[Graph, ...] = ()
+    unit: Unit | None = None
+    """Filled in by the pass `granularity`."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return dict(self.attrs).get(name, default)
+
+    @property
+    def name(self) -> str:
+        """How diagnostics and pictures call it: by what it makes."""
+        return self.outputs[0].name if self.outputs else self.op
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    inputs: tuple[Value, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of regions after the node that holds them."""
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region.walk()
+
+    def values(self) -> dict[str, Type]:
+        """Types of all values made here and in regions, by name."""
+        found = {value.name: value.type for value in self.inputs}
+        for node in self.nodes:
+            found.update({value.name: value.type for value in node.outputs})
+            for region in node.regions:
+                found.update(region.values())
+        return found
+
+
+# Programs
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    kind: str
+    """`causal_lm`, `value_lm` or `reward_lm`."""
+    source: Constant
+    """A hub name, a folder, `random(...)`; with `copy_of`, unused."""
+    copy_of: str | None = None
+    """Starts with the weights of that model."""
+    frozen: bool = False
+    options: tuple[tuple[str, Constant], ...] = ()
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Something from outside the program: a data source, a function, an environment, a buffer's rule."""
+
+    kind: str
+    """`data`, `func`, `env` or `buffer`."""
+    name: str
+    record: Record
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    name: str
+    initial: float
+    keyed: bool = False
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One kind of step. Its graph is given the first version of each thing that lives across steps and returns the last."""
+
+    name: str
+    graph: Graph
+    steps: int | None = None
+    """How often it runs before the next phase; None for the main step."""
+    staleness: int = 0
+    """Updates by which the weights that sample lag behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    name: str
+    models: tuple[Model, ...] = ()
+    outside: tuple[Outside, ...] = ()
+    states: tuple[State, ...] = ()
+    phases: tuple[Phase, ...] = ()
+
+    def map_graphs(self, change: Mapping[str, Graph]) -> Program:
+        """The same program with other graphs, by phase name."""
+        phases = tuple(replace(p, graph=change.get(p.name, p.graph)) for p in self.phases)
+        return replace(self, phases=phases)
+
+    def model(self, name: str) -> Model:
+        return next(model for model in self.models if model.name == name)
+
+
+def refs(expr: Expr) -> Iterator[str]:
+    """The names an expression uses, with repetition."""
+    if isinstance(expr, Ref):
+        yield expr.name
+    elif isinstance(expr, Apply):
+        for arg in expr.args:
+            yield from refs(arg)
+
+
+def substitute(expr: Expr, names: Mapping[str, Expr]) -> Expr:
+    """The expression with names replaced."""
+    if isinstance(expr, Ref):
+        return names.get(expr.name, expr)
+    if isinstance(expr, Apply):
+        args = tuple(substitute(arg, names) for arg in expr.args)
+        return expr if args == expr.args else replace(expr, args=args)
+    return expr
+
+
+def tensor_node(body: tuple[Let, ...], outputs: tuple[str, ...], span: Span = NO_SPAN) -> Node:
+    """A tensor node: its inputs are the names its body uses and does not define."""
+    own: dict[str, Expr] = {}
+    free: dict[str, None] = {}
+    for let in body:
+        free.update(dict.fromkeys(name for name in refs(let.expr) if name not in own))
+        own[let.name] = let.expr
+    values = tuple(Value(name, own[name].type) for name in outputs)
+    return Node("tensor", tuple(free), values, body=body, span=span)
+
+
+def rename(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with its uses of values renamed, in its regions too; what it makes keeps its name."""
+
+    def swap(expr: Expr) -> Expr:
+        if isinstance(expr, Ref):
+            return replace(expr, name=names.get(expr.name, expr.name))
+        if isinstance(expr, Apply):
+            return replace(expr, args=tuple(swap(arg) for arg in expr.args))
+        return expr
+
+    inputs = tuple(names.get(name, name) for name in node.inputs)
+    if node.op == "tensor":
+        body = tuple(replace(let, expr=swap(let.expr)) for let in node.body)
+        return replace(node, inputs=tuple(dict.fromkeys(inputs)), body=body)
+    node = replace(node, inputs=inputs)
+    for region in node.regions:
+        outputs = tuple(names.get(name, name) for name in region.outputs)
+        node = region_node(
+            node, replace(region, nodes=tuple(rename(inner, names) for inner in region.nodes), outputs=outputs)
+        )
+    return node
+
+
+def captures(region: Graph) -> tuple[str, ...]:
+    """Names that a region uses and does not make, in order of first use."""
+    made = {value.name for value in region.inputs}
+    used: dict[str, None] = {}
+    for node in region.nodes:
+        used.update(dict.fromkeys(name for name in node.inputs if name not in made))
+        made.update(value.name for value in node.outputs)
+    used.update(dict.fromkeys(name for name in region.outputs if name not in made))
+    return tuple(used)
+
+
+def carried(node: Node) -> int:
+    """How many of a region node's inputs and outputs are carried handles."""
+    return len(node.regions[0].inputs)
+
+
+def region_node(node: Node, region: Graph) -> Node:
+    """The region node with another region: what it captures is worked out anew."""
+    kept = node.inputs[: len(region.inputs)]
+    return replace(node, inputs=kept + captures(region), regions=(region,))
+
+
+def axes(program: Program) -> dict[str, Axis]:
+    """Every axis of a program by its key, parents first."""
+    found: dict[str, Axis] = {}
+    for phase in program.phases:
+        for kind in phase.graph.values().values():
+            for axis in axes_of(kind):
+                for above in reversed(list(axis.path())):
+                    found.setdefault(above.key, above)
+    return found

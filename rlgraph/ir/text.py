@@ -1,0 +1,523 @@
+"""The graph as text that a person reads, and back.
+
+    program grpo
+    axis prompts
+    axis rollout in prompts
+    axis rollout.token inside rollout
+    model actor = causal_lm("Qwen/Qwen2.5-7B-Instruct")
+    ...
+    phase step(actor@0: model<actor>, prompts@0: cursor<prompts>):
+      prompts: table[prompts], prompts@1: cursor<prompts> <- read(prompts@0) per batch because "..."
+      ...
+      yield actor@1, prompts@1
+
+`parse_program(print_program(p))` equals `p`: spans and nothing else are lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from rlgraph.ir.graph import (
+    Apply,
+    Const,
+    Constant,
+    Expr,
+    Graph,
+    Let,
+    Model,
+    Node,
+    Outside,
+    Phase,
+    Program,
+    Record,
+    Ref,
+    State,
+    Unit,
+    Value,
+    axes,
+    tensor_node,
+)
+from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+
+INFIX = {
+    "or": 1, "and": 2, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq": 4, "ne": 4,
+    "add": 5, "sub": 5, "mul": 6, "div": 6, "floordiv": 6, "mod": 6, "pow": 9,
+}  # fmt: skip
+SIGNS = {
+    "or": "or", "and": "and", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
+}  # fmt: skip
+_OPS = {sign: op for op, sign in SIGNS.items()}
+NEG, NOT = 8, 3
+
+Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
+"""The type of a tensor operation's result; `rlgraph.ops.infer`."""
+
+
+# Printing
+
+
+def print_program(program: Program) -> str:
+    lines = [f"program {program.name}"]
+    for axis in axes(program).values():
+        place = f" {'inside' if axis.inner else 'in'} {axis.parent.key}" if axis.parent else ""
+        shown = f" as {axis.name}" if axis.name != axis.key.rsplit(".", 1)[-1] else ""
+        lines.append(f"axis {axis.key}{place}{shown}")
+    for model in program.models:
+        source = f'copy("{model.copy_of}")' if model.copy_of else _call(model.kind, (model.source,), model.options)
+        lines.append(f"model {model.name} = {f'frozen({source})' if model.frozen else source}"
+                     + (f" : {model.kind}" if model.copy_of else ""))  # fmt: skip
+    lines += [f"{o.kind} {o.name} = {show_constant(o.record)}" for o in program.outside]
+    lines += [f"state {s.name}{'[key]' if s.keyed else ''} = {s.initial!r}" for s in program.states]
+    for phase in program.phases:
+        options = [f"steps={phase.steps}"] if phase.steps is not None else []
+        options += [f"staleness={phase.staleness}"] if phase.staleness else []
+        shown = f" {{{', '.join(options)}}}" if options else ""
+        given = ", ".join(map(_value, phase.graph.inputs))
+        lines += ["", f"phase {phase.name}({given}){shown}:", *print_graph(phase.graph, "  ")]
+    return "\n".join(lines) + "\n"
+
+
+def print_graph(graph: Graph, indent: str = "") -> Iterator[str]:
+    """The lines of a graph's nodes and what it yields."""
+    for node in graph.nodes:
+        yield from print_node(node, indent)
+    yield f"{indent}yield {', '.join(graph.outputs)}".rstrip()
+
+
+def print_node(node: Node, indent: str = "") -> Iterator[str]:
+    """The lines of one node, its unit as a comment in brackets."""
+    made = ", ".join(map(_value, node.outputs))
+    left = f"{made} = " if node.op == "tensor" else f"{made} <- " if made else ""
+    unit = ""
+    if node.unit:
+        reason = f" because {json.dumps(node.unit.reason)}" if node.unit.reason else ""
+        unit = f" per {node.unit.axis or 'batch'}{reason}"
+    if node.op == "tensor":
+        names = {value.name for value in node.outputs}
+        if len(node.body) == 1 and len(names) == 1:
+            yield f"{indent}{left}{show(node.body[0].expr)}{unit}"
+            return
+        yield f"{indent}{left}tensor{unit}:"
+        for let in node.body:
+            yield f"{indent}  {let.name} = {show(let.expr)}"
+        return
+    given = ", ".join(node.inputs)
+    attrs = ", ".join(f"{name}={show_constant(value)}" for name, value in node.attrs)
+    shown = f" {{{attrs}}}" if attrs else ""
+    yield f"{indent}{left}{node.op}({given}){shown}{unit}{':' if node.regions else ''}"
+    for region in node.regions:
+        yield f"{indent}  given {', '.join(map(_value, region.inputs))}".rstrip()
+        yield from print_graph(region, indent + "  ")
+
+
+def show(expr: Expr, above: int = 0) -> str:
+    """An expression in the language's own notation; `above` is the precedence of what it stands in."""
+    if isinstance(expr, Ref):
+        return expr.name
+    if isinstance(expr, Const):
+        if isinstance(expr.value, (int, float)) and not isinstance(expr.value, bool) and expr.value < 0:
+            return f"({expr.value!r})"
+        return show_constant(expr.value)
+    args = expr.args
+    if expr.op in INFIX:
+        level = INFIX[expr.op]
+        right_first = expr.op == "pow"
+        text = f"{show(args[0], level + right_first)} {SIGNS[expr.op]} {show(args[1], level + (not right_first))}"
+        return f"({text})" if level < above else text
+    if expr.op in ("neg", "not"):
+        level = NEG if expr.op == "neg" else NOT
+        text = f"{'-' if expr.op == 'neg' else 'not '}{show(args[0], level)}"
+        return f"({text})" if level < above else text
+    shown = [show(arg) for arg in args]
+    if expr.axis is not None:
+        shown.append(f"to={expr.axis}")
+    return f"{expr.op}({', '.join(shown)})"
+
+
+def show_constant(value: Constant) -> str:
+    if isinstance(value, Record):
+        return _call(value.name, value.args, value.options)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(show_constant, value))}]"
+    if isinstance(value, (bool, type(None), str)):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _call(name: str, args: tuple[Constant, ...], options: tuple[tuple[str, Constant], ...]) -> str:
+    shown = [show_constant(arg) for arg in args]
+    shown += [f"{name}={show_constant(value)}" for name, value in options]
+    return f"{name}({', '.join(shown)})"
+
+
+def _value(value: Value) -> str:
+    return f"{value.name}: {_type(value.type)}"
+
+
+def _type(kind: Type) -> str:
+    if isinstance(kind, Tensor):
+        return f"{kind.dtype}[{kind.axis.key}]" if kind.axis else kind.dtype
+    if isinstance(kind, Handle):
+        return str(kind)
+    said = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
+    said += [f"sampled={kind.temperature!r}"] if kind.sampled else []
+    said += ["data=?"] if kind.data is None else [f"data={'+'.join(kind.data)}"] if kind.data else []
+    said += [f"with {name}={_type(inner)}" for name, inner in kind.extra]
+    return f"table[{'; '.join([kind.axis.key, *said])}]"
+
+
+# Parsing
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w.@]))"""
+    r"""|(?P<name>[^\W\d][\w.@]*)|(?P<sign><-|\*\*|//|<=|>=|==|!=|[-+*/%<>=(){}\[\],:;?]))"""
+)
+
+
+class _Reader:
+    """The tokens of one line, and the grammar of types, constants and expressions over them."""
+
+    def __init__(self, line: str, axes: dict[str, Axis], values: dict[str, Type], infer: Infer) -> None:
+        self.tokens: list[tuple[str, str]] = []
+        self.at, self.axes, self.values, self.infer = 0, axes, values, infer
+        place, line = 0, line.rstrip()
+        while place < len(line):
+            match = _TOKEN.match(line, place)
+            if not match:
+                raise ValueError(f"graph text: cannot read {line[place:]!r}")
+            self.tokens.append((match.lastgroup or "", match[match.lastgroup or 0]))
+            place = match.end()
+
+    @property
+    def text(self) -> str:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
+
+    def next(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def take(self, *signs: str) -> bool:
+        """Moves past the next token if it is one of these."""
+        if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.text in signs:
+            self.at += 1
+            return True
+        return False
+
+    def want(self, sign: str) -> None:
+        if not self.take(sign):
+            raise ValueError(f"graph text: expected {sign!r}, found {self.text!r}")
+
+    def constant(self) -> Constant:
+        if self.take("["):
+            items: list[Constant] = []
+            while not self.take("]"):
+                items.append(self.constant())
+                self.take(",")
+            return tuple(items)
+        sign = -1 if self.take("-") else 1
+        kind, text = self.tokens[self.at]
+        self.at += 1
+        if kind == "string":
+            return str(json.loads(text))
+        if kind == "number":
+            return sign * _number(text)
+        if text in ("true", "false", "null"):
+            return {"true": True, "false": False}.get(text)
+        return self.record(text)
+
+    def record(self, name: str) -> Record:
+        args: list[Constant] = []
+        self.want("(")
+        options: list[tuple[str, Constant]] = []
+        while not self.take(")"):
+            if self.tokens[self.at + 1][1] == "=":
+                key = self.next()
+                self.want("=")
+                options.append((key, self.constant()))
+            else:
+                args.append(self.constant())
+            self.take(",")
+        return Record(name, tuple(args), tuple(options))
+
+    def options(self) -> tuple[tuple[str, Constant], ...]:
+        found: list[tuple[str, Constant]] = []
+        if self.take("{"):
+            while not self.take("}"):
+                name = self.next()
+                self.want("=")
+                found.append((name, self.constant()))
+                self.take(",")
+        return tuple(found)
+
+    def value(self) -> Value:
+        name = self.next()
+        self.want(":")
+        return Value(name, self.type())
+
+    def type(self) -> Type:
+        word = self.next()
+        if word == "table":
+            return self.table()
+        if self.take("<"):
+            handle = Handle(word, self.next())  # type: ignore[arg-type]
+            self.want(">")
+            return handle
+        dtype: DType = word  # type: ignore[assignment]
+        if not self.take("["):
+            return Tensor(dtype)
+        axis = self.axes[self.next()]
+        self.want("]")
+        return Tensor(dtype, axis)
+
+    def table(self) -> Table:
+        self.want("[")
+        table = Table(self.axes[self.next()])
+        fields: dict[str, object] = {}
+        extra: list[tuple[str, Tensor]] = []
+        while self.take(";"):
+            word = self.next()
+            if word == "with":
+                name = self.next()
+                self.want("=")
+                kind = self.type()
+                assert isinstance(kind, Tensor)
+                extra.append((name, kind))
+                continue
+            self.want("=")
+            if word == "sampled":
+                fields |= {"sampled": True, "temperature": self.constant()}
+            elif word == "data" and self.take("?"):
+                fields["data"] = None
+            elif word == "data":
+                names = [self.next()]
+                while self.take("+"):
+                    names.append(self.next())
+                fields["data"] = tuple(names)
+            else:
+                fields[word] = self.axes[self.next()]
+        self.want("]")
+        return replace(table, extra=tuple(extra), **fields)  # type: ignore[arg-type]
+
+    def unit(self) -> Unit | None:
+        if not self.take("per"):
+            return None
+        axis = self.next()
+        reason = str(json.loads(self.next())) if self.take("because") else ""
+        return Unit(None if axis == "batch" else axis, reason)
+
+    def expression(self, level: int = 0) -> Expr:
+        """Precedence climbing over the signs of INFIX."""
+        left = self.prefix()
+        while self.at < len(self.tokens) and self.tokens[self.at][0] != "string":
+            op = _OPS.get(self.text)
+            if op is None or INFIX[op] < level:
+                return left
+            self.at += 1
+            left = self.apply(op, (left, self.expression(INFIX[op] + (op != "pow"))))
+        return left
+
+    def prefix(self) -> Expr:
+        if self.take("-"):
+            return self.apply("neg", (self.expression(NEG),))
+        if self.take("not"):
+            return self.apply("not", (self.expression(NOT),))
+        if self.take("("):
+            # A negative constant is written in brackets; a negation of a constant is not.
+            if self.text == "-" and self.tokens[self.at + 1][0] == "number" and self.tokens[self.at + 2][1] == ")":
+                self.at += 3
+                value = -_number(self.tokens[self.at - 2][1])
+                return Const(value, Tensor("float" if isinstance(value, float) else "int"))
+            inner = self.expression()
+            self.want(")")
+            return inner
+        kind, text = self.tokens[self.at]
+        self.at += 1
+        if kind == "string":
+            return Const(str(json.loads(text)), Tensor("text"))
+        if kind == "number":
+            number = _number(text)
+            return Const(number, Tensor("float" if isinstance(number, float) else "int"))
+        if text in ("true", "false"):
+            return Const(text == "true", Tensor("bool"))
+        if self.take("("):
+            return self.call(text)
+        known = self.values[text]
+        assert isinstance(known, Tensor), f"{text} is no tensor"
+        return Ref(text, known)
+
+    def call(self, op: str) -> Expr:
+        args: list[Expr] = []
+        axis: str | None = None
+        while not self.take(")"):
+            if self.text == "to" and self.tokens[self.at + 1][1] == "=":
+                self.at += 2
+                axis = self.next()
+            else:
+                args.append(self.expression())
+            self.take(",")
+        return self.apply(op, tuple(args), axis)
+
+    def apply(self, op: str, args: tuple[Expr, ...], axis: str | None = None) -> Apply:
+        kind = self.infer(op, tuple(arg.type for arg in args), self.axes[axis] if axis else None)
+        return Apply(op, args, kind, axis)
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+class _Parser:
+    """The lines of a program; indentation says which region a line belongs to."""
+
+    def __init__(self, text: str, infer: Infer) -> None:
+        self.lines = [line for line in text.splitlines() if line.strip()]
+        self.at, self.infer = 0, infer
+        self.axes: dict[str, Axis] = {}
+        self.values: dict[str, Type] = {}
+
+    def reader(self) -> _Reader:
+        self.at += 1
+        return _Reader(self.lines[self.at - 1].strip(), self.axes, self.values, self.infer)
+
+    def program(self) -> Program:
+        head = self.reader()
+        head.want("program")
+        name = head.next()
+        models: list[Model] = []
+        outside: list[Outside] = []
+        states: list[State] = []
+        phases: list[Phase] = []
+        while self.at < len(self.lines):
+            line = self.reader()
+            word = line.next()
+            if word == "axis":
+                self.axis(line)
+            elif word == "model":
+                models.append(self.model(line))
+            elif word == "state":
+                state = line.next()
+                keyed = line.take("[")
+                if keyed:
+                    line.want("key")
+                    line.want("]")
+                line.want("=")
+                states.append(State(state, line.constant(), keyed))  # type: ignore[arg-type]
+            elif word == "phase":
+                phases.append(self.phase(line))
+            else:
+                called = line.next()
+                line.want("=")
+                record = line.constant()
+                assert isinstance(record, Record)
+                outside.append(Outside(word, called, record))
+        return Program(name, tuple(models), tuple(outside), tuple(states), tuple(phases))
+
+    def axis(self, line: _Reader) -> None:
+        key = line.next()
+        inner = line.text == "inside"
+        parent = self.axes[line.next()] if line.take("in", "inside") else None
+        name = line.next() if line.take("as") else key.rsplit(".", 1)[-1]
+        self.axes[key] = Axis(key, name, parent, inner)
+
+    def model(self, line: _Reader) -> Model:
+        name = line.next()
+        line.want("=")
+        record = line.constant()
+        assert isinstance(record, Record)
+        frozen = record.name == "frozen"
+        if frozen:
+            inner = record.args[0] if record.args else None
+            assert isinstance(inner, Record)
+            record = inner
+        if record.name == "copy":
+            original = record.args[0]
+            assert isinstance(original, str)
+            line.want(":")
+            return Model(name, line.next(), None, original, frozen)
+        return Model(name, record.name, record.args[0], None, frozen, record.options)
+
+    def phase(self, line: _Reader) -> Phase:
+        name = line.next()
+        self.values = {}
+        line.want("(")
+        given: list[Value] = []
+        while not line.take(")"):
+            given.append(line.value())
+            line.take(",")
+        options = dict(line.options())
+        self.values.update({value.name: value.type for value in given})
+        graph = self.graph(tuple(given), 2)
+        steps, staleness = options.get("steps"), options.get("staleness", 0)
+        assert (steps is None or isinstance(steps, int)) and isinstance(staleness, int)
+        return Phase(name, graph, steps, staleness)
+
+    def graph(self, given: tuple[Value, ...], indent: int) -> Graph:
+        nodes: list[Node] = []
+        while True:
+            line = self.reader()
+            if line.take("yield"):
+                outputs: list[str] = []
+                while line.at < len(line.tokens):
+                    outputs.append(line.next())
+                    line.take(",")
+                return Graph(given, tuple(nodes), tuple(outputs))
+            nodes.append(self.node(line, indent))
+
+    def node(self, line: _Reader, indent: int) -> Node:
+        made: list[Value] = []
+        if line.tokens[1][1] == ":":
+            while line.text not in ("=", "<-"):
+                made.append(line.value())
+                line.take(",")
+        tensor = bool(made) and line.next() == "="
+        self.values.update({value.name: value.type for value in made})
+        names = tuple(value.name for value in made)
+        if tensor:
+            return self.tensor(line, names, indent)
+        op = line.next()
+        line.want("(")
+        inputs: list[str] = []
+        while not line.take(")"):
+            inputs.append(line.next())
+            line.take(",")
+        attrs = line.options()
+        unit = line.unit()
+        regions: tuple[Graph, ...] = ()
+        if line.take(":"):
+            head = self.reader()
+            head.want("given")
+            given: list[Value] = []
+            while head.at < len(head.tokens):
+                given.append(head.value())
+                head.take(",")
+            self.values.update({value.name: value.type for value in given})
+            regions = (self.graph(tuple(given), indent + 2),)
+        return Node(op, tuple(inputs), tuple(made), attrs, regions=regions, unit=unit)
+
+    def tensor(self, line: _Reader, names: tuple[str, ...], indent: int) -> Node:
+        if not line.take("tensor"):
+            node = tensor_node((Let(names[0], line.expression()),), names)
+            return replace(node, unit=line.unit())
+        unit = line.unit()
+        body: list[Let] = []
+        while self.at < len(self.lines) and _indent(self.lines[self.at]) > indent:
+            inner = self.reader()
+            name = inner.next()
+            inner.want("=")
+            body.append(Let(name, inner.expression()))
+            self.values[name] = body[-1].expr.type
+        return replace(tensor_node(tuple(body), names), unit=unit)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def parse_program(text: str, infer: Infer) -> Program:
+    """Reads what `print_program` wrote; raises ValueError on anything else."""
+    return _Parser(text, infer).program()

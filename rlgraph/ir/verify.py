@@ -1,0 +1,169 @@
+"""The rules every graph obeys, checked after each pass.
+
+A broken graph is a bug of the pass that made it, not of the user: the runner of passes names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
+from rlgraph.ir.text import Infer
+from rlgraph.ir.types import Axis, Handle, Table, Tensor, Type
+
+
+class Signed(Protocol):
+    """What verification needs to know of an operation."""
+
+    @property
+    def signature(self) -> str: ...
+
+    @property
+    def region(self) -> bool: ...
+
+
+class BrokenGraph(Exception):
+    """A graph that breaks a rule; `problems` says which, one a line."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+def verify(program: Program, ops: Mapping[str, Signed], infer: Infer) -> None:
+    """Raises BrokenGraph unless every phase of the program is well formed."""
+    problems: list[str] = []
+    known = {model.name for model in program.models} | {o.name for o in program.outside}
+    known |= {state.name for state in program.states}
+    by_key = axes(program)
+    for phase in program.phases:
+        check = _Check(ops, infer, by_key)
+        check.graph(phase.graph, {})
+        problems += [f"phase {phase.name}: {problem}" for problem in check.problems]
+        first = [value.type for value in phase.graph.inputs]
+        problems += [
+            f"phase {phase.name}: {kind.name} is not declared"
+            for kind in first
+            if isinstance(kind, Handle) and kind.name not in known
+        ]
+        if not check.problems:
+            kinds = phase.graph.values()
+            last = [kinds[name] for name in phase.graph.outputs]
+            if [str(kind) for kind in first] != [str(kind) for kind in last]:
+                problems.append(f"phase {phase.name}: given {first}, yields {last}")
+    if problems:
+        raise BrokenGraph(problems)
+
+
+class _Check:
+    """One phase: names are made once and before they are used, and every operation gets the kinds it takes."""
+
+    def __init__(self, ops: Mapping[str, Signed], infer: Infer, by_key: Mapping[str, Axis]) -> None:
+        self.ops, self.infer, self.by_key = ops, infer, by_key
+        self.made: set[str] = set()
+        self.problems: list[str] = []
+
+    def graph(self, graph: Graph, outer: Mapping[str, Type]) -> None:
+        scope = dict(outer)
+        self.make(scope, [(value.name, value.type) for value in graph.inputs], "given")
+        for node in graph.nodes:
+            missing = [name for name in node.inputs if name not in scope]
+            if missing:
+                self.problems.append(f"{node.name}: {', '.join(missing)} used before it is made")
+            else:
+                self.node(node, scope)
+            self.make(scope, [(value.name, value.type) for value in node.outputs], node.op)
+        self.problems += [f"yields {name}, which nothing makes" for name in graph.outputs if name not in scope]
+
+    def make(self, scope: dict[str, Type], values: list[tuple[str, Type]], by: str) -> None:
+        for name, kind in values:
+            if name in self.made:
+                self.problems.append(f"{name} is made twice, the second time by {by}")
+            self.made.add(name)
+            scope[name] = kind
+
+    def node(self, node: Node, scope: Mapping[str, Type]) -> None:
+        op = self.ops.get(node.op)
+        if op is None:
+            self.problems.append(f"{node.name}: no operation is called {node.op}")
+            return
+        given, made = op.signature.split("->")
+        if not _fits(given.split(), [scope[name] for name in node.inputs]):
+            kinds = ", ".join(str(scope[name]) for name in node.inputs)
+            self.problems.append(f"{node.name}: {node.op} takes {given.strip()}, is given {kinds}")
+        if not _fits(made.split(), [value.type for value in node.outputs]):
+            kinds = ", ".join(str(value.type) for value in node.outputs)
+            self.problems.append(f"{node.name}: {node.op} makes {made.strip()}, not {kinds}")
+        if bool(node.regions) != op.region:
+            self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
+        if node.op == "tensor":
+            self.tensor(node, scope)
+        for region in node.regions:
+            self.region(node, region, scope)
+
+    def tensor(self, node: Node, scope: Mapping[str, Type]) -> None:
+        inner = dict(scope)
+        used: set[str] = set()
+        for let in node.body:
+            self.expr(node, let.expr, inner, used)
+            if let.name in self.made and let.name not in {value.name for value in node.outputs}:
+                self.problems.append(f"{node.name}: {let.name} is made twice")
+            inner[let.name] = let.expr.type
+        own = {let.name for let in node.body}
+        self.made |= own - {value.name for value in node.outputs}
+        if used - own != set(node.inputs):
+            self.problems.append(f"{node.name}: uses {sorted(used - own)}, is given {sorted(node.inputs)}")
+        for value in node.outputs:
+            if value.name not in own or inner[value.name] != value.type:
+                self.problems.append(f"{node.name}: {value.name} is not of its body, or of another type")
+
+    def expr(self, node: Node, expr: Expr, scope: Mapping[str, Type], used: set[str]) -> None:
+        if isinstance(expr, Ref):
+            used.add(expr.name)
+            if scope.get(expr.name) != expr.type:
+                self.problems.append(f"{node.name}: {expr.name} is {scope.get(expr.name)}, used as {expr.type}")
+        if not isinstance(expr, Apply):
+            return
+        for arg in expr.args:
+            self.expr(node, arg, scope, used)
+        try:
+            axis = self.by_key[expr.axis] if expr.axis else None
+            found = self.infer(expr.op, tuple(arg.type for arg in expr.args), axis)
+        except (ValueError, KeyError) as error:
+            self.problems.append(f"{node.name}: {error}")
+            return
+        if found != expr.type:
+            self.problems.append(f"{node.name}: {expr.op} makes {found}, is marked {expr.type}")
+
+    def region(self, node: Node, region: Graph, scope: Mapping[str, Type]) -> None:
+        count = len(region.inputs)
+        if node.inputs[count:] != captures(region):
+            self.problems.append(f"{node.name}: captures {captures(region)}, is given {node.inputs[count:]}")
+        if len(region.outputs) != len(node.outputs):
+            self.problems.append(f"{node.name}: yields {len(region.outputs)} values, makes {len(node.outputs)}")
+        outer = [scope[name] for name in node.inputs[:count]]
+        if [value.type for value in region.inputs] != outer:
+            self.problems.append(f"{node.name}: carries {outer} into {[value.type for value in region.inputs]}")
+        self.graph(region, scope)
+
+
+def _fits(pattern: list[str], kinds: list[Type]) -> bool:
+    at = 0
+    for word in pattern:
+        wanted = word.rstrip("*").split("|")
+        if word.endswith("*"):
+            while at < len(kinds) and _is(kinds[at], wanted):
+                at += 1
+        elif at < len(kinds) and _is(kinds[at], wanted):
+            at += 1
+        else:
+            return False
+    return at == len(kinds)
+
+
+def _is(kind: Type, wanted: list[str]) -> bool:
+    if wanted == ["any"]:
+        return True
+    found = "table" if isinstance(kind, Table) else "tensor" if isinstance(kind, Tensor) else kind.kind
+    return found in wanted
