@@ -1,0 +1,141 @@
+"""One GRPO step on the transformers engine alone, on the toy task of peers/: samples a second, and where the time goes.
+
+    python benchmarks/engine_grpo.py --threads 1
+    python benchmarks/engine_grpo.py --threads 2 --profile
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "peers")]
+import clock
+import toy
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--n", type=int, default=4, help="samples a prompt")
+    parser.add_argument("--new", type=int, default=32, help="tokens a sample")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--block-tokens", type=int, default=0, help="padded tokens in a training block; 0: the engine's choice")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", action="store_true", help="print what the operators of one step cost")
+    parser.add_argument("--out", default="", help="append the result to this file")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    from rlgraph.engines.base import Sampling, TrainOptions
+    from rlgraph.engines.sequences import Sequences
+    from rlgraph.engines.sources import ModelSpec, RandomSource
+    from rlgraph.engines.tokenizers import Words
+    from rlgraph.engines.transformers import TransformersEngine
+
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    words = Words(" ".join(f"t{i}" for i in range(3, toy.VOCAB)))
+    engine = TransformersEngine.open(
+        ModelSpec("causal_lm", RandomSource("qwen2", shape, words, options.seed)), threads=options.threads
+    )
+    prompts = Sequences.from_lists(toy.prompt_ids(options.prompts))
+    sampling = Sampling(options.new, min_tokens=options.new)
+    train = TrainOptions(options.lr, clip_norm=1.0)
+    rows = options.prompts * options.n
+    hit = torch.zeros(toy.VOCAB)
+    hit[list(toy.TARGETS)] = 1
+    spans: dict[str, list[float]] = {"generate": [], "forward": [], "backward_and_sum": [], "optimizer": []}
+
+    def step(number: int) -> float:
+        start = time.perf_counter()
+        keys = np.arange(rows, dtype=np.uint64) + np.uint64(number * rows)
+        rollout = engine.generate(prompts, options.n, sampling, keys)
+        generated = time.perf_counter()
+        sequences = rollout.sequences
+        reward = hit[sequences.tokens[sequences.scored]].view(rows, options.new).mean(1)
+        group = reward.view(options.prompts, options.n)
+        advantage = ((group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-4)).view(rows)
+        forward = [0.0]
+        olds = rollout.logprobs.view(rows, options.new)
+
+        def loss(index: torch.Tensor) -> torch.Tensor:
+            begin = time.perf_counter()
+            logp = engine.logprobs(sequences.take(index)).view(-1, options.new)
+            ratio = (logp - olds[index]).exp()
+            adv = advantage[index, None]
+            value = -torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).sum() / (rows * options.new)
+            forward[0] += time.perf_counter() - begin
+            return value
+
+        blocks = engine.plan_blocks(sequences.lengths, options.block_tokens or None)
+        told = engine.train_step(blocks, loss, train, number)
+        end = time.perf_counter()
+        spans["generate"].append(generated - start)
+        spans["forward"].append(forward[0] / options.threads)
+        spans["optimizer"].append(told.get("optimizer_s", 0.0))
+        spans["backward_and_sum"].append(end - generated - forward[0] / options.threads)
+        return float(reward.mean())
+
+    times, cpu, busy, rewards = [], [], [], []
+    for number in range(options.steps):
+        began, used, host = time.perf_counter(), clock.cpu_s(), clock.host_busy()
+        rewards.append(step(number))
+        times.append(time.perf_counter() - began)
+        cpu.append(clock.cpu_s() - used)
+        now = clock.host_busy()
+        busy.append((now[0] - host[0]) / max(1, now[1] - host[1]))
+    median = clock.med(times[3:])
+    result: dict[str, Any] = {
+        "what": "rlgraph-engine",
+        "algo": "grpo",
+        "threads": options.threads,
+        "samples_per_step": rows,
+        "new_tokens": options.new,
+        "steps": options.steps,
+        "step_s": median,
+        "samples_per_s": rows / median,
+        "cpu_s_per_step": clock.med(cpu[3:]),
+        "generate_s": clock.med(spans["generate"][3:]),
+        "rest_s": median - clock.med(spans["generate"][3:]),
+        "spans": {name: round(clock.med(seconds[3:]), 4) for name, seconds in spans.items()},
+        "step_min": min(times[3:]),
+        "step_max": max(times[3:]),
+        "host_busy": clock.med(busy[3:]),
+        "reward_curve": [round(reward, 4) for reward in rewards],
+        "env": clock.stamp(),
+    }
+    print(json.dumps(result))
+    if options.out:
+        with open(options.out, "a") as file:
+            file.write(json.dumps(result) + "\n")
+    if options.profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step(options.steps)
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    main()

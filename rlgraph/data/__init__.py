@@ -1,0 +1,21 @@
+"""Data sources: where the rows of a run come from, and the reader that draws batches from them."""
+
+from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column
+from rlgraph.data.reader import Cursor, Reader
+from rlgraph.data.sources import KINDS, check_source, columns, open_source
+
+__all__ = [
+    "KINDS",
+    "Cursor",
+    "DataSource",
+    "Reader",
+    "Row",
+    "RowId",
+    "Rows",
+    "SourceSpec",
+    "Stream",
+    "check_source",
+    "column",
+    "columns",
+    "open_source",
+]

@@ -1,0 +1,65 @@
+"""`hub("openai/gsm8k", config="main", split="train", batch=512)`: a data set of the Hugging Face hub.
+
+Needs the package `datasets`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.foreign.spec import Spec, need, one_text, only_options, text
+
+NOT_LOADED = "E0710"
+OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRows:
+    """The rows of one split."""
+
+    dataset: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        return dict(self.dataset[index])
+
+
+def check(spec: Spec) -> None:
+    """An error for wrong arguments."""
+    one_text(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
+    only_options(spec, OPTIONS)
+    for name in ("split", "config", "revision"):
+        text(spec, name, None)
+
+
+def open_source(spec: Spec, base: Path) -> DataSource:
+    """Load the split, from the cache of `datasets` where it is there."""
+    del base  # hub names are not paths
+    need("datasets", "datasets", spec.span)
+    import datasets  # type: ignore[import-not-found, unused-ignore]
+
+    name = spec.args[0]
+    try:
+        loaded = datasets.load_dataset(
+            name,
+            spec.options.get("config"),
+            split=spec.options.get("split", "train"),
+            revision=spec.options.get("revision"),
+        )
+    except Exception as error:  # network, names, formats: `datasets` documents no common class
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        message = f"'{name}' cannot be loaded from the hub: {why}"
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0))) from None
+    return make_source(spec, HubRows(loaded), f"'{name}'")
+
+
+def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+    """Not known without loading."""
+    del spec, base
+    return None

@@ -1,0 +1,156 @@
+"""`jsonl("gsm8k.jsonl", batch=512)`: one JSON object a line.
+
+The file stays on disk; only where its lines begin is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
+from rlgraph.foreign.spec import UNREADABLE, Spec, find_file, one_text, only_options, resolve
+
+NOT_TEXT = "E0705"
+BAD_LINE = "E0706"
+CHANGED = "E0712"
+_BOM = b"\xef\xbb\xbf"
+_PEEK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """The rows of a file; every line has been checked once."""
+
+    path: str
+    """As the program names it."""
+    file: Path
+    span: Span
+    starts: array[int] = field(repr=False)
+    """Where each row begins, in bytes."""
+    stamp: tuple[int, int]
+    """Size and time of change when the lines were found."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Row:
+        try:
+            with self.file.open("rb") as handle:
+                if _stamp(handle) == self.stamp:
+                    handle.seek(self.starts[index])
+                    return parse(handle.readline(), f"row {index} of '{self.path}'", self.span)
+        except OSError as error:
+            message = f"'{self.path}' cannot be read: {error.strerror}"
+            raise RunError(Diagnostic(UNREADABLE, message, self.span)) from None
+        message = f"'{self.path}' was changed while the run reads it"
+        hint = "start again, and leave the file alone until the run ends"
+        raise RunError(Diagnostic(CHANGED, message, self.span, hint))
+
+
+def check(spec: Spec) -> None:
+    """An error for wrong arguments."""
+    one_text(spec, "the path of a file", 'jsonl("prompts.jsonl", batch=64)')
+    only_options(spec, SHARED_OPTIONS)
+
+
+def open_source(spec: Spec, base: Path) -> DataSource:
+    """Find the rows of the file, and check that every line is one."""
+    path = spec.args[0]
+    file = find_file(path, base, spec.at(0), "data file")
+    starts = array("Q")
+    place = 0
+    try:
+        with file.open("rb") as handle:
+            stamp = _stamp(handle)
+            for number, line in enumerate(handle, 1):
+                here = place
+                place += len(line)
+                if number == 1 and line.startswith(_BOM):
+                    here, line = len(_BOM), line[len(_BOM) :]
+                if line.strip():
+                    parse(line, f"{path}:{number}", spec.at(0))
+                    starts.append(here)
+    except OSError as error:
+        message = f"'{path}' cannot be read: {error.strerror}"
+        raise ProgramError(Diagnostic(UNREADABLE, message, spec.at(0))) from None
+    return make_source(spec, JsonLines(path, file, spec.at(0), starts, stamp), f"'{path}'")
+
+
+def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+    """The columns of the first row; None where there is none to look at."""
+    try:
+        file = resolve(spec.args[0], base)
+        if not file.is_file():
+            return None
+        with file.open("rb") as handle:
+            head = handle.read(_PEEK_BYTES).removeprefix(_BOM)
+        # The last line may be cut; it is a row only if it is the first and whole, and then it parses.
+        first = next((line for line in head.splitlines() if line.strip()), b"")
+        return tuple(parse(first, "", spec.span))
+    except (OSError, RlgraphError):
+        return None
+
+
+def parse(line: bytes, where: str, span: Span) -> Row:
+    """The row that a line holds; `where` names the line in the error."""
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ProgramError(_not_text(line, where, error, span)) from None
+    except (ValueError, RecursionError) as error:
+        raise ProgramError(_not_json(line, where, error, span)) from None
+    if isinstance(value, dict):
+        return value
+    hint = 'write {"prompt": ...} on each line'
+    if isinstance(value, list):
+        hint = "the file seems to be one JSON array; write each of its objects on a line of its own"
+    message = f"{where}: this line is {_KINDS[type(value)]}, not a row"
+    raise ProgramError(Diagnostic(BAD_LINE, message, span, hint))
+
+
+_KINDS: dict[type[Any], str] = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def _not_text(line: bytes, where: str, error: UnicodeDecodeError, span: Span) -> Diagnostic:
+    hint = "save the file as UTF-8"
+    if line.startswith((b"\x1f\x8b", b"PK", b"\x28\xb5\x2f\xfd", b"BZh")):
+        hint = "the file is compressed; unpack it first"
+    elif line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        hint = "the file is in UTF-16; save it as UTF-8"
+    elif line.startswith(b"PAR1"):
+        hint = "the file is in the parquet format: use `parquet(...)`"
+    message = f"{where}: not a text in UTF-8 (byte {line[error.start]:#04x} at position {error.start + 1})"
+    return Diagnostic(NOT_TEXT, message, span, hint)
+
+
+def _not_json(line: bytes, where: str, error: Exception, span: Span) -> Diagnostic:
+    if isinstance(error, json.JSONDecodeError):
+        # The parser counts a line end at the end of a cut row as a line of its own.
+        place = f"column {min(error.pos, len(line.decode().rstrip())) + 1}"
+        message, hint = f"{where}: broken JSON: {error.msg} at {place}", ""
+        if line.strip() in (b"[", b"{"):
+            hint = "write each row on one line of its own, without line breaks in it"
+        elif line.startswith(b"version https://git-lfs"):
+            hint = "this is the pointer of a file in git LFS: run `git lfs pull`"
+        elif line.lstrip().startswith(b"{'"):
+            hint = "JSON takes double quotes"
+        return Diagnostic(BAD_LINE, message, span, hint)
+    return Diagnostic(BAD_LINE, f"{where}: broken JSON: nested too deeply or a number too long", span)
+
+
+def _stamp(handle: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(handle.fileno())
+    return status.st_size, status.st_mtime_ns

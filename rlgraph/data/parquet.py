@@ -1,0 +1,70 @@
+"""`parquet("train.parquet", batch=512)`: a table in the parquet format, held in memory.
+
+Needs the package `pyarrow`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.foreign.spec import UNREADABLE, Spec, find_file, need, one_text, only_options, resolve
+
+BAD_TABLE = "E0710"
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetRows:
+    """The rows of a pyarrow table."""
+
+    table: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        names = self.table.column_names
+        return {name: self.table.column(place)[index].as_py() for place, name in enumerate(names)}
+
+
+def check(spec: Spec) -> None:
+    """An error for wrong arguments."""
+    one_text(spec, "the path of a file", 'parquet("prompts.parquet", batch=64)')
+    only_options(spec, SHARED_OPTIONS)
+
+
+def open_source(spec: Spec, base: Path) -> DataSource:
+    """Read the table."""
+    path = spec.args[0]
+    file = find_file(path, base, spec.at(0), "data file")
+    need("pyarrow", "parquet", spec.span)
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        with file.open("rb") as handle:
+            table = pq.read_table(handle)
+    except OSError as error:  # pyarrow's own too
+        why = error.strerror or str(error)
+        raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: {why}", spec.at(0))) from None
+    except ValueError as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        message = f"'{path}' is not a parquet table: {why}"
+        raise ProgramError(Diagnostic(BAD_TABLE, message, spec.at(0))) from None
+    return make_source(spec, ParquetRows(table), f"'{path}'")
+
+
+def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+    """The columns that the file's schema names; None where there is none to look at."""
+    try:
+        file = resolve(spec.args[0], base)
+        if not file.is_file():
+            return None
+        import pyarrow.parquet as pq
+
+        with file.open("rb") as handle:
+            return tuple(pq.read_schema(handle).names)
+    except (OSError, ValueError, ImportError):
+        return None

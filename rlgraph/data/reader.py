@@ -1,0 +1,95 @@
+"""Draws the batches of a run from a data source.
+
+The place in the data is a `Cursor`, a plain value: the batch after a cursor is a function of the program's
+seed, the name of the data and the cursor, so a run that is restarted from a stored cursor sees the same rows.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few
+from rlgraph.errors import Diagnostic, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the next batch begins."""
+
+    epoch: int = 0
+    position: int = 0
+    """Rows of this epoch that have been drawn; those are not the first of the data where it is shuffled."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """The batches of one data source, in their order."""
+
+    source: DataSource
+    name: str
+    """Of the declaration. Two sources of a program are shuffled differently."""
+    seed: int
+    """Of the program."""
+    _orders: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+
+    def next(self, cursor: Cursor, count: int | None = None) -> tuple[list[Row], list[RowId], Cursor]:
+        """The batch at `cursor` (or `count` rows), the id of each row, and the cursor of the next batch.
+
+        An epoch that ends within a batch goes on with the next one: no row is dropped, and a row comes a
+        second time only after all others have come. Raises `RunError`.
+        """
+        wanted = count or self.source.batch or self.source.length
+        assert wanted is not None
+        if isinstance(self.source.rows, Rows):
+            return self._draw(self.source.rows, cursor, wanted)
+        return self._read(cursor, wanted)
+
+    def _draw(self, data: Rows, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
+        ids: list[RowId] = []
+        while len(ids) < wanted:
+            order = self._order(cursor.epoch)
+            taken = order[cursor.position : cursor.position + wanted - len(ids)]
+            ids += [RowId(cursor.epoch, index) for index in taken]
+            cursor = replace(cursor, position=cursor.position + len(taken))
+            if cursor.position >= len(order):
+                cursor = Cursor(cursor.epoch + 1, 0)
+        return [data[row_id.row] for row_id in ids], ids, cursor
+
+    def _read(self, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
+        assert not isinstance(self.source.rows, Rows)
+        rows: list[Row] = []
+        ids: list[RowId] = []
+        limit = self.source.limit
+        while len(rows) < wanted:
+            left = wanted - len(rows)
+            most = left if limit is None else min(left, limit - cursor.position)
+            more = self.source.rows.read(cursor.position, most) if most > 0 else []
+            ids += [RowId(cursor.epoch, cursor.position + place) for place in range(len(more))]
+            rows += more
+            cursor = replace(cursor, position=cursor.position + len(more))
+            if len(more) < left:
+                self._check_epoch(cursor.position, wanted)
+                cursor = Cursor(cursor.epoch + 1, 0)
+        return rows, ids, cursor
+
+    def _check_epoch(self, count: int, wanted: int) -> None:
+        """A stream has come to its end after `count` rows: that must be enough for a batch."""
+        spec = self.source.spec
+        if count == 0:
+            raise RunError(Diagnostic(NO_ROWS, f"`{spec.args[0]}` has no rows", spec.at(0)))
+        if count < wanted:
+            raise RunError(too_few(spec, count, wanted, f"`{spec.args[0]}`"))
+
+    def _order(self, epoch: int) -> list[int]:
+        """The indexes of the rows in the order in which this epoch reads them."""
+        if epoch not in self._orders:
+            count = self.source.length
+            assert count is not None
+            order = list(range(count))
+            if self.source.shuffle:
+                # Seeded by a text: that is hashed alike in every process and every version of Python.
+                random.Random(f"{self.seed}/{self.name}/{epoch}").shuffle(order)
+            self._orders.clear()
+            self._orders[epoch] = order
+        return self._orders[epoch]

@@ -1,0 +1,92 @@
+"""`reasoning_gym("spell_backward", size=1000, batch=64)`: the tasks of reasoning_gym, made as they are read.
+
+`start=1000` takes the rows after the first 1000, for rows held out. Two seeds do not hold out: many tasks
+make row i of seed s from the number s + i, so that neighbouring seeds share almost all of their rows. All
+other options are the task's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, did_you_mean, need, one_text, whole
+
+BAD_TASK = "E0713"
+COLUMNS = ("prompt", "answer", "metadata", "task", "index")
+OPTIONS = (*SHARED_OPTIONS, "size", "seed", "start")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GymRows:
+    """Rows `start` and later of a task."""
+
+    task: str
+    dataset: Any = dataclasses.field(repr=False)
+    start: int
+    size: int
+    spec: Spec
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Row:
+        place = self.start + index
+        try:
+            entry = self.dataset[place]
+        except Exception as error:  # the tasks raise what they like
+            why = f"{type(error).__name__}: {error}"
+            message = f"reasoning_gym cannot make row {place} of '{self.task}': {why}"
+            raise RunError(Diagnostic(BAD_TASK, message, self.spec.span)) from None
+        row = {"prompt": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
+        return {**row, "task": self.task, "index": place}
+
+
+def check(spec: Spec) -> None:
+    """An error for wrong arguments; the task's own options are looked at when it is opened."""
+    one_text(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
+    whole(spec, "size", 500)
+    whole(spec, "seed", 0, least=0)
+    whole(spec, "start", 0, least=0)
+
+
+def open_source(spec: Spec, base: Path) -> DataSource:
+    """Set up the task."""
+    del base
+    need("reasoning_gym", "reasoning_gym", spec.span)
+    import reasoning_gym  # type: ignore[import-untyped]
+
+    task = spec.args[0]
+    tasks = reasoning_gym.factory.DATASETS
+    if task not in tasks:
+        hint = did_you_mean(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
+        raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.at(0), hint))
+    config = _config(spec, tasks[task][1])
+    start, size = whole(spec, "start", 0, least=0) or 0, whole(spec, "size", 500) or 500
+    given = {**config, "seed": spec.options.get("seed", 0), "size": start + size}
+    try:
+        dataset = reasoning_gym.create_dataset(task, **given)
+    except Exception as error:  # asserts of its own, type errors of numbers that are texts
+        message = f"reasoning_gym does not accept these options for '{task}': {error or type(error).__name__}"
+        raise ProgramError(Diagnostic(BAD_TASK, message, spec.span)) from None
+    return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'")
+
+
+def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+    """Alike for all tasks."""
+    del spec, base
+    return COLUMNS
+
+
+def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
+    """The options that are the task's own."""
+    known = [field.name for field in dataclasses.fields(config_class) if field.name not in ("seed", "size")]
+    for name in spec.options:
+        if name not in OPTIONS and name not in known:
+            message = f"the task '{spec.args[0]}' has no option '{name}'"
+            hint = did_you_mean(name, (*OPTIONS, *known)) or f"its options are: {', '.join(known)}"
+            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
+    return {name: value for name, value in spec.options.items() if name not in OPTIONS}

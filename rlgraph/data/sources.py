@@ -1,0 +1,61 @@
+"""Opens the source that a `data` declaration names.
+
+A kind of source is one file of this package, with the kind's name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from rlgraph.data.base import DataSource
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.foreign.spec import Spec, did_you_mean, flag, whole
+from rlgraph.foreign.worker import Workers
+
+NO_KIND = "E0701"
+KINDS = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
+
+
+def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataSource:
+    """The source that `spec` describes; paths are relative to `base`, the folder of the program.
+
+    `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where
+    the user's Python fails.
+    """
+    check_source(spec)
+    if spec.kind == "python":
+        from rlgraph.data import python
+
+        return python.open_source(spec, base, workers)
+    source: DataSource = _module(spec).open_source(spec, base)
+    return source
+
+
+def check_source(spec: Spec) -> None:
+    """An error for what is wrong with a `data` declaration, as far as can be seen without any file."""
+    if spec.kind not in KINDS:
+        hint = did_you_mean(spec.kind, KINDS) or f"there are: {', '.join(KINDS)}"
+        raise ProgramError(Diagnostic(NO_KIND, f"there is no data source '{spec.kind}'", spec.span, hint))
+    _module(spec).check(spec)
+    whole(spec, "batch", None)
+    whole(spec, "limit", None)
+    flag(spec, "shuffle", False)
+
+
+def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+    """The columns that the data will have; None where that is not known without much work or the user's code.
+
+    It raises nothing: a file that is not here may be where the run will be.
+    """
+    try:
+        check_source(spec)
+    except ProgramError:
+        return None
+    found: tuple[str, ...] | None = _module(spec).columns(spec, base)
+    return found
+
+
+def _module(spec: Spec) -> ModuleType:
+    return import_module(f"rlgraph.data.{spec.kind}")

@@ -1,0 +1,163 @@
+"""Which columns of a program are lined up.
+
+A user who lines up the `=` of some lines wants them to stay so; a user who does not, does not want it done. So a
+paragraph (lines that follow one another, with no blank line between) is lined up again where most of it was, and has
+single blanks otherwise. The comments at the ends of lines stay in their column where there is room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+Paragraph = list["Row"]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A line of the new text."""
+
+    number: int
+    """Of the line in the user's text."""
+    indent: int
+    head: str
+    """Its text; where a column may be lined up, only `split` tells where."""
+    inside: bool = False
+    """It begins inside a bracket."""
+    gap: bool = False
+    """A blank line stands above."""
+    kind: str = ""
+    """Rows of the same kind are lined up with one another: those with `=`, those with `on`."""
+    split: int = 0
+    """The `=` comes after that many characters of the text, less one blank."""
+    meant: int = 1
+    """How many blanks the user left before the `=`."""
+    blanks: int = 1
+    """How many blanks stand there in the new text."""
+    word: str = ""
+    """The first word of a declaration."""
+    word_blanks: int = 1
+    """How many blanks stand after that word."""
+    comment: str = ""
+    """At its end."""
+    comment_column: int = 0
+
+    @property
+    def is_comment(self) -> bool:
+        return self.head.startswith("#")
+
+    @property
+    def width(self) -> int:
+        """Of the text before the blanks before the `=`."""
+        return self.split + self.word_blanks - 1
+
+    def code(self) -> str:
+        """The line without its comment."""
+        text = self.head
+        if self.kind:
+            text = text[: self.split] + " " * (self.blanks - 1) + text[self.split :]
+        if self.word:
+            text = self.word + " " * (self.word_blanks - 1) + text[len(self.word) :]
+        return " " * self.indent + text
+
+    def text(self) -> str:
+        """The whole line."""
+        code = self.code()
+        return code + " " * (self.comment_column - len(code)) + self.comment if self.comment else code
+
+
+def align(rows: list[Row]) -> None:
+    """Settle how many blanks stand in every row."""
+    paragraphs = list(_paragraphs(rows))
+    for _, paragraph in paragraphs:
+        _align_words(paragraph)
+    columns = [_align(paragraph) for _, paragraph in paragraphs]
+    for at, lonely in enumerate(columns):
+        if lonely is None:
+            continue
+        joined, paragraph = paragraphs[at]
+        # A column that only one row has is meant where a paragraph beside it has it too.
+        beside = [paragraphs[at - 1][1]] if joined else []
+        if at + 1 < len(paragraphs) and paragraphs[at + 1][0]:
+            beside.append(paragraphs[at + 1][1])
+        if any(row.width + row.blanks == lonely for other in beside for row in other):
+            padded = next(row for row in paragraph if row.meant > 1)
+            padded.blanks = padded.meant
+    _align_comments(rows)
+
+
+def _paragraphs(rows: list[Row]) -> Iterator[tuple[bool, Paragraph]]:
+    """The rows that may be lined up, and whether only blank lines and comments stand before each paragraph of them."""
+    paragraph: Paragraph = []
+    joined = gap = False
+    for row in rows:
+        gap = gap or row.gap
+        if row.is_comment or row.inside:
+            continue
+        last = paragraph[-1] if paragraph else None
+        follows = last is not None and (row.kind, row.indent) == (last.kind, last.indent)
+        if last is not None and (gap or not follows):
+            yield joined, paragraph
+            paragraph = []
+        if row.kind:
+            if not paragraph:
+                joined = follows
+            paragraph.append(row)
+        gap = False
+    if paragraph:
+        yield joined, paragraph
+
+
+def _align_words(paragraph: Paragraph) -> None:
+    """`env  shell` keeps its two blanks under `data tasks`."""
+    names = [len(row.word) + row.word_blanks for row in paragraph]
+    for at, row in enumerate(paragraph):
+        beside = [
+            other for other in (*paragraph[max(0, at - 1) : at], *paragraph[at + 1 : at + 2]) if other.word
+        ]
+        if not row.word or names[at] not in [len(other.word) + 1 for other in beside]:
+            row.word_blanks = 1
+
+
+def _align(paragraph: Paragraph) -> int | None:
+    """Line up a paragraph as the user meant it; the column that one row alone has, if so."""
+    columns = [row.width + row.meant for row in paragraph]
+    padded = {column for column, row in zip(columns, paragraph, strict=True) if row.meant > 1}
+    column, rows = _favourite(columns)
+    if not padded or rows < 2 or 2 * rows < len(paragraph):
+        _line_up(paragraph, 0)
+        return min(padded) if len(padded) == 1 and columns.count(min(padded)) == 1 else None
+    settled = 0
+    # Rows too long for the column may come to share one further right: once more, until nothing moves.
+    while column != settled:
+        _line_up(paragraph, column)
+        settled = column
+        column, _ = _favourite([row.width + row.blanks for row in paragraph])
+    return None
+
+
+def _favourite(columns: list[int]) -> tuple[int, int]:
+    """The column that most rows have, and how many."""
+    return max(Counter(columns).items(), key=lambda item: (item[1], item[0]))
+
+
+def _line_up(paragraph: Paragraph, column: int) -> None:
+    for row in paragraph:
+        row.blanks = max(1, column - row.width)
+
+
+def _align_comments(rows: list[Row]) -> None:
+    """Comments that follow one another in the same column stay in one column, two blanks or more after the code."""
+    group: list[Row] = []
+    for row, below in pairwise([*rows, Row(0, 0, "")]):
+        if not row.comment:
+            continue
+        group.append(row)
+        if below.comment and not below.gap and below.comment_column == row.comment_column:
+            continue
+        column = max(group[0].comment_column, *(len(member.code()) + 2 for member in group))
+        for member in group:
+            member.comment_column = column
+        group = []

@@ -1,0 +1,293 @@
+"""From lark's tree to the syntax tree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lark import Token, Transformer_NonRecursive
+from lark.tree import Tree
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.lines import position, span
+from rlgraph.errors import Diagnostic, Related, Source, Span
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'": "'"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """What stands in the brackets of a call or of a statement."""
+
+    args: tuple[tree.Expr, ...]
+    options: tuple[tree.Option, ...]
+    span: Span
+
+
+class Builder(Transformer_NonRecursive[Token, Any]):
+    """Makes the node of every rule of the grammar from its children: tokens, and nodes already made."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self.diagnostics: list[Diagnostic] = []
+
+    def build(self, found: Tree[Token]) -> Any:
+        """The node of the whole tree; mistakes that the grammar lets through are noted."""
+        return self.transform(found)
+
+    def _fail(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
+        self.diagnostics.append(Diagnostic(code, message, where, hint, related=related))
+
+    # Spans
+
+    def _at(self, child: Any) -> Span:
+        return span(self.source, child) if isinstance(child, Token) else child.span
+
+    def _span(self, children: list[Any]) -> Span:
+        return self._at(children[0]).to(self._at(children[-1]))
+
+    def _line(self, children: list[Any]) -> Span:
+        """Of a statement's children, the last of which is its NEWLINE."""
+        return self._span(children[:-1])
+
+    def _name(self, token: Token) -> tree.Name:
+        return tree.Name(str(token), self._at(token))
+
+    # Files and declarations
+
+    def file(self, c: list[Any]) -> tree.File:
+        return tree.File(tuple(c))
+
+    def expression(self, c: list[Any]) -> Any:
+        return c[0]
+
+    def algorithm(self, c: list[Any]) -> tree.Algorithm:
+        return tree.Algorithm(str(c[1]), self._line(c))
+
+    def use(self, c: list[Any]) -> tree.Use:
+        return tree.Use(self.string(c[1:2]), self._line(c))
+
+    def declaration(self, c: list[Any]) -> tree.Declaration:
+        return tree.Declaration(str(c[0]), str(c[1]), c[3], self._at(c[1]), self._line(c))
+
+    def state(self, c: list[Any]) -> tree.State:
+        key = str(c[3]) if c[2].type == "LSQB" else None
+        return tree.State(str(c[1]), key, c[-2], self._at(c[1]), self._line(c))
+
+    def function(self, c: list[Any]) -> tree.Def:
+        _, name, parameters, _, body = c
+        header = self._span(c[:3])
+        for statement in body[:-1]:
+            if isinstance(statement, tree.Return):
+                self._fail(
+                    "E0123",
+                    "nothing can follow this `return`",
+                    statement.span,
+                    "a `def` ends in its one `return`",
+                )
+        if not isinstance(body[-1], tree.Return):
+            self._fail(
+                "E0123", f"`{name}` returns nothing", header, "end its block with `return` and the value"
+            )
+        names: dict[str, tree.Name] = {}
+        for parameter in parameters.names:
+            if parameter.id in names:
+                first = Related(names[parameter.id].span, "first named here")
+                self._fail(
+                    "E0119", f"the parameter `{parameter.id}` is named twice", parameter.span, "", first
+                )
+            names[parameter.id] = parameter
+        return tree.Def(str(name), parameters.names, body, self._at(name), header)
+
+    def parameters(self, c: list[Any]) -> _Parameters:
+        return _Parameters(tuple(self._name(t) for t in c if t.type == "NAME"), self._span(c))
+
+    def recipe(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
+        return tuple(c[2:-1])
+
+    def result(self, c: list[Any]) -> tree.Return:
+        return tree.Return(c[1], self._line(c))
+
+    def step(self, c: list[Any]) -> tree.Phase:
+        options = self._options("step async", c[2])
+        return tree.Phase("step", len(c) > 3, options, c[-1], self._span(c[:-2]))
+
+    def phase(self, c: list[Any]) -> tree.Phase:
+        return tree.Phase(str(c[1]), False, self._options("phase", c[2]), c[-1], self._span(c[:-2]))
+
+    def change(self, c: list[Any]) -> tree.Change:
+        return tree.Change(c[-1], self._at(c[0]))
+
+    # Statements
+
+    def block(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
+        return tuple(c[2:-1])
+
+    def assign(self, c: list[Any]) -> tree.Assign:
+        return tree.Assign(str(c[0]), c[2], self._at(c[0]), self._line(c))
+
+    def store(self, c: list[Any]) -> tree.Store:
+        target: tree.Expr = self._name(c[0])
+        if c[1].type == "LSQB":
+            target = tree.Index(target, c[2], self._span(c[:4]))
+        return tree.Store(target, c[-2], self._line(c))
+
+    def minimize(self, c: list[Any]) -> tree.Minimize:
+        return tree.Minimize(c[1], self._line(c))
+
+    def report(self, c: list[Any]) -> tree.Report:
+        items = tuple(child for child in c if isinstance(child, tree.Option))
+        self._no_repeats(items)
+        return tree.Report(items, self._line(c))
+
+    def bare(self, c: list[Any]) -> tree.Option:
+        where = self._at(c[0])
+        return tree.Option(str(c[0]), self._name(c[0]), where, where)
+
+    def keep(self, c: list[Any]) -> tree.Keep:
+        return tree.Keep(self._name(c[1]), c[3], self._line(c))
+
+    def push(self, c: list[Any]) -> tree.Push:
+        return tree.Push(self._name(c[1]), c[2].args, c[2].options, self._line(c))
+
+    def update(self, c: list[Any]) -> tree.Update:
+        return tree.Update(self._name(c[1]), self._name(c[3]), self._options("update", c[4]), self._line(c))
+
+    def train(self, c: list[Any]) -> tree.Train:
+        return tree.Train(self._name(c[1]), self._options("train", c[2]), c[-1], self._span(c[:-2]))
+
+    def minibatch(self, c: list[Any]) -> tree.Minibatch:
+        return tree.Minibatch(self._name(c[1]), self._options("minibatch", c[2]), c[-1], self._span(c[:-2]))
+
+    def collect(self, c: list[Any]) -> tree.Collect:
+        args, options = (c[2].args, c[2].options) if isinstance(c[2], _Arguments) else ((), ())
+        return tree.Collect(self._name(c[1]), args, options, c[-1], self._span(c[:-2]))
+
+    def every(self, c: list[Any]) -> tree.Every:
+        return tree.Every(c[1], c[-1], self._span(c[:-2]))
+
+    # Schedules
+
+    def schedule(self, c: list[Any]) -> tree.Schedule:
+        body = tuple(child for child in c if not isinstance(child, Token))
+        if c[1].type == "NAME":
+            return tree.Schedule(str(c[1]), body, self._span(c[:2]))
+        return tree.Schedule("", body, self._at(c[0]))
+
+    def pool(self, c: list[Any]) -> tree.Pool:
+        return tree.Pool(str(c[1]), c[3], self._at(c[1]), self._line(c))
+
+    def place(self, c: list[Any]) -> tree.Place:
+        on = next(at for at, child in enumerate(c) if isinstance(child, Token) and child.type == "ON")
+        subjects = tuple(child for child in c[:on] if not isinstance(child, Token))
+        return tree.Place(subjects, self._name(c[on + 1]), self._options("place", c[on + 2]), self._line(c))
+
+    def subject(self, c: list[Any]) -> tree.Expr:
+        name = self._name(c[0])
+        return name if len(c) == 1 else tree.Attribute(name, str(c[2]), self._at(c[2]), self._span(c))
+
+    def stream(self, c: list[Any]) -> tree.Stream:
+        return tree.Stream(self._name(c[1]), self._options("stream", c[2]), self._line(c))
+
+    # Expressions
+
+    def _binary(self, c: list[Any]) -> tree.Binary:
+        return tree.Binary(str(c[1]), c[0], c[2], self._span(c))
+
+    disjunction = conjunction = comparison = sum = product = power = _binary
+
+    def _unary(self, c: list[Any]) -> tree.Unary:
+        return tree.Unary(str(c[0]), c[1], self._span(c))
+
+    negation = sign = _unary
+
+    def name(self, c: list[Any]) -> tree.Name:
+        return self._name(c[0])
+
+    def attribute(self, c: list[Any]) -> tree.Attribute:
+        return tree.Attribute(c[0], str(c[2]), self._at(c[2]), self._span(c))
+
+    def index(self, c: list[Any]) -> tree.Index:
+        return tree.Index(c[0], c[2], self._span(c))
+
+    def call(self, c: list[Any]) -> tree.Call:
+        return tree.Call(c[0], c[1].args, c[1].options, self._span(c))
+
+    def parentheses(self, c: list[Any]) -> Any:
+        # The brackets belong to the span, so that a caret under a part of an expression covers whole brackets.
+        return replace(c[1], span=self._span(c))
+
+    def items(self, c: list[Any]) -> tree.List:
+        return tree.List(tuple(child for child in c if not isinstance(child, Token)), self._span(c))
+
+    def number(self, c: list[Any]) -> tree.Number:
+        text = str(c[0])
+        plain = text.replace("_", "")
+        return tree.Number(int(plain) if plain.isdecimal() else float(plain), text, self._at(c[0]))
+
+    def string(self, c: list[Any]) -> tree.String:
+        return tree.String(_ESCAPE.sub(lambda match: self._escape(c[0], match), c[0][1:-1]), self._at(c[0]))
+
+    def _escape(self, token: Token, match: re.Match[str]) -> str:
+        code = match[1]
+        if len(code) > 1 and not 0xD800 <= int(code[1:], 16) <= 0xDFFF:
+            return chr(int(code[1:], 16))
+        if code in _ESCAPES:
+            return _ESCAPES[code]
+        line, column = position(token)
+        start = column + 1 + match.start()
+        where = Span(self.source, line, start, line, start + len(match[0]))
+        self._fail("E0122", f"`{match[0]}` stands for no character", where, "write `\\\\` for a backslash")
+        return ""
+
+    def truth(self, c: list[Any]) -> tree.Bool:
+        return tree.Bool(c[0] in ("true", "True"), self._at(c[0]))
+
+    # Arguments
+
+    def word(self, c: list[Any]) -> Any:
+        return c[0]
+
+    def option(self, c: list[Any]) -> tree.Option:
+        return tree.Option(str(c[0]), c[2], self._at(c[0]), self._span(c))
+
+    def arguments(self, c: list[Any]) -> _Arguments:
+        inner = [child for child in c if not isinstance(child, Token)]
+        options = tuple(child for child in inner if isinstance(child, tree.Option))
+        args = tuple(child for child in inner if not isinstance(child, tree.Option))
+        self._no_repeats(options)
+        first = next((at for at, child in enumerate(inner) if isinstance(child, tree.Option)), len(inner))
+        for late in inner[first:]:
+            if not isinstance(late, tree.Option):
+                related = Related(inner[first].span, "the first option")
+                hint = "values come first, then `name=value`"
+                self._fail("E0118", "this value stands after an option", late.span, hint, related)
+        return _Arguments(args, options, self._span(c))
+
+    def _no_repeats(self, options: tuple[tree.Option, ...]) -> None:
+        seen: dict[str, tree.Option] = {}
+        for option in options:
+            if option.name in seen:
+                first = Related(seen[option.name].name_span, "first given here")
+                self._fail(
+                    "E0119", f"`{option.name}` is given twice", option.name_span, "keep one of them", first
+                )
+            seen.setdefault(option.name, option)
+
+    def _options(self, statement: str, found: Any) -> tuple[tree.Option, ...]:
+        """The options of a statement that takes nothing else."""
+        if not isinstance(found, _Arguments):
+            return ()
+        for arg in found.args:
+            hint = f"write `{arg.id}=...`" if isinstance(arg, tree.Name) else "write it as `name=value`"
+            self._fail("E0118", f"`{statement}` takes options by name only", arg.span, hint)
+        return found.options
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    names: tuple[tree.Name, ...]
+    span: Span

@@ -1,0 +1,200 @@
+"""Constants: what is known before anything runs. Options, models, data sources and params are made of them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe, nearest
+from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, REQUIRED, Opt, Signature
+from rlgraph.errors import Span
+from rlgraph.ir.graph import Const, Constant, Record
+
+_ARITHMETIC = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+LARGEST = 2**63
+"""Constants beyond this are a mistake, and would be slow to compute with."""
+
+
+class Constants:
+    """Evaluates constant expressions over the names of a scope."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+
+    def evaluate(self, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
+        """The value of an expression that has to be constant."""
+        if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
+            return expr.value
+        if isinstance(expr, tree.List):
+            return tuple(self.evaluate(item, scope) for item in expr.items)
+        if isinstance(expr, tree.Name):
+            return self._name(expr, scope)
+        if isinstance(expr, tree.Unary):
+            return self._unary(expr, scope)
+        if isinstance(expr, tree.Binary):
+            return self._binary(expr, scope)
+        if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name):
+            return self.record(expr, CONSTRUCTORS, scope, "constant")
+        raise self.reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
+
+    def _name(self, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
+        meaning = scope.get(expr.id)
+        if isinstance(meaning, Wrong):
+            raise Stop
+        if isinstance(meaning, Const):
+            return meaning.value
+        if isinstance(meaning, Literal):
+            return meaning.value
+        if meaning is None:
+            known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
+            hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
+            raise self.reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
+        raise self.reporter.stop(
+            "E0404", f"this has to be a constant, and `{expr.id}` is {describe(meaning)}", expr.span,
+            "use a number, a text or a `param`",
+        )  # fmt: skip
+
+    def _unary(self, expr: tree.Unary, scope: Mapping[str, Meaning]) -> Constant:
+        value = self.evaluate(expr.operand, scope)
+        if expr.op == "not" and isinstance(value, bool):
+            return not value
+        if expr.op != "not" and isinstance(value, (int, float)):
+            return -value if expr.op == "-" else value
+        raise self.reporter.stop("E0304", f"`{expr.op}` needs a number", expr.operand.span)
+
+    def _binary(self, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
+        left, right = self.evaluate(expr.left, scope), self.evaluate(expr.right, scope)
+        if expr.op in ("and", "or") and isinstance(left, bool) and isinstance(right, bool):
+            return (left and right) if expr.op == "and" else (left or right)
+        if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
+            value: Constant = _ARITHMETIC[expr.op](left, right)
+            return value
+        if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
+            raise self.reporter.stop("E0304", f"`{expr.op}` needs two numbers", expr.span)
+        return self.arithmetic(expr.op, left, right, expr.span)
+
+    def arithmetic(self, op: str, left: float, right: float, span: Span) -> int | float | bool:
+        """A number from two; an error where there is none."""
+        try:
+            if op == "**" and abs(right) > 1024:
+                raise OverflowError
+            value = _ARITHMETIC[op](left, right)
+        except ZeroDivisionError:
+            raise self.reporter.stop("E0403", "division by zero", span) from None
+        except OverflowError:
+            raise self.reporter.stop("E0403", "this number is too large", span) from None
+        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+            raise self.reporter.stop("E0403", "this is not a finite number", span)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise self.reporter.stop("E0403", "this number is too large", span)
+        found: int | float | bool = value
+        return found
+
+    def record(
+        self, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
+    ) -> Record:
+        """A constructor's call, its arguments and options checked against its signature."""
+        assert isinstance(call.func, tree.Name)
+        signature = known.get(call.func.id)
+        if signature is None:
+            choices = ", ".join(f"`{name}`" for name in known)
+            hint = nearest(call.func.id, known) or f"one of {choices}"
+            raise self.reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
+        args, options = self.bind(signature, call.args, call.options, call.span, scope)
+        return Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
+
+    def bind(
+        self, signature: Signature, args: Sequence[tree.Expr], options: Sequence[tree.Option], span: Span,
+        scope: Mapping[str, Meaning],
+    ) -> tuple[dict[str, Constant], dict[str, Constant]]:  # fmt: skip
+        """Values of arguments and of options, with defaults, checked for kind and range."""
+        if len(args) != len(signature.args):
+            wanted = ", ".join(opt.name for opt in signature.args) or "nothing"
+            place = args[len(signature.args)].span if len(args) > len(signature.args) else span
+            raise self.reporter.stop("E0405", f"`{signature.name}` takes {wanted} by place, not {len(args)} values", place)
+        found = {o.name: self.value(o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
+        return found, self.options(signature, options, span, scope)
+
+    def options(
+        self, signature: Signature, options: Sequence[tree.Option], span: Span, scope: Mapping[str, Meaning]
+    ) -> dict[str, Constant]:
+        """Every option of a signature with its value or default; those of an open one as they were given."""
+        given: dict[str, Constant] = {}
+        known = {opt.name: opt for opt in signature.options}
+        failed = False
+        for option in options:
+            try:
+                if option.name in known:
+                    given[option.name] = self.value(known[option.name], option.value, signature, scope)
+                elif signature.open:
+                    given[option.name] = self.evaluate(option.value, scope)
+                else:
+                    legal = ", ".join(f"`{name}`" for name in known)
+                    hint = nearest(option.name, known) or (f"it takes {legal}" if known else "it takes no options")
+                    raise self.reporter.stop(
+                        "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
+                    )
+            except Stop:
+                failed = True
+        if failed:
+            raise Stop
+        for opt in signature.options:
+            if opt.name not in given and opt.default is REQUIRED:
+                raise self.reporter.stop(
+                    "E0402", f"`{signature.name}` needs `{opt.name}`", span, f"add `{opt.name}=...`: {opt.doc}".rstrip(": ")
+                )
+        defaults = {o.name: o.default for o in signature.options if o.default is not REQUIRED}
+        return {name: given.get(name, defaults.get(name)) for name in [*known, *(n for n in given if n not in known)]}  # type: ignore[misc]
+
+    def value(self, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]) -> Constant:
+        """A value of an option, of the right kind and in its range."""
+        value = self.evaluate(expr, scope)
+        where = f"`{opt.name}` of `{signature.name}`"
+        if not _is(opt, value):
+            raise self.reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, opt.doc)
+        if opt.kind == "float" and isinstance(value, int):
+            value = float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if opt.low is not None and value < opt.low:
+                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {value:g}", expr.span, opt.doc)
+            if opt.high is not None and value > opt.high:
+                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {value:g}", expr.span, opt.doc)
+        return value
+
+
+_KINDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "text": "a text in quotes",
+    "texts": "a text or a list of texts", "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
+    "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`', "any": "a constant",
+}  # fmt: skip
+
+
+def _is(opt: Opt, value: Constant) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is None:
+        return opt.default is None
+    return {
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": number,
+        "bool": isinstance(value, bool),
+        "text": isinstance(value, str),
+        "texts": isinstance(value, str) or (isinstance(value, tuple) and all(isinstance(v, str) for v in value)),
+        "rate": number or (isinstance(value, Record) and value.name in RATES),
+        "source": (isinstance(value, str) and value != "") or (isinstance(value, Record) and value.name == "random"),
+        "any": True,
+    }[opt.kind]
+
+
+def _show(value: Constant) -> str:
+    if isinstance(value, Record):
+        return f"`{value.name}(...)`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f'"{value}"' if isinstance(value, str) else f"`{value}`" if not isinstance(value, tuple) else "a list"

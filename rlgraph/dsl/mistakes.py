@@ -1,0 +1,313 @@
+"""What to say about a token that the grammar does not allow where it stands."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from lark import Token
+
+from rlgraph.dsl import words
+from rlgraph.dsl.lines import Line, Lines, position
+from rlgraph.errors import Diagnostic, Related, Span
+
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", *COMPARISONS, "and", "or", "not")
+OPERANDS = ("NAME", "NUMBER", "STRING", "TRUE", "FALSE")
+"""Kinds of token that are a value by themselves."""
+
+_EXPECTED = {
+    "STRING": "a string",
+    "PLUS": "an operator",
+    "COMMA": "`,`",
+    "RPAR": "`)`",
+    "RSQB": "`]`",
+    "EQUAL": "`=`",
+    "COLONEQUAL": "`:=`",
+    "COLON": "`:`",
+    "ASYNC": "`async`",
+    "FROM": "`from`",
+    "ON": "`on`",
+    "DEVICES": "`devices`",
+}
+
+
+def explain(found: Lines, line: Line, at: int, accepts: set[str]) -> Diagnostic:
+    """The diagnostic for token `at` of the line (or its end), where the grammar accepts only those kinds of token."""
+    mistake = _Mistake(found, line, at, accepts)
+    if at == 0:
+        return mistake.line_start()
+    if at == len(line.tokens):
+        return mistake.line_end()
+    return (
+        mistake.block_on_the_line()
+        or mistake.python_word()
+        or mistake.no_statement()
+        or mistake.keyword_as_name()
+        or mistake.equals()
+        or mistake.chain()
+        or mistake.missing_comma()
+        or mistake.anything()
+    )
+
+
+class _Mistake:
+    """One token at which a line stops making sense, and the questions to ask about it."""
+
+    def __init__(self, found: Lines, line: Line, at: int, accepts: set[str]) -> None:
+        self.found = found
+        self.tokens = line.tokens
+        self.at = at
+        self.accepts = accepts
+        self.first = line.tokens[0]
+        self.before = line.tokens[at - 1]
+        """The last token, where the mistake is the end of the line."""
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.at]
+
+    def say(
+        self, code: str, message: str, where: Token | Span, hint: str = "", *related: Related
+    ) -> Diagnostic:
+        where = self.found.span(where) if isinstance(where, Token) else where
+        return Diagnostic(code, message, where, hint, related=related)
+
+    def after(self, at: int) -> str:
+        """The token that follows, as it is written."""
+        return str(self.tokens[at + 1]) if at + 1 < len(self.tokens) else ""
+
+    # The start and the end of a line
+
+    def line_start(self) -> Diagnostic:
+        word, after = self.first, self.after(0)
+        if word in words.KEYWORDS and after in ("=", ":="):
+            return self.keyword(word)
+        if word == "from" and "import" in self.tokens:
+            return self.say("E0113", words.PYTHON["import"], word)
+        if word == "async":
+            return self.say("E0101", "`async` cannot begin a line", word, "write `step async(staleness=1):`")
+        if word in words.HOMES:
+            message = f"`{word}` cannot stand {self.place()}"
+            return self.say("E0115", message, word, f"it belongs {words.HOMES[word]}")
+        if word.type != "NAME":
+            return self.say("E0101", f"a line cannot begin with {quoted(word)}", word, self.line_hint())
+        if word in words.PYTHON and after not in ("=", ":="):
+            return self.say("E0113", words.PYTHON[word], word)
+        if after in ("=", ":="):
+            hint = f"move it inside `step:`, or write `param {word} = ...`, or `state {word} = ...`"
+            if "POOL" in self.accepts and "PARAM" not in self.accepts:
+                hint = "a schedule holds `pool`, `place` and `stream`"
+            return self.say("E0115", f"`{word} {after} ...` cannot stand {self.place()}", word, hint)
+        if after and self.tokens[1].type in OPERANDS or self.guess(word):
+            return self.unknown_word()
+        return self.say(
+            "E0124",
+            f"this computes something that is not used, {self.place()}",
+            self.whole(),
+            self.line_hint(),
+        )
+
+    def line_end(self) -> Diagnostic:
+        end = self.found.span(self.before)
+        end = Span(end.source, end.end_line, end.end_column, end.end_line, end.end_column + 1)
+        if "COLON" in self.accepts and self.first in words.HEADERS:
+            return self.say(
+                "E0111", f"a `:` is missing at the end of this `{self.first}`", end, "add it: a block follows"
+            )
+        if len(self.tokens) > 1 or self.first.type != "NAME":
+            if self.before in OPERATORS:
+                return self.say(
+                    "E0101", f"nothing stands after `{self.before}`", self.before, self.expected()
+                )
+            return self.no_statement() or self.say("E0101", "the line ends too early", end, self.expected())
+        return self.python_word() or self.no_statement() or self.say("E0101", "the line ends too early", end)
+
+    def whole(self) -> Span:
+        return self.found.span(self.first, self.tokens[-1])
+
+    def place(self) -> str:
+        if "PARAM" in self.accepts:
+            return "at the left margin"
+        if "POOL" in self.accepts:
+            return "in a schedule"
+        return "in a `def`" if "RETURN" in self.accepts else "inside a step"
+
+    def line_hint(self) -> str:
+        if "PARAM" in self.accepts:
+            return "a line begins with a word as `param`, `model`, `data` or `step`"
+        if "POOL" in self.accepts:
+            return "a schedule holds `pool`, `place` and `stream`"
+        if "RETURN" in self.accepts:
+            return "a `def` holds lines `name = ...` and a `return`"
+        return "give it a name, `x = ...`, or show it, `report x = ...`"
+
+    # Words
+
+    def python_word(self) -> Diagnostic | None:
+        """`if x:`, `a if c else b`, `lambda x: ...`"""
+        named = self.after(0) in ("=", ":=")
+        if self.first in words.PYTHON and self.at == 1 and not named:
+            return self.say("E0113", words.PYTHON[self.first], self.first)
+        for at in (self.at, self.at - 1):
+            if at == 0 or at >= len(self.tokens) or self.tokens[at].type != "NAME" or "NAME" in self.accepts:
+                continue
+            if self.tokens[at] in ("if", "else", "for", "lambda", "in", "is", "await"):
+                return self.say("E0113", words.PYTHON[self.tokens[at]], self.tokens[at])
+        if self.at < len(self.tokens) and self.token == "not" and self.after(self.at) == "in":
+            return self.say("E0113", words.PYTHON["in"], self.token)
+        return None
+
+    def no_statement(self) -> Diagnostic | None:
+        """A line that begins with a name, and is neither `x = ...` nor `x := ...`"""
+        if self.first.type != "NAME":
+            return None
+        assigns = next((t for t in self.tokens if t in ("=", ":=") and self.depth(t) == 0), None)
+        if (
+            self.at < len(self.tokens)
+            and self.after(0) == "["
+            and self.token == "="
+            and self.token is assigns
+        ):
+            return self.say("E0116", "a value is stored under a key with `:=`", self.token, "write `:=`")
+        if self.at > 1:
+            return None
+        second = self.tokens[1] if len(self.tokens) > 1 else None
+        if assigns is not None and second in (",", ".") and assigns == "=":
+            message = "a line names one value" if second == "," else "only a plain name can stand before `=`"
+            return self.say(
+                "E0101", message, self.found.span(self.first, self.tokens[self.index(assigns) - 1])
+            )
+        if assigns is not None and second == ":":
+            return self.say(
+                "E0101",
+                "a name has no type",
+                self.tokens[1],
+                f"write `{self.first} = ...`: the type is derived",
+            )
+        if second is not None and second.type in OPERANDS or self.guess(self.first):
+            return self.unknown_word()
+        return self.say("E0124", "this computes something that is not used", self.whole(), self.line_hint())
+
+    def unknown_word(self) -> Diagnostic:
+        guess = self.guess(self.first)
+        hint = f"did you mean `{guess}`?" if guess else self.line_hint()
+        return self.say("E0114", f"`{self.first}` begins no statement of the language", self.first, hint)
+
+    def guess(self, word: str) -> str:
+        near = get_close_matches(word, list(words.HOMES), n=1, cutoff=0.7)
+        return near[0] if near else ""
+
+    def keyword(self, token: Token) -> Diagnostic:
+        hint = "choose another name, as `my_" + token + "`"
+        if token in words.DECLARING and token is self.first:
+            hint = f"write `{token} NAME = ...`, or choose another name"
+        return self.say("E0112", f"`{token}` is a word of the language, it cannot be a name", token, hint)
+
+    def keyword_as_name(self) -> Diagnostic | None:
+        if self.at == 1 and self.token in ("=", ":=") and self.first in words.KEYWORDS:
+            return self.keyword(self.first)
+        if self.token in words.KEYWORDS and "NAME" in self.accepts and self.token not in ("and", "or", "not"):
+            return self.keyword(self.token)
+        return None
+
+    # Signs
+
+    def depth(self, token: Token) -> int:
+        """How many brackets are open at a token."""
+        before = self.tokens[: self.index(token)]
+        return sum((t in ("(", "[")) - (t in (")", "]")) for t in before)
+
+    def index(self, token: Token) -> int:
+        return next(at for at, t in enumerate(self.tokens) if t is token)
+
+    def block_on_the_line(self) -> Diagnostic | None:
+        if self.before == ":" and self.accepts == {"NEWLINE"}:
+            where = self.found.span(self.token, self.tokens[-1])
+            return self.say(
+                "E0110",
+                "a block stands on lines of its own",
+                where,
+                "begin a new line, indented by four spaces",
+            )
+        return None
+
+    def equals(self) -> Diagnostic | None:
+        if self.token == ":=":
+            if self.first.type == "NAME" and self.depth(self.token) == 0:
+                return None
+            hint = "`:=` stores in a `state`, on a line of its own inside a step"
+            return self.say("E0116", "`:=` cannot stand here, write `=`", self.token, hint)
+        if self.token != "=":
+            return None
+        if self.before in COMPARISONS or self.before in ("=", "!"):
+            return self.say(
+                "E0101", f"`{self.before}=` is no operator", self.found.span(self.before, self.token)
+            )
+        if "EQUALEQUAL" in self.accepts:
+            return self.say(
+                "E0116", "`=` cannot stand inside an expression", self.token, "write `==` to compare"
+            )
+        return None
+
+    def chain(self) -> Diagnostic | None:
+        """`0 < x < 1`"""
+        if self.token not in COMPARISONS or "PLUS" not in self.accepts or "NUMBER" in self.accepts:
+            return None
+        depth = self.depth(self.token)
+        for other in reversed(self.tokens[: self.at]):
+            if self.depth(other) == depth and other in COMPARISONS:
+                first = Related(self.found.span(other), "the first comparison")
+                hint = "compare twice: `a < b and b < c`"
+                return self.say("E0117", "comparisons cannot be chained", self.token, hint, first)
+        return None
+
+    def missing_comma(self) -> Diagnostic | None:
+        glued = position(self.before) == (self.token.line, position(self.token)[1] - len(self.before))
+        if self.token.type == "STRING" and self.before.type == "NAME" and glued:
+            where = self.found.span(self.before, self.token)
+            return self.say(
+                "E0101", f"a string has no prefix `{self.before}`", where, "write the string alone"
+            )
+        if (
+            "COMMA" in self.accepts
+            and self.depth(self.token) > 0
+            and self.token.type in (*OPERANDS, "LPAR", "LSQB")
+        ):
+            return self.say(
+                "E0125", f"a `,` is missing before {quoted(self.token)}", self.token, "separate values by `,`"
+            )
+        return None
+
+    def anything(self) -> Diagnostic:
+        if self.token == ":":
+            hint = "only the lines that open a block end in `:`"
+            return self.say(
+                "E0101",
+                "`:` cannot stand here",
+                self.token,
+                self.expected() if "PLUS" not in self.accepts else hint,
+            )
+        return self.say("E0101", f"{quoted(self.token)} cannot stand here", self.token, self.expected())
+
+    def expected(self) -> str:
+        """What could stand there, in words."""
+        kinds = self.accepts
+        parts = ["a value"] if "NUMBER" in kinds else ["a name"] if "NAME" in kinds else []
+        parts += [
+            text
+            for kind, text in _EXPECTED.items()
+            if kind in kinds and not (kind in ("STRING", "PLUS") and parts)
+        ]
+        if "WHERE" in kinds and "NUMBER" not in kinds and "NAME" not in kinds:
+            parts.append("`where`")
+        if "NEWLINE" in kinds:
+            parts.append("the end of the line")
+        if not parts:
+            return ""
+        return "expected " + (", ".join(parts[:-1]) + " or " if len(parts) > 1 else "") + parts[-1]
+
+
+def quoted(token: Token) -> str:
+    """A token as a message shows it."""
+    text = str(token) if len(token) <= 30 else token[:27] + "..."
+    return text if "`" in text else f"`{text}`"

@@ -1,0 +1,134 @@
+"""Text to syntax tree, and every mistake of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from lark import Token, Tree, UnexpectedToken
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.build import Builder
+from rlgraph.dsl.depth import MAX_DEPTH, too_deep
+from rlgraph.dsl.lines import Line, Lines, read
+from rlgraph.dsl.mistakes import explain
+from rlgraph.dsl.tables import parser
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+
+MAX_MISTAKES = 20
+
+Session = Any
+"""lark's `InteractiveParser`, whose methods have no types."""
+
+_HEADERS = (("EVERY", "NUMBER", "COLON"), ("STEP", "COLON"))
+_LINES = (("NAME", "EQUAL", "NAME"), ("STREAM", "NAME"))
+_OWN_HEADERS = {"def": ("DEF", "NAME", "LPAR", "RPAR", "COLON"), "schedule": ("SCHEDULE", "COLON")}
+
+
+def parse(source: Source) -> tree.File:
+    """The syntax tree of a whole file; a `ProgramError` tells all its mistakes."""
+    found = read(source)
+    file = _parse(found, "file")
+    assert isinstance(file, tree.File)
+    return replace(file, comments=tuple(found.comments))
+
+
+def parse_expression(source: Source) -> tree.Expr:
+    """The syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
+    found = read(source, indented=False)
+    if not found.lines and not found.diagnostics:
+        found.fail("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
+    elif len(found.lines) > 1:
+        extra = found.lines[1].tokens
+        found.fail("E0101", "only one expression can stand here", found.span(extra[0], extra[-1]))
+    if found.diagnostics:
+        raise ProgramError(_in_order(found.diagnostics))
+    return _parse(found, "expression")  # type: ignore[return-value]
+
+
+def _parse(found: Lines, start: Literal["file", "expression"]) -> tree.File | tree.Expr:
+    whole = _feed(found, start)
+    if whole is None:
+        raise ProgramError(_in_order(found.diagnostics))
+    builder = Builder(found.source)
+    made: tree.File | tree.Expr = builder.build(whole)
+    # A `return` may be missing only because its line was left out.
+    mistakes = [d for d in builder.diagnostics if not found.diagnostics or d.code != "E0123"]
+    mistakes += found.diagnostics
+    if not mistakes and any(len(line.tokens) > MAX_DEPTH for line in found.lines):
+        mistakes += too_deep(made)
+    if mistakes:
+        raise ProgramError(_in_order(mistakes))
+    return made
+
+
+def _in_order(mistakes: list[Diagnostic]) -> list[Diagnostic]:
+    unique = {(d.span.line, d.span.column, d.code): d for d in mistakes}
+    return [unique[key] for key in sorted(unique)][:MAX_MISTAKES]
+
+
+def _feed(found: Lines, start: str) -> Tree[Token] | None:
+    """Feed the lines to the parser; a line that it refuses is explained, and replaced by one that it takes.
+
+    None where there are too many mistakes to go on.
+    """
+    session = parser().parse_interactive(start=start)
+    level = 0
+    skipped: int | None = None  # the level of a line whose block is left out
+    for line, after in zip(found.lines, [*found.lines[1:], None], strict=False):
+        if skipped is not None and line.level > skipped:
+            continue
+        skipped = None
+        for kind in _indentation(level, line.level):
+            session.feed_token(Token(kind, ""))
+        level = line.level
+        before = session.copy(deepcopy_values=False)
+        mistake = None if line.bad else _feed_line(session, found, line)
+        if mistake is None and not line.bad:
+            continue
+        if mistake is not None:
+            found.diagnostics.append(mistake)
+        if len(found.diagnostics) >= MAX_MISTAKES or start == "expression":
+            return None
+        has_block = after is not None and after.level > line.level
+        session = (_replace(before, _headers(line)) if has_block else None) or before
+        if has_block and session is before:
+            skipped = level
+        if session is before:
+            session = _replace(before, _LINES) or before
+    for kind in _indentation(level, 0):
+        session.feed_token(Token(kind, ""))
+    return session.feed_token(Token("$END", ""))  # type: ignore[no-any-return]
+
+
+def _indentation(before: int, now: int) -> list[str]:
+    return ["INDENT"] * (now - before) or ["DEDENT"] * (before - now)
+
+
+def _feed_line(session: Session, found: Lines, line: Line) -> Diagnostic | None:
+    for at, token in enumerate([*line.tokens, Token("NEWLINE", "")]):
+        try:
+            session.feed_token(token)
+        except UnexpectedToken:
+            return explain(found, line, at, session.accepts())
+    return None
+
+
+def _replace(session: Session, lines: Iterable[tuple[str, ...]]) -> Session | None:
+    """The session after the first of these harmless lines that it takes; so the lines around make sense."""
+    for kinds in lines:
+        trial = session.copy(deepcopy_values=False)
+        try:
+            for kind in (*kinds, "NEWLINE"):
+                trial.feed_token(Token(kind, "0", line=1, column=1))
+        except UnexpectedToken:
+            continue
+        return trial
+    return None
+
+
+def _headers(line: Line) -> Iterator[tuple[str, ...]]:
+    if line.tokens[0] in _OWN_HEADERS:
+        yield _OWN_HEADERS[line.tokens[0]]
+    yield from _HEADERS

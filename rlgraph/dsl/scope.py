@@ -1,0 +1,134 @@
+"""What a name can mean while a program is being checked, and the block of nodes being written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rlgraph.dsl import tree
+from rlgraph.errors import Diagnostic, Related, Severity, Span
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Outside, Ref, State, Value
+from rlgraph.ir.types import Table
+
+
+class Stop(Exception):
+    """The statement being checked is wrong, and the user has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant that is no number: a text, a record, a list."""
+
+    value: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class TableValue:
+    name: str
+    type: Table
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideName:
+    outside: Outside
+
+
+@dataclass(frozen=True, slots=True)
+class StateName:
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class DefName:
+    definition: tree.Def
+    scope: dict[str, Meaning]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknowable:
+    """A name that had a meaning inside a loop and has none after it."""
+
+    reason: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Its statement was wrong: every use of it is passed over in silence."""
+
+
+Meaning = (
+    Const | Ref | Apply | Literal | TableValue | ModelName | OutsideName | StateName | DefName | Unknowable | Wrong
+)
+
+
+def describe(meaning: Meaning) -> str:
+    """A meaning in the user's words: `a model`."""
+    if isinstance(meaning, TableValue):
+        return f"a table, {meaning.type}"
+    if isinstance(meaning, ModelName):
+        return "a model"
+    if isinstance(meaning, OutsideName):
+        return {"data": "a data source", "func": "a function", "env": "an environment", "buffer": "a buffer"}[
+            meaning.outside.kind
+        ]
+    if isinstance(meaning, StateName):
+        return "a state"
+    if isinstance(meaning, DefName):
+        return "a def"
+    if isinstance(meaning, Literal):
+        return "a constant"
+    if isinstance(meaning, (Const, Ref, Apply)):
+        return str(meaning.type)
+    return "nothing"
+
+
+@dataclass
+class Block:
+    """The nodes of one graph while it is being written."""
+
+    scope: dict[str, Meaning]
+    versions: dict[str, Value]
+    """The newest value of each thing that lives across steps."""
+    nodes: list[Node] = field(default_factory=list)
+    training: str = ""
+    """The model whose `train` body this is."""
+    defers: bool = False
+    """A loop's body: what it reports is about all the loop's rows."""
+    sliced: bool = False
+    """A body that sees a slice of the rows."""
+    later: dict[str, Span] = field(default_factory=dict)
+    """Names that are assigned further down, for a better message."""
+    minimized: list[tuple[Expr, Span]] = field(default_factory=list)
+    reports: list[tree.Report] = field(default_factory=list)
+    """Those that wait for the end of the loop."""
+
+
+class Reporter:
+    """Collects what is wrong."""
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def say(
+        self, code: str, message: str, span: Span, hint: str = "",
+        severity: Severity = "error", related: tuple[Related, ...] = (),
+    ) -> None:  # fmt: skip
+        self.diagnostics.append(Diagnostic(code, message, span, hint, severity, related))
+
+    def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
+        """An error after which the statement cannot be understood: `raise self.stop(...)`."""
+        self.say(code, message, span, hint, related=related)
+        return Stop()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint with the known word that looks most like this one; empty if none does."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{found[0]}`?" if found else ""

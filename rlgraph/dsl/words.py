@@ -1,0 +1,85 @@
+"""The words of the language, and where each one stands."""
+
+from __future__ import annotations
+
+DECLARING = ("param", "model", "data", "func", "env", "buffer", "state")
+"""They declare a name: `model actor = ...`."""
+
+TOP = ("algorithm", "use", *DECLARING, "def", "step", "phase", "change", "schedule")
+"""They begin a line at the left margin."""
+
+BLOCKS = ("train", "minibatch", "collect", "every")
+"""They begin a block inside a step."""
+
+STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")
+"""They begin a line inside a step."""
+
+PLACEMENTS = ("pool", "place", "stream")
+"""They begin a line of a schedule."""
+
+HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
+"""Their line ends in `:` and an indented block follows."""
+
+INSIDE = ("async", "where", "from", "on", "devices", "and", "or", "not", "true", "false", "True", "False")
+"""They stand inside a line."""
+
+KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))
+"""Reserved: no name of a value."""
+
+HOMES = {
+    **{word: "at the left margin, outside the step" for word in TOP},
+    **{word: "inside `step:` or a block of it" for word in STATEMENTS},
+    **{word: "in a schedule, under `schedule NAME` or `schedule:`" for word in PLACEMENTS},
+    "return": "at the end of a `def`",
+}
+"""Where a line that begins with the word belongs."""
+
+PYTHON = {
+    "if": "there is no `if`: choose row by row with `where(condition, a, b)`, or drop rows with `keep T where condition`",
+    "elif": "there is no `elif`: choose row by row with `where(condition, a, b)`",
+    "else": "there is no `else`: choose row by row with `where(condition, a, b)`",
+    "for": "there is no `for`: an operation works on every row at once, `minibatch T(parts=4):` loops over the rows",
+    "while": "there is no `while`: the step repeats by itself, `collect T(512):` repeats a part of it",
+    "import": 'there is no `import`: `func f = python("file.py:f")` brings in a Python function',
+    "class": "there is no `class`: values are tables and arrays",
+    "lambda": "there is no `lambda`: write `def f(x):` with a `return`",
+    "with": "there is no `with`: `train M(lr=1e-6):` computes with gradients to M",
+    "try": "there is no `try`: a row that fails is an error of the run",
+    "except": "there is no `except`: a row that fails is an error of the run",
+    "finally": "there is no `finally`: a row that fails is an error of the run",
+    "raise": "there is no `raise`: drop rows with `keep T where condition`",
+    "assert": "there is no `assert`: drop rows with `keep T where condition`, or `report` a number",
+    "pass": "there is no `pass`: leave the empty block out",
+    "break": "there is no `break`: drop rows with `keep T where condition`",
+    "continue": "there is no `continue`: drop rows with `keep T where condition`",
+    "del": "there is no `del`: the compiler frees a value after its last use",
+    "global": "there is no `global`: `state x = 0.0` lives across steps, and `x := ...` stores in it",
+    "nonlocal": "there is no `nonlocal`: `state x = 0.0` lives across steps, and `x := ...` stores in it",
+    "yield": "there is no `yield`: a `def` ends in `return`",
+    "await": "there is no `await`: the compiler decides what waits, from what each line needs",
+    "print": "there is no `print`: `report name = x` shows a number of each step",
+    "in": "there is no `in`: compare with `==`, joined by `or`",
+    "is": "there is no `is`: compare with `==`",
+}
+"""What Python has and this language has not, and what to write in its place."""
+
+OPERATORS = {
+    "&&": "write `and`",
+    "||": "write `or`",
+    "!": "write `not`",
+    "&": "write `and`",
+    "|": "write `or`",
+    "~": "write `not`",
+    "^": "a power is written `**`",
+    "<>": "write `!=`",
+    "{": "options are written `name=value` in round brackets, lists in square ones",
+    "}": "options are written `name=value` in round brackets, lists in square ones",
+    ";": "write each statement on a line of its own",
+    "\\": "put the expression in round brackets: a line goes on until they close",
+    "->": "a `def` has no types: the compiler derives them",
+    "$": "a parameter is used by its name alone",
+    "@": "the product of values is written `*`",
+    "?": "choose row by row with `where(condition, a, b)`",
+    "`": "strings are written in double quotes",
+}
+"""What stands for a sign that is none of the language's."""

@@ -1,0 +1,168 @@
+"""What an engine offers, and the small records that its callers pass and get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from rlgraph.engines.sequences import Sequences
+
+State = dict[str, Tensor]
+"""A model's parameters and persistent buffers by name."""
+
+
+class EngineError(ValueError):
+    """Something a user can act on: a missing model, a prompt without a chat template, a gradient that is not finite."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    max_tokens: int
+    """Longest response, in tokens; a row that reaches it is not `finished`."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens that holds this much probability."""
+    top_k: int = 0
+    """Sample from this many likeliest tokens; 0 for all."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop token before this many tokens."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a response beside the model's own end-of-sequence tokens."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")
+        _require(self.min_tokens >= 0, f"min_tokens must not be negative, got {self.min_tokens}")
+        _require(self.temperature >= 0, f"temperature must not be negative, got {self.temperature}")
+        _require(0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}")
+        _require(self.top_k >= 0, f"top_k must not be negative, got {self.top_k}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated for N prompts, n rows each; row i * n + k is sample k of prompt i."""
+
+    sequences: Sequences
+    """N * n rows: the prompt, and the response as its scored tokens, the end-of-sequence token included."""
+    logprobs: Tensor
+    """float [total scored]: of the sampled tokens, under the whole distribution (see `Engine.generate`)."""
+    finished: Tensor
+    """bool [N * n]: the row ended by itself, not at `max_tokens`."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """One model's optimizer: AdamW (arXiv 1711.05101) with a learning rate that depends on the number of the update."""
+
+    lr: float
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: keep the peak, or fall to 0 at `total_steps` in a line or half a cosine."""
+    warmup_steps: int = 0
+    """Updates over which the rate rises in a line to its peak."""
+    total_steps: int | None = None
+    """Where `linear` and `cosine` end, in updates."""
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_norm: float | None = None
+    """Scale the gradient down to this global norm; None or 0: do not."""
+
+    def __post_init__(self) -> None:
+        _require(self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}")
+        _require(
+            self.schedule == "constant" or self.total_steps is not None,
+            f"the {self.schedule} schedule needs total_steps",
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of update `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant" or self.total_steps is None:
+            return self.lr
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        return self.lr * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EngineError(message)
+
+
+class Engine(Protocol):
+    """One model: what can be computed with it, how it is trained, and its weights.
+
+    `logprobs`, `entropy`, `values` and `score` build a graph for gradients exactly where torch's gradient mode is on.
+    Dropout is off everywhere, in training too: the log-probability of a row is a function of the weights alone.
+    """
+
+    def generate(
+        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+    ) -> Generation:
+        """Sample `n` responses for each prompt.
+
+        The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N * n]) and t.
+        A token's log-probability is log softmax(logits / temperature) over the whole vocabulary, also under top_p, top_k
+        and min_tokens, and at temperature 1 when decoding greedily: what `logprobs` gives for the same tokens.
+        """
+        ...
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        ...
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Entropy in nats of the distribution that each scored token was drawn from, float [total scored]."""
+        ...
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Both from one pass over the model."""
+        ...
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """The value of the state before each scored token, float [total scored]."""
+        ...
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """The scalar at each row's last token, float [N]."""
+        ...
+
+    def train_step(
+        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
+    ) -> dict[str, float]:
+        """One update with the gradient of the sum of `loss(block)`: its `loss`, its `grad_norm` (before clipping), its `lr`."""
+        ...
+
+    def state(self) -> State:
+        """A copy of the weights."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over these weights; the optimizer's moments stay."""
+        ...
+
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        ...
+
+    def weights(self, state: State) -> AbstractContextManager[None]:
+        """Compute with `state` in place of the weights while the context lasts."""
+        ...
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder that a model source can name."""
+        ...
+
+    def copy(self) -> Engine:
+        """The same model with weights of its own and no optimizer."""
+        ...

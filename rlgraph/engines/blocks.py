@@ -1,0 +1,45 @@
+"""Which rows are computed together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1) -> list[Tensor]:
+    """Cut N rows into blocks of row indices, the longest rows first.
+
+    lengths: int64 [N]. A block's padded size (rows times its longest row) is at most `token_budget`, but for a single row
+    that is longer. There are at least `threads` blocks where there are that many rows, of about the same size, and as far
+    as the budget allows a multiple of `threads` of them, so that no thread waits at the end.
+    """
+    count = lengths.shape[0]
+    if not count:
+        return []
+    order = lengths.argsort(descending=True, stable=True)
+    sizes = lengths[order].tolist()
+    blocks = len(_fill(sizes, token_budget))
+    if threads > 1:
+        wanted = -(-blocks // threads) * threads
+        total = sum(max(1, size) for size in sizes)
+        even = max(-(-total // wanted), sizes[0])
+        cuts = _fill(sizes, min(token_budget, even))
+        if len(cuts) < min(threads, count):
+            return list(order.tensor_split(min(threads, count)))
+    else:
+        cuts = _fill(sizes, token_budget)
+    return list(torch.split(order, cuts))
+
+
+def _fill(sizes: list[int], budget: int) -> list[int]:
+    """How many rows, longest first, go into each block."""
+    cuts: list[int] = []
+    longest = rows = 0
+    for size in sizes:
+        if rows and (rows + 1) * max(longest, 1) > budget:
+            cuts.append(rows)
+            rows = 0
+        if not rows:
+            longest = size
+        rows += 1
+    return [*cuts, rows]

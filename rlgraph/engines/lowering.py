@@ -1,0 +1,224 @@
+"""Tensor mathematics as torch code: the body of a `tensor` node becomes one `torch.fx.GraphModule`.
+
+Broadcasts are written out as gathers, reductions as sums over an index, and an expression that occurs twice is computed
+once. The code can be read (`lowered.module.code`), run alone, differentiated and compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
+from rlgraph.ir.types import Axis
+from rlgraph.ops import reference
+from rlgraph.ops.tensor import TENSOR, infer
+
+_CONSTANTS = (bool, int, float, str)
+_TEXT = {"eq": reference.same_text, "ne": reference.other_text}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class RowsOf(Protocol):
+    """The rows of the axes of a batch, or of a part of it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The float dtype of the run."""
+        ...
+
+    def index(self, child: str, ancestor: str) -> Tensor:
+        """The row of the axis `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
+        ...
+
+    def size(self, axis: str) -> int:
+        """How many rows an axis has, the empty ones too."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What a tensor node computes; calling it gives the node's outputs by name."""
+
+    module: fx.GraphModule
+    """Takes the values of `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
+    inputs: tuple[str, ...]
+    """Names of the values it needs."""
+    pairs: tuple[tuple[str, str], ...]
+    """(child, ancestor): keys of axes between which it gathers or reduces."""
+    sizes: tuple[str, ...]
+    """Keys of the axes whose number of rows it needs."""
+    outputs: tuple[str, ...]
+
+    def __call__(self, values: Mapping[str, Any], rows: RowsOf) -> dict[str, Tensor]:
+        """values: 1-D tensors, 0-d ones, or lists of texts."""
+        given = [values[name] for name in self.inputs]
+        given += [rows.index(child, ancestor) for child, ancestor in self.pairs]
+        given += [rows.size(axis) for axis in self.sizes]
+        return dict(zip(self.outputs, self.module(*given, rows.dtype), strict=True))
+
+
+def lower(node: Node) -> Lowered:
+    """The body of a `tensor` node as torch code."""
+    assert node.op == "tensor", node.op
+    return _Lowering(node).lowered()
+
+
+class _Lowering:
+    """One body: an fx graph with a node for each expression that differs from all others.
+
+    A value on the way is an fx node, or a Python constant where an expression depends on nothing.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.graph = fx.Graph()
+        self.inputs = {name: self.placeholder(name) for name in node.inputs}
+        self.indices: dict[tuple[str, str], fx.Node] = {}
+        self.sizes: dict[str, fx.Node] = {}
+        self.dtype = self.placeholder("dtype")
+        self.known: dict[str, Any] = dict(self.inputs)
+        self.seen: dict[int, Any] = {}
+        """By identity of the expression: passes share sub-expressions, and walking each use would be exponential."""
+        self.calls: dict[tuple[Any, ...], fx.Node] = {}
+        self.hint: str | None = None
+
+    def lowered(self) -> Lowered:
+        for let in self.node.body:
+            self.known[let.name] = self.expr(let.expr, _identifier(let.name))
+        outputs = tuple(value.name for value in self.node.outputs)
+        results = tuple(self.output(name) for name in outputs)
+        self.graph.output(results)
+        # Placeholders were met in the order of their first use; they stand in front, in the order of a call.
+        first = next(iter(self.graph.nodes))
+        for placeholder in (*self.inputs.values(), *self.indices.values(), *self.sizes.values(), self.dtype):
+            if placeholder is first:
+                first = first.next
+            else:
+                first.prepend(placeholder)
+        module = fx.GraphModule(torch.nn.Module(), self.graph, "TensorMath")
+        return Lowered(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
+
+    def output(self, name: str) -> Any:
+        value = self.known[name]
+        if isinstance(value, fx.Node) or isinstance(value, str):
+            return value
+        kind = next(output.type.dtype for output in self.node.outputs if output.name == name)
+        return self.call(_constant, (value, self.dtype if kind == "float" else None))
+
+    def expr(self, expr: Expr, hint: str | None = None) -> Any:
+        if isinstance(expr, Const):
+            return expr.value
+        if isinstance(expr, Ref):
+            return self.known[expr.name]
+        if id(expr) not in self.seen:
+            args = tuple(self.expr(arg) for arg in expr.args)
+            self.seen[id(expr)] = self.apply(expr, args, hint)
+        return self.seen[id(expr)]
+
+    def apply(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
+        kind = TENSOR[expr.op].kind
+        if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
+            return _fold(expr, args)
+        function = reference.REFERENCE[expr.op]
+        if expr.op in _TEXT and any(arg.type.dtype in ("text", "any") for arg in expr.args):
+            function = _TEXT[expr.op]
+        else:
+            args = self.numbers(expr, args)
+        if kind == "elementwise":
+            met = [self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)]
+            return self.call(function, tuple(met), hint)
+        source = expr.args[0].type.axis
+        assert source is not None
+        if kind == "scan":
+            assert source.parent is not None
+            # The decay of `discount` meets the entries along which it runs.
+            rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
+            return self.call(function, (args[0], *rest, self.index(source, source.parent)), hint)
+        target = expr.type.axis
+        # The share of `quantile` meets what is left over.
+        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
+        if target is None:
+            return self.call(function, (args[0], *rest, None, 1), hint)
+        own = source.key == target.key
+        index = self.call(reference.own_rows, args[:1]) if own else self.index(source, target)
+        return self.call(function, (args[0], *rest, index, self.size(target)), hint)
+
+    def numbers(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments in the kind of the result: torch would make 32-bit floats of ints, and keep bools."""
+        kinds = [arg.type.dtype for arg in expr.args]
+        wanted: str = expr.type.dtype
+        if expr.op in _COMPARISONS:
+            wanted = "float" if {"float", "any"} & set(kinds) else "bool"
+        elif TENSOR[expr.op].kind == "reduction" and wanted not in ("float", "int"):
+            return args
+        if expr.op in ("count", "size") or wanted not in ("float", "int"):
+            return args
+        target = self.dtype if wanted == "float" else torch.int64
+        lower_kinds = ("int", "bool") if wanted == "float" else ("bool",)
+        found = list(args)
+        numeric = range(expr.op == "where", len(args))
+        for place in numeric:
+            if isinstance(args[place], fx.Node) and kinds[place] in lower_kinds:
+                found[place] = self.call("to", (args[place], target))
+        if not any(isinstance(args[place], fx.Node) for place in numeric):
+            found[1] = self.call(_constant, (args[1], target))
+        return tuple(found)
+
+    def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
+        if source is None or not isinstance(value, fx.Node):
+            return value
+        assert target is not None and target.within(source), f"{source.key} cannot reach {target and target.key}"
+        if source.key == target.key:
+            return value
+        return self.call(reference.gather, (value, self.index(target, source)))
+
+    def index(self, child: Axis, ancestor: Axis) -> fx.Node:
+        pair = child.key, ancestor.key
+        if pair not in self.indices:
+            self.indices[pair] = self.placeholder(f"index_{child.key}_to_{ancestor.key}")
+        return self.indices[pair]
+
+    def size(self, axis: Axis) -> fx.Node:
+        if axis.key not in self.sizes:
+            self.sizes[axis.key] = self.placeholder(f"rows_of_{axis.key}")
+        return self.sizes[axis.key]
+
+    def placeholder(self, name: str) -> fx.Node:
+        node = self.graph.placeholder(_identifier(name))
+        node.target = node.name  # fx may have chosen another name; it is the one that the code should show
+        return node
+
+    def call(self, function: Any, args: tuple[Any, ...], hint: str | None = None) -> fx.Node:
+        """The node of this call; a method where `function` is a name. An equal call is made once."""
+        # 1, 1.0 and True are equal to Python and differ to torch.
+        key = (function, *((type(arg), repr(arg) if isinstance(arg, float) else arg) for arg in args))
+        if key not in self.calls:
+            kind = "call_method" if isinstance(function, str) else "call_function"
+            self.calls[key] = self.graph.create_node(kind, function, args, name=hint)
+        return self.calls[key]
+
+
+def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
+    """The value of an operation on constants, in double precision."""
+    if any(isinstance(arg, str) for arg in args):
+        return (args[0] == args[1]) == (expr.op == "eq")
+    kind = {"float": torch.float64, "int": torch.int64}.get(expr.type.dtype)
+    tensors = [torch.tensor(arg, dtype=torch.float64 if isinstance(arg, float) else None) for arg in args]
+    first = expr.op == "where"
+    tensors = [t if kind is None or (first and not place) else t.to(kind) for place, t in enumerate(tensors)]
+    found: bool | int | float = reference.REFERENCE[expr.op](*tensors).item()
+    return found
+
+
+def _constant(value: bool | int | float, dtype: torch.dtype | None) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)

@@ -1,0 +1,172 @@
+"""Where a model comes from: a folder, the Hugging Face hub, or random weights of a given shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
+
+Kind = Literal["causal_lm", "value_lm", "reward_lm"]
+
+_AUTO = {
+    "causal_lm": AutoModelForCausalLM,
+    "value_lm": AutoModelForTokenClassification,
+    "reward_lm": AutoModelForSequenceClassification,
+}
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Random weights, always the same for the same seed; models of different kinds have the same backbone."""
+
+    family: str
+    """transformers' `model_type`: "qwen2", "llama", "gpt2"."""
+    config: Mapping[str, Any]
+    """The configuration's own field names; `vocab_size` may be left out: the tokenizer's."""
+    tokenizer: TokenizerSpec | str
+    """How to build the tokenizer, or the folder or hub name of one."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to load."""
+
+    kind: Kind
+    """A language model, one with a scalar for each token, or one with a scalar for each row."""
+    source: str | RandomSource
+    """A local folder, a hub name, or random weights."""
+    dtype: str = "float32"
+    tokenizer: TokenizerSpec | str | None = None
+    """In place of the source's own."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its tokenizer, and what the source did not say."""
+
+    model: PreTrainedModel
+    codec: Codec
+    new_parameters: tuple[str, ...] = field(default=())
+    """Parameters that the source's files do not hold: the head of a value model made from a language model, set to 0."""
+
+
+def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
+    """Load or make a model; a source that cannot be used raises `EngineError`."""
+    if spec.dtype not in _DTYPES:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
+    with quiet():
+        codec = load_codec(spec)
+        if isinstance(spec.source, RandomSource):
+            model, new = _random(spec.kind, spec.source, codec), ()
+            model = model.to(_DTYPES[spec.dtype])
+        else:
+            model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
+    # Dropout would make the log-probability of a row depend on the pass that computes it.
+    return Loaded(model.eval().to(device), codec, new)
+
+
+def load_codec(spec: ModelSpec) -> Codec:
+    """The tokenizer of a model, without its weights."""
+    own = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
+    wanted = own if spec.tokenizer is None else spec.tokenizer
+    if not isinstance(wanted, str):
+        return Codec(build_tokenizer(wanted))
+    with quiet():
+        return Codec(_found(wanted, "tokenizer", lambda: AutoTokenizer.from_pretrained(wanted)))
+
+
+def _pretrained(kind: Kind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    labels = {} if kind == "causal_lm" else {"num_labels": 1}
+    model, info = _found(
+        source,
+        "model",
+        lambda: _AUTO[kind].from_pretrained(source, dtype=dtype, output_loading_info=True, **labels),
+    )
+    new = tuple(sorted(info["missing_keys"]))
+    if kind == "causal_lm" and new:
+        raise EngineError(f"the model {source!r} lacks the weights {', '.join(new[:3])}: it is no causal language model")
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in new:
+            # transformers draws them from the global generator; at 0 they say nothing yet, and always the same.
+            parameters[name].zero_()
+    return model, new
+
+
+def _found(source: str, what: str, read: Any) -> Any:
+    """`read()`, with what goes wrong said in the user's terms."""
+    if os.path.isdir(source) and not os.path.exists(os.path.join(source, "config.json")):
+        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
+    try:
+        return read()
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        place = "in the folder" if os.path.isdir(source) else "as a local folder or on the Hugging Face hub"
+        raise EngineError(f"cannot load the {what} {source!r} {place}: {first}") from error
+
+
+def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
+    """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
+    fields = dict(source.config)
+    size = fields.setdefault("vocab_size", len(codec.tokenizer))
+    if size < len(codec.tokenizer):
+        raise EngineError(f"vocab_size is {size}, but the tokenizer has {len(codec.tokenizer)} tokens")
+    fields.setdefault("pad_token_id", codec.pad_id)
+    fields.setdefault("bos_token_id", None)
+    fields.setdefault("eos_token_id", codec.eos_id)
+    try:
+        base = _seeded(AutoModelForCausalLM, AutoConfig.for_model(source.family, **fields), source.seed)
+        if kind == "causal_lm":
+            return base
+        model = _seeded(_AUTO[kind], AutoConfig.for_model(source.family, **fields, num_labels=1), source.seed + 1)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
+    model.base_model.load_state_dict(base.base_model.state_dict())
+    return model
+
+
+def _seeded(auto: Any, config: Any, seed: int) -> PreTrainedModel:
+    """A model of this configuration in float32, without touching the global random generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    return model
+
+
+def head_of(model: nn.Module) -> list[str]:
+    """The names of the parameters that are not the backbone's."""
+    prefix = str(getattr(model, "base_model_prefix", "")) + "."
+    return [name for name, _ in model.named_parameters() if not name.startswith(prefix)]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still raise."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

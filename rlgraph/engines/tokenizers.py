@@ -1,0 +1,131 @@
+"""Tokenizers: built in memory for models with random weights, or read from a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlgraph.engines.base import EngineError
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+"""The special tokens of a built tokenizer: ids 0, 1 and 2."""
+
+Message = Mapping[str, str]
+"""`{"role": ..., "content": ...}`"""
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One token for each character of `alphabet`, from id 3 on."""
+
+    alphabet: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """One token for each word of a text separated by blanks, from id 3 on."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One token for each byte of the text in UTF-8, from id 3 on."""
+
+
+TokenizerSpec = Chars | Words | Bytes
+
+
+def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
+    """A tokenizer with pad, eos and unk tokens that `save_pretrained` can write."""
+    special = [PAD, EOS, UNK]
+    match spec:
+        case Chars(alphabet):
+            backend = Tokenizer(models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK))
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+            backend.decoder = decoders.Fuse()
+        case Words(words):
+            backend = Tokenizer(models.WordLevel(_vocabulary(special, words.split(), "word"), unk_token=UNK))
+            backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        case Bytes():
+            letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+            backend = Tokenizer(models.BPE(_vocabulary(special, letters, "byte"), [], unk_token=UNK))
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+
+
+def _vocabulary(special: list[str], tokens: list[str], kind: str) -> dict[str, int]:
+    if not tokens:
+        raise EngineError(f"a tokenizer needs at least one {kind}")
+    double = [token for index, token in enumerate(tokens) if token in special or token in tokens[:index]]
+    if double:
+        raise EngineError(f"the {kind} {double[0]!r} is in the tokenizer's list twice")
+    return {token: index for index, token in enumerate([*special, *tokens])}
+
+
+class Codec:
+    """Text to token ids and back, with one model's tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text."""
+        return _token_id(self.tokenizer.eos_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        """What fills up rows: the tokenizer's own, or any, since padding is never looked at."""
+        pad = _token_id(self.tokenizer.pad_token_id)
+        return pad if pad is not None else (self.eos_id or 0)
+
+    @property
+    def start_id(self) -> int | None:
+        """What an empty prompt is replaced with: the token that begins a text, or else the one that ends it."""
+        bos = _token_id(self.tokenizer.bos_token_id)
+        return bos if bos is not None else self.eos_id
+
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+        """The tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the chat template."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        if self.tokenizer.chat_template is None:
+            raise EngineError("the prompt is a list of messages, but the model's tokenizer has no chat template")
+        messages = [dict(message) for message in prompt]
+        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        # The template writes its special tokens itself.
+        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text and nothing else: what a user or an environment adds to a row."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_response(self, text: str) -> list[int]:
+        """The tokens of a whole response, its end included: what supervised training and pairs are made of."""
+        end = [] if self.eos_id is None else [self.eos_id]
+        return self.encode_text(text) + end
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the tokenizer's files into a model folder."""
+        self.tokenizer.save_pretrained(str(folder))
+
+
+def _token_id(value: object) -> int | None:
+    return value if isinstance(value, int) else None

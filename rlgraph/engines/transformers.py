@@ -1,0 +1,349 @@
+"""Any Hugging Face model on one machine: generation, log-probabilities, values, scores and training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.engines.base import EngineError, Generation, Sampling, State, TrainOptions
+from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.decode import Ends, generate
+from rlgraph.engines.linear import use_onednn
+from rlgraph.engines.network import Network
+from rlgraph.engines.optimizer import Optimizer
+from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
+
+Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M entries each."""
+
+
+class TransformersEngine:
+    """One model. Implements `Engine`; `open` makes one from a source."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        spec: ModelSpec,
+        *,
+        threads: int = 1,
+        block_tokens: int = 4096,
+        logit_numbers: int = 1 << 25,
+        cache_tokens: int = 1 << 18,
+    ) -> None:
+        """A model that is loaded.
+
+        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own operators.
+        block_tokens: padded tokens in a block, where no gradient is kept. logit_numbers: most entries of a matrix of logits
+        there. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
+        """
+        self.spec = spec
+        self.codec = loaded.codec
+        self.new_parameters = loaded.new_parameters
+        self.model = loaded.model
+        self.threads = threads
+        self._block_tokens, self._logit_numbers, self._cache_tokens = block_tokens, logit_numbers, cache_tokens
+        use_onednn(self.model)
+        self._network = Network(self.model)
+        self._optimizer: Optimizer | None = None
+        self._pool: Executor | None = None
+        if threads > 1:
+            self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
+
+    @classmethod
+    def open(cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", **limits: int) -> TransformersEngine:
+        """Load the model of `spec`; a source that cannot be used raises `EngineError`."""
+        return cls(load(spec, device), spec, threads=threads, **limits)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+        settings = getattr(self.model, "generation_config", None)
+        more = getattr(settings, "eos_token_id", None)
+        listed = [more] if isinstance(more, int) else list(more or [])
+        own = [] if self.codec.eos_id is None else [self.codec.eos_id]
+        return tuple(sorted({*own, *listed}))
+
+    def generate(
+        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+    ) -> Generation:
+        """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
+        self._require("causal_lm", "generate")
+        ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
+        with nullcontext() if weights is None else self.weights(weights):
+            return generate(
+                self._network,
+                prompts,
+                n,
+                sampling,
+                row_keys,
+                ends,
+                pool=self._pool,
+                threads=self.threads,
+                block_tokens=self._cache_tokens,
+            )
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        self._require("causal_lm", "log-probabilities")
+        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[0]
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Entropy in nats of the distribution of each scored token, float [total scored]."""
+        self._require("causal_lm", "an entropy")
+        return self._tokenwise(sequences, lambda logits, tokens: [_entropy(logits, temperature)], 1)[0]
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Both from one pass, float [total scored] each."""
+        self._require("causal_lm", "log-probabilities")
+        both = self._tokenwise(
+            sequences,
+            lambda logits, tokens: [_logprobs(logits, tokens, temperature), _entropy(logits, temperature)],
+            2,
+        )
+        return both[0], both[1]
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """The value of the state before each scored token, float [total scored]."""
+        self._require("value_lm", "values")
+        return self._tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """The scalar at each row's last token, float [N]."""
+        self._require("reward_lm", "a score")
+        if len(sequences) and int(sequences.lengths.min()) == 0:
+            raise EngineError("a row without tokens has no score")
+
+        def block(rows: Tensor) -> tuple[Tensor]:
+            part = sequences.take(rows)
+            ids, _ = part.padded(self.codec.pad_id)
+            out = self._network.read(ids, torch.arange(len(part)), part.lengths - 1)
+            return (_wide(out)[:, 0],)
+
+        return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+
+    def train_step(
+        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
+    ) -> dict[str, float]:
+        """One update with the gradient of the sum of `loss(block)`: its `loss`, `grad_norm` before clipping, and `lr`.
+
+        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the result.
+        """
+        if self._optimizer is None:
+            self._optimizer = Optimizer(self.model)
+        total, gradients = self._gradients(blocks, loss)
+        return {"loss": total, **self._optimizer.step(gradients, options, step)}
+
+    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this engine's threads."""
+        return plan_blocks(lengths, token_budget or self._block_tokens, self.threads)
+
+    def state(self) -> State:
+        """A copy of the weights."""
+        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over these weights; the optimizer's moments stay."""
+        tensors = self._tensors()
+        _same_names(tensors, state)
+        for name, tensor in tensors.items():
+            tensor.copy_(state[name])
+        if self._optimizer is not None:
+            self._optimizer.reread()
+
+    @torch.no_grad()
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        tensors = self._tensors()
+        _same_names(tensors, other)
+        for name, tensor in tensors.items():
+            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
+        if self._optimizer is not None:
+            self._optimizer.reread()
+
+    @contextmanager
+    def weights(self, state: State) -> Iterator[None]:
+        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a time."""
+        tensors = self._tensors()
+        _same_names(tensors, state)
+        own = {name: tensor.data for name, tensor in tensors.items()}
+        try:
+            for name, tensor in tensors.items():
+                tensor.data = state[name]
+            yield
+        finally:
+            for name, tensor in tensors.items():
+                tensor.data = own[name]
+
+    def optimizer_state(self) -> State:
+        """A copy of the optimizer's moments and counters; empty before the first update."""
+        return {} if self._optimizer is None else self._optimizer.state()
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `optimizer_state` returned."""
+        self._optimizer = Optimizer(self.model) if state else None
+        if self._optimizer is not None:
+            self._optimizer.load_state(state)
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read."""
+        with quiet():
+            self.model.save_pretrained(str(folder))
+            self.codec.save(folder)
+
+    def copy(self) -> TransformersEngine:
+        """The same model with weights of its own and no optimizer."""
+        return TransformersEngine(
+            Loaded(copy.deepcopy(self.model), self.codec, self.new_parameters),
+            self.spec,
+            threads=self.threads,
+            block_tokens=self._block_tokens,
+            logit_numbers=self._logit_numbers,
+            cache_tokens=self._cache_tokens,
+        )
+
+    def _require(self, kind: str, what: str) -> None:
+        if self.spec.kind != kind:
+            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers by name, tied ones once."""
+        saved = self.model.state_dict().keys()
+        named: dict[str, Tensor] = dict(self.model.named_parameters())
+        return named | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+
+    def _tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
+        """`read` of what the head says before each scored token: `results` tensors [total scored]."""
+        if bool(((sequences.column_of == 0) & sequences.scored).any()):
+            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
+        counts = sequences.counts()
+
+        def block(rows: Tensor) -> Sequence[Tensor]:
+            part = sequences.take(rows)
+            where = part.scored.nonzero()[:, 0]
+            # What follows the last scored token, and that token itself, need not be fed.
+            ids, _ = part.padded(self.codec.pad_id)
+            columns = part.column_of[where] - 1
+            fed = int(columns.max()) + 1
+            return self._read(ids[:, :fed], part.row_of[where], columns, part.tokens[where], read)
+
+        return self._over_blocks(sequences.lengths, counts, block, results)
+
+    def _read(self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
+        """`read` at some places of one block, in pieces where the logits would be large and no gradient is kept."""
+        tokens = tokens.to(self._network.device)
+        most = max(1, self._logit_numbers // self.model.config.get_text_config().vocab_size)
+        if torch.is_grad_enabled() or tokens.shape[0] <= most or not self._network.splits:
+            return read(_wide(self._network.read(ids, rows, columns)), tokens)
+        hidden = self._network.hidden(ids)[rows.to(tokens.device), columns.to(tokens.device)]
+        pieces = [
+            read(_wide(self._network.head(part)), target)
+            for part, target in zip(hidden.split(most), tokens.split(most), strict=True)
+        ]
+        return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def _over_blocks(
+        self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
+    ) -> list[Tensor]:
+        """The results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
+        device = self._network.device
+        busy = counts.nonzero()[:, 0]
+        if not busy.shape[0]:
+            return [torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)]
+        if torch.is_grad_enabled():
+            # With gradients the caller has chosen the block: this is it.
+            whole = busy.shape[0] == lengths.shape[0]
+            return list(block(torch.arange(lengths.shape[0]) if whole else busy))
+        plan = [busy[rows] for rows in plan_blocks(lengths[busy], self._block_tokens, self.threads)]
+        done = self._map(block, plan)
+        order = torch.cat(plan)
+        starts = counts.cumsum(0) - counts
+        back = ragged_index(starts[order], counts[order]).to(device)
+        joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
+        return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
+
+    def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
+        """`work` on each block without gradients, side by side where the engine has threads."""
+        if self._pool is None or len(plan) == 1:
+            return [work(rows) for rows in plan]
+
+        def quietly(rows: Tensor) -> Sequence[Tensor]:
+            with torch.no_grad():
+                return work(rows)
+
+        return list(self._pool.map(quietly, plan))
+
+    def _gradients(
+        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor]
+    ) -> tuple[float, list[Tensor | None]]:
+        """The sum over blocks of the loss and of its gradient for each parameter."""
+        parameters = list(self.model.parameters())
+
+        def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
+            with torch.enable_grad():
+                value = loss(block)
+                if not value.requires_grad:
+                    return float(value), [None] * len(parameters)
+                return float(value.detach()), torch.autograd.grad(value, parameters, allow_unused=True)
+
+        total, sums = 0.0, list[Tensor | None]([None] * len(parameters))
+        for value, gradients in _in_order(one, blocks, self._pool, self.threads):
+            total += value
+            sums = [_plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+        return total, sums
+
+
+def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
+    """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
+    if pool is None or len(items) < 2:
+        yield from (work(item) for item in items)
+        return
+    waiting = [pool.submit(work, item) for item in items[:ahead]]
+    for index in range(len(items)):
+        result = waiting.pop(0).result()
+        if index + ahead < len(items):
+            waiting.append(pool.submit(work, items[index + ahead]))
+        yield result
+
+
+def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old.add_(new)
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    return -torch.nn.functional.cross_entropy(_tempered(logits, temperature), tokens, reduction="none")
+
+
+def _entropy(logits: Tensor, temperature: float) -> Tensor:
+    log_p = _tempered(logits, temperature).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Temperature 0, greedy decoding, is scored at temperature 1."""
+    return logits if temperature in (0, 1) else logits / temperature
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(_wide_dtype(outputs.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    if own.keys() != other.keys():
+        odd = sorted(own.keys() ^ other.keys())
+        raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")

@@ -1,0 +1,24 @@
+"""The user's Python: reward functions and environments, in processes of their own."""
+
+from rlgraph.foreign.environments import (
+    Environment,
+    EnvironmentSpec,
+    Episode,
+    check_environment,
+    open_environment,
+)
+from rlgraph.foreign.functions import FunctionSpec, RewardFunction, check_function, open_function
+from rlgraph.foreign.worker import Workers
+
+__all__ = [
+    "Environment",
+    "EnvironmentSpec",
+    "Episode",
+    "FunctionSpec",
+    "RewardFunction",
+    "Workers",
+    "check_environment",
+    "check_function",
+    "open_environment",
+    "open_function",
+]

@@ -1,0 +1,228 @@
+"""The program of the process that a user's Python file runs in.
+
+It is started by `worker.py` and imports only the standard library. It answers requests `(operation, limit_s,
+*arguments)` with `("ok", value)`, `("raised", what)` or `("wrong", what)`. A call that passes its limit ends
+the process from a thread that does not need the interpreter lock: an endless regular expression or a huge
+power cannot stop it. That thread writes first where the code was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib.util
+import inspect
+import math
+import numbers
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+
+class Wrong(Exception):
+    """The user's code gave back something that is not what was asked for."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message, row)
+        self.message = message
+        self.row = row
+
+
+class Child:
+    """The user's module and the objects made from it."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.module: ModuleType | None = None
+        self.objects: dict[int, Any] = {}
+        self.runner = asyncio.Runner()
+
+    def load(self) -> ModuleType:
+        """The user's file as a module, under a name that cannot hide another module."""
+        if self.module is None:
+            name = f"rlgraph_foreign_{Path(self.file).stem}"
+            sys.path.insert(0, str(Path(self.file).parent))
+            spec = importlib.util.spec_from_file_location(name, self.file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+            self.module = module
+        return self.module
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What stands in the file under `name`, and with which parameters."""
+        module = self.load()
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        found = getattr(module, name, None)
+        if not callable(found):
+            return {"is": "missing" if found is None else short(found), "names": names}
+        try:
+            signature = inspect.signature(found).parameters.values()
+            parameters = [(p.name, p.kind.name, p.default is not p.empty) for p in signature]
+        except (TypeError, ValueError):  # some functions written in C do not say
+            parameters = [("kwargs", "VAR_KEYWORD", False)]
+        if not inspect.isclass(found):
+            return {"is": "function", "names": names, "parameters": parameters, "methods": []}
+        methods = [key for key in dir(found) if callable(getattr(found, key))]
+        return {"is": "class", "names": names, "parameters": parameters, "methods": methods}
+
+    def score(self, name: str, count: int, arguments: dict[str, Any]) -> list[float]:
+        """One number for each of `count` rows."""
+        values = self.settle(getattr(self.load(), name)(**arguments))
+        if hasattr(values, "tolist"):  # an array or a tensor
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            raise Wrong(f"{short(values)}, not a list with a number for each row")
+        if len(values) != count:
+            raise Wrong(f"{len(values)} numbers for {count} rows")
+        return [number(value, row) for row, value in enumerate(values)]
+
+    def warm(self) -> None:
+        """Load the file, outside of the limit of a call."""
+        self.load()
+
+    def rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
+        """The rows of a function that returns a list; None for one that yields them."""
+        made = self.settle(getattr(self.load(), name)(**arguments))
+        if isinstance(made, list | tuple):
+            return list(made)
+        if isinstance(made, Iterator):
+            self.objects[key] = made
+            return None
+        if hasattr(made, "__iter__") and not isinstance(made, str | bytes | dict):
+            self.objects[key] = iter(made)
+            return None
+        raise Wrong(f"{short(made)}, not a list of rows and not a generator of them")
+
+    def draw(self, key: int, count: int) -> list[Any]:
+        """The next rows of the generator, fewer where it ends."""
+        return [row for _, row in zip(range(count), self.objects[key], strict=False)]
+
+    def make(self, key: int, name: str, arguments: dict[str, Any]) -> None:
+        """An environment for one episode."""
+        self.objects[key] = getattr(self.load(), name)(**arguments)
+
+    def reset(self, key: int, row: dict[str, Any]) -> str:
+        """The first observation of an episode, empty where the environment says nothing yet."""
+        first = self.settle(self.objects[key].reset(row))
+        if first is not None and not isinstance(first, str):
+            raise Wrong(f"{short(first)} from `reset`, not the text of the first observation")
+        return first or ""
+
+    def step(self, key: int, action: str) -> tuple[str, float, bool]:
+        """What the environment answers to `action`: observation, reward, whether the episode is over."""
+        answer = self.settle(self.objects[key].step(action))
+        if not isinstance(answer, list | tuple):
+            raise Wrong(f"{short(answer)} from `step`, not the three values (observation, reward, done)")
+        if len(answer) != 3:
+            raise Wrong(f"{len(answer)} values from `step`, not the three (observation, reward, done)")
+        observation, reward, done = answer
+        if observation is not None and not isinstance(observation, str):
+            raise Wrong(f"{short(observation)} from `step` as the observation, which must be a text")
+        try:
+            value = number(reward, None)
+        except Wrong as wrong:
+            raise Wrong(f"{wrong.message} from `step` as the reward") from None
+        if not isinstance(done, bool) and type(done).__name__ not in ("bool_", "bool"):
+            raise Wrong(f"{short(done)} from `step` as `done`, which must be True or False")
+        return observation or "", value, bool(done)
+
+    def close(self, key: int) -> None:
+        """The end of an episode."""
+        environment = self.objects.pop(key, None)
+        if hasattr(environment, "close"):
+            self.settle(environment.close())
+
+    def settle(self, value: Any) -> Any:
+        """`value`, awaited where it must be, always in the same event loop: clients of services rely on it."""
+        return self.runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def number(value: Any, row: int | None) -> float:
+    """`value` as a finite float: numbers, booleans, and the scalars of numpy and torch."""
+    plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if not isinstance(plain, numbers.Real):
+        raise Wrong(short(value), row)
+    if not math.isfinite(plain):
+        raise Wrong(str(float(plain)), row)
+    return float(plain)
+
+
+def short(value: Any) -> str:
+    """A value in a few words: `None`, `'abc'`, `a dict`."""
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:37] + "...")
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def raised(error: BaseException, folder: str) -> dict[str, Any]:
+    """What the user needs to know of an exception: type, message, and where in the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = (error.filename, error.lineno or 1)
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename != __file__])
+        mine = [frame for frame in frames if _is_mine(frame.filename, folder)] or list(frames)
+        place = (mine[-1].filename, mine[-1].lineno or 1) if mine else ("", 0)
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return {"type": type(error).__name__, "message": message, "file": place[0], "line": place[1]}
+
+
+def _is_mine(file: str, folder: str) -> bool:
+    """Whether the user wrote `file`: it lies in the folder, and not in an environment there."""
+    return file.startswith(folder + os.sep) and "site-packages" not in file
+
+
+def main() -> None:
+    """Answer requests until the other end is closed."""
+    handles = [int(word) for word in sys.argv[1:]]
+    for handle in handles:
+        os.set_inheritable(handle, False)
+    link = Connection(handles[0])
+    log: TextIO = os.fdopen(handles[1], "w")
+    faulthandler.enable(log)
+    sys.path[:], file = link.recv()
+    sys.argv[:] = [file]
+    child = Child(file)
+    while True:
+        try:
+            operation, limit_s, *arguments = link.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if limit_s is not None:
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=log)
+        try:
+            reply = ("ok", getattr(child, operation)(*arguments))
+        except Wrong as wrong:
+            reply = ("wrong", (wrong.message, wrong.row))
+        except KeyboardInterrupt:
+            return
+        except BaseException as error:  # sys.exit() of the user's code too
+            reply = ("raised", raised(error, str(Path(file).parent)))
+        faulthandler.cancel_dump_traceback_later()
+        try:
+            link.send(reply)
+        except Exception as error:  # PicklingError, and whatever objects raise while they are pickled
+            link.send(("wrong", (f"a value that cannot leave its process ({error})", None)))
+
+
+if __name__ == "__main__":
+    main()

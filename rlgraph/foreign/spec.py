@@ -1,0 +1,157 @@
+"""What a declaration says about data, a function or an environment, and the checks that all of them share.
+
+`jsonl("gsm8k.jsonl", batch=512)` is `Spec("jsonl", ("gsm8k.jsonl",), {"batch": 512}, span)`. Nothing here
+opens a file but to look whether it is there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Diagnostic, ProgramError, Span
+
+BAD_ARGUMENT = "E0702"
+NO_FILE = "E0703"
+UNREADABLE = "E0704"
+NOT_INSTALLED = "E0709"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The call on the right of `data NAME =`, `func NAME =` or `env NAME =`."""
+
+    kind: str
+    """The word that is called: `jsonl`, `python`, `reasoning_gym`."""
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    """By name, as plain values: numbers, texts, booleans, lists of them."""
+    span: Span
+    """Of the whole call."""
+    spans: Mapping[int | str, Span] = field(default_factory=dict, compare=False, repr=False)
+    """Of single arguments, by position or name, where they are known: the caret is then more exact."""
+
+    def at(self, argument: int | str) -> Span:
+        """Where `argument` is written."""
+        return self.spans.get(argument, self.span)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or nothing where no word is near."""
+    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+def one_text(spec: Spec, what: str, example: str) -> str:
+    """The only positional argument of `spec`, which must be a text."""
+    if len(spec.args) == 1 and isinstance(spec.args[0], str) and spec.args[0]:
+        return spec.args[0]
+    message = f"`{spec.kind}` takes one text: {what}"
+    raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, f"as in `{example}`"))
+
+
+def only_options(spec: Spec, known: Collection[str]) -> None:
+    """An error for the first option that is not `known`."""
+    for name in spec.options:
+        if name not in known:
+            message = f"`{spec.kind}` has no option '{name}'"
+            hint = did_you_mean(name, known) or f"its options are: {', '.join(known)}"
+            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
+
+
+def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
+    """The option `name`, a whole number of at least `least`."""
+    if name not in spec.options:
+        return default
+    value = spec.options[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _wrong(spec, name, f"a whole number of at least {least}", value)
+    return int(value)
+
+
+def seconds(spec: Spec, name: str, default: float) -> float:
+    """The option `name`, a time in seconds; 0 means without limit, and gives infinity."""
+    value = spec.options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
+        raise _wrong(spec, name, "a number of seconds up to a million, 0 for no limit", value)
+    return float(value) or math.inf
+
+
+def flag(spec: Spec, name: str, default: bool) -> bool:
+    """The option `name`, `true` or `false`."""
+    value = spec.options.get(name, default)
+    if not isinstance(value, bool):
+        raise _wrong(spec, name, "true or false", value)
+    return value
+
+
+def text(spec: Spec, name: str, default: str | None) -> str | None:
+    """The option `name`, a text."""
+    value = spec.options.get(name, default)
+    if value is not default and not isinstance(value, str):
+        raise _wrong(spec, name, "a text", value)
+    return value
+
+
+def _wrong(spec: Spec, name: str, wanted: str, value: object) -> ProgramError:
+    return ProgramError(Diagnostic(BAD_ARGUMENT, f"`{name}` must be {wanted}, not {value!r}", spec.at(name)))
+
+
+def need(module: str, extra: str, span: Span) -> None:
+    """An error unless `module` is installed; `extra` brings it."""
+    if importlib.util.find_spec(module) is None:
+        message = f"this needs the package '{module}', which is not installed"
+        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, f'pip install "rlgraph[{extra}]"'))
+
+
+def resolve(path: str, base: Path) -> Path:
+    """A path of a program: relative to the folder of its `.rlf` file, `base`."""
+    return base / Path(path).expanduser()
+
+
+def find_file(path: str, base: Path, span: Span, what: str) -> Path:
+    """The file that a program names `path`; it is there, is a regular file, and may be read.
+
+    `what` is the user's word for it: `data file`.
+    """
+    file = resolve(path, base)
+    if file.is_dir():
+        hint = _nearby(file, "")
+        raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is a folder, not a {what}", span, hint))
+    if not file.exists():
+        raise ProgramError(
+            Diagnostic(NO_FILE, f"there is no {what} '{path}'", span, _missing_hint(path, file))
+        )
+    if not file.is_file():
+        raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is not a regular file", span))
+    if not os.access(file, os.R_OK):
+        hint = "the user who runs this needs the right to read it"
+        raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: permission denied", span, hint))
+    return file
+
+
+def _missing_hint(path: str, file: Path) -> str:
+    if not file.parent.is_dir():
+        return f"there is no folder '{file.parent}' either"
+    try:
+        near = did_you_mean(file.name, sorted(os.listdir(file.parent)))
+    except OSError:
+        near = ""
+    where = f"looked in '{file.parent}': paths are relative to the program's folder"
+    return near or _nearby(file.parent, file.suffix) or where
+
+
+def _nearby(folder: Path, suffix: str) -> str:
+    """The files with `suffix` that lie in `folder`."""
+    try:
+        names = [name for name in sorted(os.listdir(folder)) if name.endswith(suffix) and name[0] != "."]
+    except OSError:
+        return ""
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"in '{folder}' there is: {shown}" if names else ""

@@ -1,0 +1,222 @@
+"""The process that a user's Python file runs in, seen from rlgraph.
+
+A reward function that never comes back must not hold a run for ever. A thread cannot be ended, and an endless
+regular expression in one holds the interpreter lock, so that not even a timer fires: hence a process. It also
+survives a crash of the user's C code, leaves the main thread to the user (`signal.alarm` works), and keeps
+the user's imports apart from ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+IMPORT_LIMIT_S = 600.0
+"""For loading a user's file: it may load a model."""
+_GRACE_S = 2.0
+"""What the process may take longer than the limit to end itself before it is ended."""
+
+
+class Failure(Exception):
+    """The user's code did not give a value; made into a diagnostic by `report.py`."""
+
+    file: str
+    line: int
+    """Where in the user's own code; 0 where that is unknown."""
+
+
+@dataclass(eq=False)
+class Raised(Failure):
+    """It raised an exception."""
+
+    type: str
+    message: str
+    file: str
+    line: int
+
+
+@dataclass(eq=False)
+class Wrong(Failure):
+    """It gave back something else than was asked for."""
+
+    what: str
+    row: int | None
+    """Which of the rows of the call."""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(eq=False)
+class TimedOut(Failure):
+    """It did not come back."""
+
+    limit_s: float
+    file: str
+    line: int
+
+
+@dataclass(eq=False)
+class Died(Failure):
+    """Its process ended."""
+
+    how: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    link: Connection
+    log: IO[bytes]
+
+    def end(self) -> None:
+        """End the process and all that it has started."""
+        self.link.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # Before `wait`: until then nobody else can have this number.
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+class Worker:
+    """One process for one file of the user's; started when first needed, and again after it has ended."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file.resolve()
+        self.generation = 0
+        """How often the process has been started: objects in it live as long as one start."""
+        self._process: _Process | None = None
+        self._keys = itertools.count()
+        self._lock = threading.Lock()
+
+    def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
+        """What `Child.<operation>(*arguments)` gives.
+
+        Raises a `Failure`. After `TimedOut` and `Died` the objects in the process are gone.
+        """
+        with self._lock:
+            process = self._process
+            try:
+                if process is None:
+                    process = self._start()
+                    self._exchange(process, "warm", IMPORT_LIMIT_S, ())
+                return self._exchange(process, operation, limit_s, arguments)
+            except (Raised, Wrong):
+                raise
+            except BaseException:  # an interrupt too: a late answer must not meet the next question
+                self._stop()
+                raise
+
+    def new_key(self) -> int:
+        """A key for an object in the process."""
+        return next(self._keys)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._stop()
+
+    def kill(self) -> None:
+        """End the process under a call that another thread waits for; that thread gets `Died`."""
+        process = self._process
+        if process is not None and process.popen.poll() is None:
+            process.popen.kill()
+
+    def _start(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
+        script = Path(__file__).with_name("child.py")
+        command = [sys.executable, "-u", str(script), str(theirs.fileno()), str(log.fileno())]
+        with theirs:
+            handles = (theirs.fileno(), log.fileno())
+            popen = subprocess.Popen(command, pass_fds=handles, start_new_session=True)
+        process = _Process(popen, Connection(ours.detach()), log)
+        process.link.send((sys.path, str(self.file)))
+        self._process = process
+        self._end = weakref.finalize(self, process.end)
+        self.generation += 1
+        return process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._end()
+            self._process = None
+
+    def _exchange(self, process: _Process, operation: str, limit_s: float, arguments: tuple[Any, ...]) -> Any:
+        started_s = time.monotonic()
+        unlimited = math.isinf(limit_s)
+        try:
+            process.link.send((operation, None if unlimited else limit_s, *arguments))
+            if not process.link.poll(None if unlimited else limit_s + _GRACE_S):
+                raise TimedOut(limit_s, "", 0)
+            answer = process.link.recv_bytes()
+        except (EOFError, ConnectionError):
+            raise self._ended(process, limit_s, time.monotonic() - started_s) from None
+        try:
+            status, value = pickle.loads(answer)
+        except Exception as error:
+            raise Wrong(f"a value that only its own file knows ({error})", None) from None
+        if status == "raised":
+            raise Raised(**value)
+        if status == "wrong":
+            raise Wrong(*value)
+        return value
+
+    def _ended(self, process: _Process, limit_s: float, passed_s: float) -> Failure:
+        code = process.popen.wait()
+        process.log.seek(0)
+        dump = process.log.read().decode(errors="replace")
+        file, line = _place(dump, str(self.file))
+        if passed_s >= limit_s and "Timeout" in dump:
+            return TimedOut(limit_s, file, line)
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return Died(how, file, line)
+
+
+class Workers:
+    """The processes of one run: one for each file, so that two functions of a file share its module."""
+
+    def __init__(self) -> None:
+        self._workers: dict[tuple[Path, int], Worker] = {}
+
+    def get(self, file: Path, slot: int = 0) -> Worker:
+        """The process number `slot` for `file`."""
+        return self._workers.setdefault((file.resolve(), slot), Worker(file))
+
+    def close(self) -> None:
+        """End them all."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _place(dump: str, file: str) -> tuple[str, int]:
+    """The innermost line of the user's file in the text that faulthandler has written."""
+    places = re.findall(r'File "(.+)", line (\d+) in', dump)
+    mine = [place for place in places if place[0] == file]
+    return (mine[0][0], int(mine[0][1])) if mine else ("", 0)

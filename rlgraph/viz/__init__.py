@@ -1,0 +1,18 @@
+"""Pictures of a program's graph: DOT text, SVG, PNG, and one self-contained HTML page.
+
+    captions   what is written on a box: titles, options, formulas, types
+    scene      a program as boxes in boxes, ports and links; knows nothing of drawing
+    layered    rows, order and places of boxes and lines; knows nothing of programs
+    layout     a scene with places
+    theme      colours and sizes
+    svg png dot html   the four ways out: `to_svg`, `to_png`, `to_dot`, `to_html`
+
+The visual language:
+- A coloured container is a model, and holds the operations that the model does there: blue a policy, green a critic,
+  violet a reward model; a frozen model is paler and its border is broken. The same model can have several containers:
+  one in each frame where it works. `train` is a container of its model too.
+- A grey frame is a loop. What comes from outside enters it once, as a tab on its upper edge.
+- Everything else stands outside of containers: data, Python functions, tables, tensor mathematics with its formula.
+- A line is a value, labelled where it begins with its type; a broken line is a model's weights or a state.
+- An amber edge is a barrier: the box waits for its whole group or batch. The reason is in the tooltip and in the page.
+"""

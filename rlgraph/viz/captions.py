@@ -1,0 +1,104 @@
+"""What is written on a box: titles, options, formulas, types."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from rlgraph.ir.graph import Constant, Model, Node, Unit, Value
+from rlgraph.ir.text import show, show_constant
+from rlgraph.ir.types import Handle
+
+FORMULA_COLUMNS = 44
+FORMULA_LINES = 4
+OPTION_COLUMNS = 40
+
+# What goes without saying: internal names, and options at the value that changes nothing.
+_HIDDEN = {"key", "func", "names", "env", "axis", "name", "column"}
+_NEUTRAL: dict[str, Constant] = {
+    "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "weight_decay": 0.0,
+    "betas": (0.9, 0.999), "eps": 1e-8, "dtype": "float32",
+}  # fmt: skip
+
+
+def options(attrs: Iterable[tuple[str, Constant]]) -> str:
+    """The options that say something: `n=16, max_tokens=1024`."""
+    said = []
+    for name, value in attrs:
+        neutral = name in _NEUTRAL and value == _NEUTRAL[name]
+        if name not in _HIDDEN and not neutral and value is not None and value != ():
+            said.append(f"{name}={show_constant(value)}")
+    return ", ".join(said)
+
+
+def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
+    """Title and note of a loop: `minibatch prompts`, `4 parts, 2 epochs`."""
+    attrs = dict(node.attrs)
+    axis = attrs.pop("axis", None)
+    title = f"{node.op} {axes.get(str(axis), str(axis))}" if axis is not None else node.op
+    counted = []
+    for name, words in (("parts", "part"), ("epochs", "epoch"), ("steps", "step"), ("rows", "row")):
+        count = attrs.get(name)
+        if isinstance(count, int) and not isinstance(count, bool):
+            del attrs[name]
+            if not (name == "epochs" and count == 1):
+                counted.append(f"{count} {words}{'' if count == 1 else 's'}")
+    if node.op == "every":
+        title, counted = f"every {', '.join(counted)}" if counted else title, []
+    if node.op == "collect" and counted:
+        counted[0] = f"until {counted[0]} are kept"
+    rest = options(attrs.items())
+    return title, ", ".join([*counted, *([rest] if rest else [])])
+
+
+def model(found: Model) -> str:
+    """What a model is: `causal_lm`, `copy of actor, frozen`."""
+    what = f"copy of {found.copy_of}" if found.copy_of else found.kind
+    return f"{what}, frozen" if found.frozen else what
+
+
+def label(value: Value, title: str = "") -> str:
+    """A value's type, after its name unless the box says the name already."""
+    if isinstance(value.type, Handle):
+        return value.name
+    return str(value.type) if value.name == title else f"{value.name}: {value.type}"
+
+
+def barrier(unit: Unit | None, axes: Mapping[str, str]) -> str:
+    """What a box waits for; empty where it works row by row."""
+    if unit is None or not unit.reason:
+        return ""
+    return "waits for the batch" if unit.axis is None else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
+
+
+def formula(node: Node) -> tuple[str, ...]:
+    """The lines of a tensor node's mathematics, cut where they are many; without the name where it is the box's title."""
+    if len(node.body) == 1:
+        return cut(wrap(show(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
+    lines: list[str] = []
+    for let in node.body:
+        lines += cut(wrap(f"{let.name} = {show(let.expr)}", FORMULA_COLUMNS), 2)
+    return cut(lines, 2 * FORMULA_LINES)
+
+
+def whole(node: Node) -> str:
+    """All of a tensor node's mathematics, uncut."""
+    return "\n".join(f"{let.name} = {show(let.expr)}" for let in node.body)
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Lines of at most so many characters; a word that is longer is cut in two."""
+    return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False) or [""]
+
+
+def cut(lines: Iterable[str], most: int) -> tuple[str, ...]:
+    """At most so many lines; a mark says that there were more."""
+    kept = list(lines)
+    if len(kept) <= most:
+        return tuple(kept)
+    return (*kept[: most - 1], f"{kept[most - 1][: FORMULA_COLUMNS - 2]} …")
+
+
+def short(text: str, columns: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= columns else f"{text[: columns - 1]}…"

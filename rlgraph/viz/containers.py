@@ -1,0 +1,128 @@
+"""Gathers the operations of a model into its containers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rlgraph.viz.boxes import Body, Box, Link, Port
+
+
+@dataclass
+class Draft:
+    """A body while it is being made: boxes with the values they use and make."""
+
+    boxes: list[Box] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    """The box that makes each value; the empty id for what the frame brings in."""
+    owners: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Of each operation of a model: the model and the version of its weights."""
+    ends: list[Link] = field(default_factory=list)
+    """To the lower ports of the frame."""
+
+    def body(self) -> Body:
+        links = [
+            Link(self.sources[port.value], port.value, box.id, port.value, port.line)
+            for box in self.boxes
+            for port in box.inputs
+            if port.value in self.sources
+        ]
+        return Body(tuple(self.boxes), tuple(links + self.ends))
+
+
+def gather(draft: Draft, shells: dict[tuple[str, str], Box]) -> None:
+    """Puts the operations of a model into its container, several of them wherever that makes no circle."""
+    groups = _groups(draft)
+    member = {box.id: group for group, boxes in groups.items() for box in boxes}
+    _weights(draft, groups, member)
+    made = {
+        group: _container(draft, replace(shells[draft.owners[boxes[0].id]], id=group), boxes, member)
+        for group, boxes in groups.items()
+    }
+    kept: dict[str, Box] = {}
+    for box in draft.boxes:
+        where = member.get(box.id, box.id)
+        kept.setdefault(where, made.get(where, box))
+    draft.boxes = list(kept.values())
+    draft.sources = {value: member.get(source, source) for value, source in draft.sources.items()}
+    draft.ends = [replace(link, source=member.get(link.source, link.source)) for link in draft.ends]
+
+
+def _groups(draft: Draft) -> dict[str, list[Box]]:
+    """The boxes of each container, by the container's id."""
+    groups: dict[str, list[Box]] = {}
+    latest: dict[tuple[str, str], str] = {}
+    member: dict[str, str] = {}
+    for box in draft.boxes:
+        owner = draft.owners.get(box.id)
+        if owner is None:
+            continue
+        group = latest.get(owner, "")
+        if not group or _circular(draft, {**member, box.id: group}):
+            group = latest[owner] = f"{box.id}-{owner[0]}"
+            groups[group] = []
+        member[box.id] = group
+        groups[group].append(box)
+    return groups
+
+
+def _weights(draft: Draft, groups: dict[str, list[Box]], member: dict[str, str]) -> None:
+    """A model's first weights come from its first container, unless boxes would then wait for each other."""
+    for group, boxes in groups.items():
+        weights = draft.owners[boxes[0].id][1]
+        if weights in draft.sources:
+            continue
+        draft.sources[weights] = group
+        if _circular(draft, member):
+            del draft.sources[weights]
+
+
+def _circular(draft: Draft, member: dict[str, str]) -> bool:
+    """Whether boxes would wait for each other if these were one."""
+    after: dict[str, set[str]] = {}
+    for box in draft.boxes:
+        here = member.get(box.id, box.id)
+        waits = after.setdefault(here, set())
+        for port in box.inputs:
+            source = draft.sources.get(port.value, "")
+            source = member.get(source, source)
+            if source and source != here:
+                waits.add(source)
+    left = dict(after)
+    while left:
+        ready = [box for box, waits in left.items() if not any(source in left for source in waits)]
+        if not ready:
+            return True
+        for box in ready:
+            del left[box]
+    return False
+
+
+def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str]) -> Box:
+    """A container with its boxes: ports for what crosses its edge."""
+    inside = {box.id for box in boxes}
+    used_outside = {
+        port.value for box in draft.boxes if member.get(box.id) != shell.id for port in box.inputs
+    } | {link.out for link in draft.ends}
+    inputs: dict[str, Port] = {}
+    links: list[Link] = []
+    outputs: list[Port] = []
+    for box in boxes:
+        for port in box.inputs:
+            source = draft.sources.get(port.value)
+            if source is None or source == shell.id:
+                continue
+            if source in inside:
+                links.append(Link(source, port.value, box.id, port.value, port.line))
+                continue
+            inputs.setdefault(port.value, replace(port, inside=port.value))
+            # The weights enter the container as a whole: every operation in it uses them.
+            if port.value != draft.owners[box.id][1]:
+                links.append(Link("", port.value, box.id, port.value, port.line))
+        for port in box.outputs:
+            if port.value in used_outside:
+                outputs.append(replace(port, inside=port.value))
+                links.append(Link(box.id, port.value, "", port.value, port.line))
+    weights = draft.owners[boxes[0].id][1]
+    if weights in used_outside and draft.sources.get(weights) == shell.id:
+        outputs.append(Port(weights, weights, "weights", weights))
+    return replace(shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links)))

@@ -1,0 +1,243 @@
+"""A program's graph as a scene: which box each node becomes, and what goes from where to where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
+from rlgraph.ir.text import print_node, show, show_constant
+from rlgraph.ir.types import Handle, Tensor
+from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.viz import captions
+from rlgraph.viz.boxes import Body, Box, Kind, Line, Link, Port, Role, Scene, Section
+from rlgraph.viz.containers import Draft, gather
+
+_OF_MODELS = (*MODEL_CALLS, "generate", "interact", "update")
+_ROLES: dict[str, Role] = {"causal_lm": "policy", "value_lm": "critic", "reward_lm": "reward"}
+_FROZEN: dict[Role, Role] = {"policy": "policy frozen", "critic": "critic frozen", "reward": "reward frozen"}
+
+
+def to_scene(program: Program) -> Scene:
+    """What there is to draw of a program: a section for each phase."""
+    maker = _Maker(program)
+    return Scene(program.name, tuple(maker.phase(phase) for phase in program.phases))
+
+
+class _Maker:
+    """Makes boxes of nodes; numbers them in the order of the graph's text."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.models = {model.name: model for model in program.models}
+        self.axes = {key: axis.name for key, axis in axes(program).items()}
+        self.count = 0
+
+    def id(self) -> str:
+        self.count += 1
+        return f"n{self.count}"
+
+    def phase(self, phase: Phase) -> Section:
+        draft = Draft()
+        used = {name for node in phase.graph.nodes for name in node.inputs}
+        for value in phase.graph.inputs:
+            if _line(value) == "state" and value.name in used:
+                self.add(draft, self.state(value))
+        self.nodes(draft, phase.graph, "")
+        for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
+            if last in draft.sources and last != first.name and not _is_cursor(first):
+                self.add(draft, self.next(first, last))
+        gather(draft, self.shells(draft))
+        note = [f"{phase.steps} steps"] if phase.steps is not None else []
+        note += [f"async, staleness {phase.staleness}"] if phase.staleness else []
+        return Section(phase.name, ", ".join(note), draft.body())
+
+    def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
+        """Adds a box for each node; `trained` is the version of the weights whose container the frame itself is."""
+        minor = _minor(graph)
+        for node in graph.nodes:
+            box = self.frame(node) if node.regions else self.leaf(node, minor)
+            if node.op in _OF_MODELS and node.inputs:
+                name = self.owner(graph, node)
+                if name and node.inputs[0] == trained:
+                    box = replace(box, role=self.role(name), inputs=box.inputs[1:])
+                elif name:
+                    draft.owners[box.id] = (name, node.inputs[0])
+                    box = replace(box, role=self.role(name))
+            self.add(draft, box)
+
+    def add(self, draft: Draft, box: Box) -> None:
+        draft.boxes.append(box)
+        draft.sources.update({port.value: box.id for port in box.outputs})
+
+    # Boxes that hold none
+
+    def leaf(self, node: Node, minor: set[str]) -> Box:
+        kind, title, note, lines = self.said(node, minor)
+        handles = {name for name in node.inputs if "@" in name}
+        inputs = tuple(
+            Port(name, name, "weights" if at == 0 and node.op in _OF_MODELS else "state" if name in handles else "data")
+            for at, name in enumerate(node.inputs)
+        )
+        if node.op == "update":
+            inputs = tuple(replace(port, line="weights") for port in inputs)
+        outputs = tuple(
+            Port(value.name, captions.label(value, title), _line(value))
+            for value in node.outputs
+            if not _is_cursor(value)
+        )
+        inputs = tuple({port.value: port for port in inputs}.values())
+        return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
+
+    def said(self, node: Node, minor: set[str]) -> tuple[Kind, str, str, tuple[str, ...]]:
+        """Kind, title, note and lines of a node without regions."""
+        shown = captions.options(node.attrs)
+        if node.op == "tensor":
+            if node.name in minor and len(node.body) == 1:
+                line = captions.short(f"{node.name} = {show(node.body[0].expr)}", captions.FORMULA_COLUMNS)
+                return "minor", node.name, "", (line,)
+            return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula(node)
+        if node.op == "column":
+            column = next((value for _, value in node.attrs if isinstance(value, str)), "")
+            return "column", f"{node.inputs[0]}.{column}" if column else node.name, "", ()
+        if node.op == "read":
+            return "data", node.name, self.outside(node.inputs[0].split("@")[0]), ()
+        if node.op == "call":
+            func = str(node.attr("func", node.attr("name", "call")))
+            return "call", func, self.outside(func), ()
+        if node.op == "report":
+            names = node.attr("names", ())
+            return "report", "report", ", ".join(map(str, names)) if names else shown, ()
+        if node.op in _OF_MODELS:
+            env = node.attr("env")
+            with_env = f"with {env}" if env else ""
+            source = f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
+            return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
+        axis = node.attr("axis")
+        title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
+        return "table", title, shown, ()
+
+    def outside(self, name: str) -> str:
+        """What a data source or a function is made of."""
+        found = next((o for o in self.program.outside if o.name == name), None)
+        return captions.short(show_constant(found.record), captions.OPTION_COLUMNS) if found else ""
+
+    def state(self, value: Value) -> Box:
+        name = value.name.split("@")[0]
+        found = next((state for state in self.program.states if state.name == name), None)
+        note = f"state, starts at {found.initial:g}" if found else "kept across steps"
+        return Box(self.id(), "state", name, note, outputs=(Port(value.name, captions.label(value, name), "state"),))
+
+    def next(self, first: Value, last: str) -> Box:
+        """Where a model or a state leaves the step."""
+        name = first.name.split("@")[0]
+        model = self.models.get(name)
+        port = Port(last, last, _line(first))
+        return Box(self.id(), "next", name, "next step", role=self.role(name) if model else "", inputs=(port,),
+                   text=f"{last} is where the next step starts")  # fmt: skip
+
+    def box(
+        self, node: Node, kind: Kind, title: str, note: str, lines: tuple[str, ...] = (), *,
+        inputs: tuple[Port, ...] = (), outputs: tuple[Port, ...] = (), body: Body | None = None, role: Role = "",
+    ) -> Box:  # fmt: skip
+        waits = captions.barrier(node.unit, self.axes)
+        return Box(
+            self.id(), kind, title, note, lines, role, inputs, outputs, body, waits,
+            node.unit.reason if node.unit else "", "\n".join(print_node(node)), node.span.line, node.span.source.path,
+        )  # fmt: skip
+
+    # Frames
+
+    def frame(self, node: Node) -> Box:
+        region = node.regions[0]
+        count = len(region.inputs)
+        inputs = [
+            Port(outer, _base(inner.name), _line(inner), inner.name)
+            for outer, inner in zip(node.inputs, region.inputs, strict=False)
+            if not _is_cursor(inner)
+        ]
+        inputs += [Port(name, name, "state" if "@" in name else "data", name) for name in node.inputs[count:]]
+        draft = Draft(sources={port.inside: "" for port in inputs})
+        trained = self.handle(node) if node.op == "train" else ""
+        self.nodes(draft, region, region.inputs[0].name if trained and count else "")
+        outputs = []
+        for at, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
+            if _is_cursor(value) or (at < count and inner == region.inputs[at].name):
+                continue
+            if at < count and not isinstance(_type(region, inner), Handle) and isinstance(value.type, Handle):
+                goal = Box(self.id(), "minimize", "minimize", inner, inputs=(Port(inner, inner),),
+                           outputs=(Port(value.name, value.name, "weights"),), text=f"minimize {inner}")  # fmt: skip
+                self.add(draft, goal)
+                inner = value.name
+            outputs.append(Port(value.name, captions.label(value), _line(value), inner))
+            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, _line(value)))
+        gather(draft, self.shells(draft))
+        body = draft.body()
+        used = {link.out for link in body.links if not link.source}
+        kept = tuple(port for port in inputs if port.inside in used or port.line == "weights")
+        if trained:
+            title, note, kind, role = f"train {trained}", captions.options(node.attrs), "train", self.role(trained)
+            return self.box(node, "train", title, note, inputs=kept, outputs=tuple(outputs), body=body, role=role)
+        title, note = captions.loop(node, self.axes)
+        return self.box(node, "loop", title, note, inputs=kept, outputs=tuple(outputs), body=body)
+
+    def handle(self, node: Node) -> str:
+        """The model that a `train` node trains."""
+        first = node.regions[0].inputs[0].type if node.regions[0].inputs else None
+        return first.name if isinstance(first, Handle) else node.op
+
+    def owner(self, graph: Graph, node: Node) -> str:
+        """The model that performs an operation: its first input is a version of it."""
+        name = _base(node.inputs[0])
+        return name if name in self.models else ""
+
+    def role(self, name: str) -> Role:
+        model = self.models.get(name)
+        if model is None:
+            return ""
+        role = _ROLES.get(model.kind, "policy")
+        return _FROZEN[role] if model.frozen else role
+
+    def shells(self, draft: Draft) -> dict[tuple[str, str], Box]:
+        """An empty container for each model that works in a body."""
+        return {owner: self.shell(self.models[owner[0]]) for owner in draft.owners.values()}
+
+    def shell(self, model: Model) -> Box:
+        source = "" if model.copy_of or model.source is None else f" {show_constant(model.source)}"
+        text = f"model {model.name}: {captions.model(model)}{source}"
+        return Box("", "model", model.name, captions.model(model), role=self.role(model.name), text=text,
+                   line=model.span.line, file=model.span.source.path)  # fmt: skip
+
+
+def _base(version: str) -> str:
+    """`actor` of `actor@2`."""
+    return version.split("@")[0]
+
+
+def _is_cursor(value: Value) -> bool:
+    # Where in its file a data source has got to is nothing to look at: it has one reader.
+    return isinstance(value.type, Handle) and value.type.kind == "cursor"
+
+
+def _line(value: Value) -> Line:
+    if isinstance(value.type, Handle):
+        return "weights" if value.type.kind == "model" else "state"
+    return "state" if "@" in value.name else "data"
+
+
+def _type(graph: Graph, name: str) -> object:
+    return graph.values().get(name)
+
+
+def _minor(graph: Graph) -> set[str]:
+    """Values that only reports use."""
+    users: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            users.setdefault(name, set()).add(node.op)
+    kept = set(graph.outputs)
+    return {
+        value.name
+        for node in graph.nodes
+        for value in node.outputs
+        if isinstance(value.type, Tensor) and users.get(value.name) == {"report"} and value.name not in kept
+    }
