@@ -50,9 +50,10 @@ def open_source(spec: Spec, base: Path) -> DataSource:
         why = error.strerror or str(error)
         raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: {why}", spec.at(0))) from None
     except ValueError as error:
-        why = str(error).splitlines()[0].rstrip(".")
+        why = str(error).splitlines()[0].rpartition("': ")[2].rstrip(".")
+        hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
-        raise ProgramError(Diagnostic(BAD_TABLE, message, spec.at(0))) from None
+        raise ProgramError(Diagnostic(BAD_TABLE, message, spec.at(0), hint)) from None
     return make_source(spec, ParquetRows(table), f"'{path}'")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, Stream, make_source
 from rlgraph.errors import Diagnostic, RunError
-from rlgraph.foreign.report import Target, describe, failed_call, own_options, parse_target
+from rlgraph.foreign.report import Target, check_required, describe, failed_call, own_options, parse_target
 from rlgraph.foreign.spec import Spec, one_text, seconds
 from rlgraph.foreign.worker import Failure, Worker, Workers
 
@@ -79,7 +79,9 @@ def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataS
     """Call the function."""
     target = parse_target(spec.args[0], base, spec.at(0), spec.kind)
     worker = (workers or Workers()).get(target.file)
-    arguments = own_options(spec, OPTIONS, describe(target, worker), target.name)
+    signature = describe(target, worker)
+    arguments = own_options(spec, OPTIONS, signature, target.name)
+    check_required(target, signature, arguments)
     limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
     key = worker.new_key()
     made = call(worker, target, limit_s, "rows", key, target.name, arguments)

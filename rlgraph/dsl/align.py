@@ -1,8 +1,9 @@
 """Which columns of a program are lined up.
 
-A user who lines up the `=` of some lines wants them to stay so; a user who does not, does not want it done. So a
-paragraph (lines that follow one another, with no blank line between) is lined up again where most of it was, and has
-single blanks otherwise. The comments at the ends of lines stay in their column where there is room.
+A user who lines up the `=` of some lines wants them to stay so; a user who does not, does not want it done.
+So a paragraph (lines that follow one another, with no blank line between) is lined up again where half of it
+or more was, and has single blanks otherwise. Comments at the ends of lines stay in their column where there
+is room.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def align(rows: list[Row]) -> None:
 
 
 def _paragraphs(rows: list[Row]) -> Iterator[tuple[bool, Paragraph]]:
-    """The rows that may be lined up, and whether only blank lines and comments stand before each paragraph of them."""
+    """The paragraphs, each with whether nothing but blank lines and comments parts it from the one above."""
     paragraph: Paragraph = []
     joined = gap = False
     for row in rows:
@@ -149,7 +150,7 @@ def _line_up(paragraph: Paragraph, column: int) -> None:
 
 
 def _align_comments(rows: list[Row]) -> None:
-    """Comments that follow one another in the same column stay in one column, two blanks or more after the code."""
+    """Comments of one column, on lines that follow one another, stay in one column after the code."""
     group: list[Row] = []
     for row, below in pairwise([*rows, Row(0, 0, "")]):
         if not row.comment:

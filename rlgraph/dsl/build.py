@@ -217,7 +217,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return tree.Call(c[0], c[1].args, c[1].options, self._span(c))
 
     def parentheses(self, c: list[Any]) -> Any:
-        # The brackets belong to the span, so that a caret under a part of an expression covers whole brackets.
+        # The brackets belong to the span: a caret under a part of an expression covers whole brackets.
         return replace(c[1], span=self._span(c))
 
     def items(self, c: list[Any]) -> tree.List:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from rlgraph.ops import TENSOR, infer
 
 RESERVED = frozenset({"tensor", "per", "yield", "given", "true", "false", "null", "because", "to", "batch"})
 """Words of the graph's own text: a value of that name gets a number."""
+
+_NUMBERED = re.compile(r"(\.\d+)+$")
 
 
 class Calls(Reporter):
@@ -71,9 +74,10 @@ class Calls(Reporter):
 
     def fresh(self, hint: str) -> str:
         """A name for a value that no other has in this phase."""
-        count = self.taken.get(hint, 1 if hint in RESERVED else 0) + 1
-        self.taken[hint] = count
-        return hint if count == 1 else self.fresh(f"{hint}.{count}")
+        base = _NUMBERED.sub("", hint)
+        count = self.taken.get(base, 1 if base in RESERVED else 0) + 1
+        self.taken[base] = count
+        return base if count == 1 else f"{base}.{count}"
 
     def version(self, name: str, kind: Type) -> Value:
         """The next value of something that lives across steps."""

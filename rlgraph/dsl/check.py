@@ -163,7 +163,8 @@ class Checker(Statements):
                 raise Stop
             if isinstance(held, ModelName):
                 self.used.add(value.id)
-                return replace(held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, span=item.span)
+                return replace(held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen,
+                               options=(), span=item.span)  # fmt: skip
             known = [name for name, found in self.scope.items() if isinstance(found, ModelName)]
             shown = f"`{value.id}` is {describe(held)}, not a model" if held else f"nothing is called `{value.id}`"
             hint = nearest(value.id, known) or f"load one: `causal_lm({value.id})`"

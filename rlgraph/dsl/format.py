@@ -1,8 +1,8 @@
 """The canonical layout of a program: text to tidy text, with every comment where it was.
 
-The text is laid out from its tokens, not from its tree, so brackets, line breaks inside brackets and the spelling of
-numbers stay the user's. Blanks, indentation, quotes and blank lines become canonical; columns that the user lined up
-stay lined up (`align.py`).
+The text is laid out from its tokens, not from its tree, so brackets, line breaks inside brackets and the
+spelling of numbers stay the user's. Blanks, indentation, quotes and blank lines become canonical; columns
+that the user lined up stay lined up (`align.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _comment(comment: Comment, level: int) -> Row:
 
 
 def _level(comment: Comment, widths: list[int], below: int) -> int:
-    """A comment belongs to the line below it, or to a block that ends above, where it is indented like that."""
+    """A comment belongs to the line below it, or to a block that ends above if it is indented like that."""
     inner = [level for level, width in enumerate(widths) if width <= comment.column and level > below]
     return max(inner, default=below)
 

@@ -1,4 +1,4 @@
-"""A text cut into logical lines of tokens, with its indentation: what the grammar and the formatter start from."""
+"""A text cut into logical lines of tokens, with its indentation: where parser and formatter start from."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def read(source: Source, indented: bool = True) -> Lines:
 
 
 def _forbidden(found: Lines) -> bool:
-    """Note characters that no text may hold: an editor does not show them, and some end a line for Python alone."""
+    """Note characters that no text may hold: editors hide them, and some end a line for Python alone."""
     for match in _FORBIDDEN.finditer(found.source.text):
         before = (found.source.text[: match.start()] + "x").splitlines()
         where = Span(found.source, len(before), len(before[-1]), len(before), len(before[-1]) + 1)
         found.fail(
-            "E0105", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it"
+            "E0121", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it"
         )
         if len(found.diagnostics) == 20:
             break
@@ -151,7 +151,7 @@ def _tokens(found: Lines, text: str) -> list[Token]:
 
 
 def _starts_statement(tokens: list[Token], at: int, before: Token) -> bool:
-    """Whether a line of the text that stands inside a bracket looks like the next statement: the bracket was forgotten."""
+    """Whether a line inside a bracket looks like the next statement: then the bracket was never closed."""
     token, after = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
     if before == "." or not (token in words.HOMES or token.type == "NAME"):
         return False
@@ -302,7 +302,7 @@ def _is_header(line: Line) -> bool:
 
 def _lacks_colon(line: Line) -> bool:
     """Whether a block may have been meant: the parser asks for the `:`."""
-    return line.tokens[0] in words.HEADERS and line.tokens[0] != "schedule"
+    return line.tokens[0] in words.HEADERS and (line.tokens[0] != "schedule" or len(line.tokens) == 1)
 
 
 def _mixed(found: Lines, first: Token, white: str, char: str) -> None:

@@ -31,23 +31,19 @@ _EXPECTED = {
 }
 
 
-def explain(found: Lines, line: Line, at: int, accepts: set[str]) -> Diagnostic:
-    """The diagnostic for token `at` of the line (or its end), where the grammar accepts only those kinds of token."""
+def explain(found: Lines, line: Line, at: int, accepts: set[str], statement: bool = True) -> Diagnostic:
+    """The diagnostic for token `at` of a line (or its end), which has no kind that is accepted there.
+
+    The line is a `statement`, or an expression by itself.
+    """
     mistake = _Mistake(found, line, at, accepts)
+    if not statement:
+        return mistake.in_expression()
     if at == 0:
         return mistake.line_start()
     if at == len(line.tokens):
         return mistake.line_end()
-    return (
-        mistake.block_on_the_line()
-        or mistake.python_word()
-        or mistake.no_statement()
-        or mistake.keyword_as_name()
-        or mistake.equals()
-        or mistake.chain()
-        or mistake.missing_comma()
-        or mistake.anything()
-    )
+    return mistake.block_on_the_line() or mistake.python_word() or mistake.no_statement() or mistake.inside()
 
 
 class _Mistake:
@@ -75,6 +71,22 @@ class _Mistake:
     def after(self, at: int) -> str:
         """The token that follows, as it is written."""
         return str(self.tokens[at + 1]) if at + 1 < len(self.tokens) else ""
+
+    def inside(self) -> Diagnostic:
+        """Any mistake that an expression may hold as well."""
+        return (
+            self.keyword_as_name()
+            or self.equals()
+            or self.chain()
+            or self.missing_comma()
+            or self.say("E0101", f"{quoted(self.token)} cannot stand here", self.token, self.expected())
+        )
+
+    def in_expression(self) -> Diagnostic:
+        """Where the line is no statement but an expression by itself."""
+        if self.at == len(self.tokens):
+            return self.unfinished()
+        return self.python_word() or self.inside()
 
     # The start and the end of a line
 
@@ -108,19 +120,23 @@ class _Mistake:
         )
 
     def line_end(self) -> Diagnostic:
-        end = self.found.span(self.before)
-        end = Span(end.source, end.end_line, end.end_column, end.end_line, end.end_column + 1)
         if "COLON" in self.accepts and self.first in words.HEADERS:
-            return self.say(
-                "E0111", f"a `:` is missing at the end of this `{self.first}`", end, "add it: a block follows"
-            )
-        if len(self.tokens) > 1 or self.first.type != "NAME":
-            if self.before in OPERATORS:
-                return self.say(
-                    "E0101", f"nothing stands after `{self.before}`", self.before, self.expected()
-                )
-            return self.no_statement() or self.say("E0101", "the line ends too early", end, self.expected())
-        return self.python_word() or self.no_statement() or self.say("E0101", "the line ends too early", end)
+            message = f"a `:` is missing at the end of this `{self.first}`"
+            return self.say("E0111", message, self.end(), "add it: a block follows")
+        if self.before in OPERATORS:
+            return self.unfinished()
+        return self.python_word() or self.no_statement() or self.unfinished()
+
+    def unfinished(self) -> Diagnostic:
+        if self.before in OPERATORS:
+            message = f"nothing stands after `{self.before}`"
+            return self.say("E0101", message, self.before, self.expected())
+        return self.say("E0101", "the line ends too early", self.end(), self.expected())
+
+    def end(self) -> Span:
+        """One column, just after the line."""
+        last = self.found.span(self.before)
+        return Span(last.source, last.end_line, last.end_column, last.end_line, last.end_column + 1)
 
     def whole(self) -> Span:
         return self.found.span(self.first, self.tokens[-1])
@@ -206,6 +222,8 @@ class _Mistake:
     def keyword_as_name(self) -> Diagnostic | None:
         if self.at == 1 and self.token in ("=", ":=") and self.first in words.KEYWORDS:
             return self.keyword(self.first)
+        if self.accepts == {"EQUAL"} and self.before in words.KEYWORDS:
+            return self.keyword(self.before)
         if self.token in words.KEYWORDS and "NAME" in self.accepts and self.token not in ("and", "or", "not"):
             return self.keyword(self.token)
         return None
@@ -239,7 +257,7 @@ class _Mistake:
             return self.say("E0116", "`:=` cannot stand here, write `=`", self.token, hint)
         if self.token != "=":
             return None
-        if self.before in COMPARISONS or self.before in ("=", "!"):
+        if self.before in COMPARISONS:
             return self.say(
                 "E0101", f"`{self.before}=` is no operator", self.found.span(self.before, self.token)
             )
@@ -278,17 +296,6 @@ class _Mistake:
             )
         return None
 
-    def anything(self) -> Diagnostic:
-        if self.token == ":":
-            hint = "only the lines that open a block end in `:`"
-            return self.say(
-                "E0101",
-                "`:` cannot stand here",
-                self.token,
-                self.expected() if "PLUS" not in self.accepts else hint,
-            )
-        return self.say("E0101", f"{quoted(self.token)} cannot stand here", self.token, self.expected())
-
     def expected(self) -> str:
         """What could stand there, in words."""
         kinds = self.accepts
@@ -303,7 +310,7 @@ class _Mistake:
         if "NEWLINE" in kinds:
             parts.append("the end of the line")
         if not parts:
-            return ""
+            return "expected `(`" if "LPAR" in kinds else ""
         return "expected " + (", ".join(parts[:-1]) + " or " if len(parts) > 1 else "") + parts[-1]
 
 

@@ -73,7 +73,7 @@ def _feed(found: Lines, start: str) -> Tree[Token] | None:
 
     None where there are too many mistakes to go on.
     """
-    session = parser().parse_interactive(start=start)
+    session: Session = parser().parse_interactive(start=start)
     level = 0
     skipped: int | None = None  # the level of a line whose block is left out
     for line, after in zip(found.lines, [*found.lines[1:], None], strict=False):
@@ -84,7 +84,7 @@ def _feed(found: Lines, start: str) -> Tree[Token] | None:
             session.feed_token(Token(kind, ""))
         level = line.level
         before = session.copy(deepcopy_values=False)
-        mistake = None if line.bad else _feed_line(session, found, line)
+        mistake = None if line.bad else _feed_line(session, found, line, start == "file")
         if mistake is None and not line.bad:
             continue
         if mistake is not None:
@@ -106,12 +106,12 @@ def _indentation(before: int, now: int) -> list[str]:
     return ["INDENT"] * (now - before) or ["DEDENT"] * (before - now)
 
 
-def _feed_line(session: Session, found: Lines, line: Line) -> Diagnostic | None:
+def _feed_line(session: Session, found: Lines, line: Line, statement: bool) -> Diagnostic | None:
     for at, token in enumerate([*line.tokens, Token("NEWLINE", "")]):
         try:
             session.feed_token(token)
         except UnexpectedToken:
-            return explain(found, line, at, session.accepts())
+            return explain(found, line, at, session.accepts(), statement)
     return None
 
 

@@ -438,8 +438,8 @@ class Statements(Expressions):
             body()
         finally:
             self.block, self.columns = outer, columns
-            for word in inner.scope.keys() - outer.scope.keys():
-                outer.scope[word] = Wrong()
+        new = [word for word in inner.scope if word not in outer.scope]
+        outer.scope.update(dict.fromkeys(new, Wrong()))
         first = loss or [inner.versions[name].name for name in writes]
         exports: dict[str, Value] = {}
         after = _Exports(self, inner, {value.name for value in given}, exports)

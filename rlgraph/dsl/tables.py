@@ -1,14 +1,15 @@
 """The parser, made from `grammar.lark`.
 
-Making the LALR tables takes longer than checking a program, so they are kept beside the grammar in `grammar.json`.
-`python -m rlgraph.dsl.tables` writes them anew; where they do not belong to the grammar or to the installed lark, the
-grammar itself is read.
+Making the LALR tables takes longer than checking a program, so they are kept beside the grammar, in
+`grammar.json`. `python -m rlgraph.dsl.tables` writes them anew. Where they do not belong to the grammar or to
+the installed lark, the grammar itself is read.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def from_tables(grammar: str) -> lark.Lark | None:
     kept = json.loads(TABLES.read_text(encoding="utf-8"))
     if kept["grammar"] != _fingerprint(grammar):
         return None
-    return lark.Lark._load_from_dict(_numbered(kept["data"]), _numbered(kept["memo"]))
+    load: Callable[..., lark.Lark] = lark.Lark._load_from_dict
+    return load(_numbered(kept["data"]), _numbered(kept["memo"]))
 
 
 def write() -> None:

@@ -35,10 +35,10 @@ HOMES = {
 """Where a line that begins with the word belongs."""
 
 PYTHON = {
-    "if": "there is no `if`: choose row by row with `where(condition, a, b)`, or drop rows with `keep T where condition`",
-    "elif": "there is no `elif`: choose row by row with `where(condition, a, b)`",
-    "else": "there is no `else`: choose row by row with `where(condition, a, b)`",
-    "for": "there is no `for`: an operation works on every row at once, `minibatch T(parts=4):` loops over the rows",
+    "if": "there is no `if`: choose by row with `where(condition, a, b)`, or `keep T where condition`",
+    "elif": "there is no `elif`: choose by row with `where(condition, a, b)`",
+    "else": "there is no `else`: choose by row with `where(condition, a, b)`",
+    "for": "there is no `for`: operations work on all rows at once, `minibatch T(parts=4):` loops over rows",
     "while": "there is no `while`: the step repeats by itself, `collect T(512):` repeats a part of it",
     "import": 'there is no `import`: `func f = python("file.py:f")` brings in a Python function',
     "class": "there is no `class`: values are tables and arrays",
@@ -79,7 +79,7 @@ OPERATORS = {
     "->": "a `def` has no types: the compiler derives them",
     "$": "a parameter is used by its name alone",
     "@": "the product of values is written `*`",
-    "?": "choose row by row with `where(condition, a, b)`",
+    "?": "choose by row with `where(condition, a, b)`",
     "`": "strings are written in double quotes",
 }
 """What stands for a sign that is none of the language's."""

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
-from rlgraph.ir.types import Axis
+from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref, Value
+from rlgraph.ir.types import Axis, DType
+from rlgraph.ir.types import Tensor as Type
 from rlgraph.ops import reference
-from rlgraph.ops.tensor import TENSOR, infer
+from rlgraph.ops.tensor import TENSOR
 
 _CONSTANTS = (bool, int, float, str)
 _TEXT = {"eq": reference.same_text, "ne": reference.other_text}
@@ -91,9 +92,7 @@ class _Lowering:
     def lowered(self) -> Lowered:
         for let in self.node.body:
             self.known[let.name] = self.expr(let.expr, _identifier(let.name))
-        outputs = tuple(value.name for value in self.node.outputs)
-        results = tuple(self.output(name) for name in outputs)
-        self.graph.output(results)
+        self.graph.output(tuple(self.output(value) for value in self.node.outputs))
         # Placeholders were met in the order of their first use; they stand in front, in the order of a call.
         first = next(iter(self.graph.nodes))
         for placeholder in (*self.inputs.values(), *self.indices.values(), *self.sizes.values(), self.dtype):
@@ -102,14 +101,15 @@ class _Lowering:
             else:
                 first.prepend(placeholder)
         module = fx.GraphModule(torch.nn.Module(), self.graph, "TensorMath")
+        outputs = tuple(value.name for value in self.node.outputs)
         return Lowered(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
 
-    def output(self, name: str) -> Any:
-        value = self.known[name]
-        if isinstance(value, fx.Node) or isinstance(value, str):
-            return value
-        kind = next(output.type.dtype for output in self.node.outputs if output.name == name)
-        return self.call(_constant, (value, self.dtype if kind == "float" else None))
+    def output(self, value: Value) -> Any:
+        found = self.known[value.name]
+        if isinstance(found, (fx.Node, str)):
+            return found
+        assert isinstance(value.type, Type)
+        return self.call(reference.constant, (found, self.dtype if value.type.dtype == "float" else None))
 
     def expr(self, expr: Expr, hint: str | None = None) -> Any:
         if isinstance(expr, Const):
@@ -152,22 +152,19 @@ class _Lowering:
     def numbers(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments in the kind of the result: torch would make 32-bit floats of ints, and keep bools."""
         kinds = [arg.type.dtype for arg in expr.args]
-        wanted: str = expr.type.dtype
-        if expr.op in _COMPARISONS:
-            wanted = "float" if {"float", "any"} & set(kinds) else "bool"
-        elif TENSOR[expr.op].kind == "reduction" and wanted not in ("float", "int"):
-            return args
-        if expr.op in ("count", "size") or wanted not in ("float", "int"):
+        wanted = _number_kind(expr, kinds)
+        if wanted is None:
             return args
         target = self.dtype if wanted == "float" else torch.int64
-        lower_kinds = ("int", "bool") if wanted == "float" else ("bool",)
+        smaller = ("int", "bool") if wanted == "float" else ("bool",)
         found = list(args)
         numeric = range(expr.op == "where", len(args))
         for place in numeric:
-            if isinstance(args[place], fx.Node) and kinds[place] in lower_kinds:
+            if isinstance(args[place], fx.Node) and kinds[place] in smaller:
                 found[place] = self.call("to", (args[place], target))
         if not any(isinstance(args[place], fx.Node) for place in numeric):
-            found[1] = self.call(_constant, (args[1], target))
+            # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
+            found[1] = self.call(reference.constant, (args[1], target))
         return tuple(found)
 
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
@@ -204,20 +201,26 @@ class _Lowering:
         return self.calls[key]
 
 
+def _number_kind(expr: Apply, kinds: list[DType]) -> DType | None:
+    """The kind in which an operation meets its numbers; None where it takes them as they are."""
+    if expr.op in _COMPARISONS:
+        return "float" if "float" in kinds or "any" in kinds else None
+    if expr.op in ("count", "size") or expr.type.dtype not in ("float", "int"):
+        return None
+    return expr.type.dtype
+
+
 def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
     """The value of an operation on constants, in double precision."""
     if any(isinstance(arg, str) for arg in args):
-        return (args[0] == args[1]) == (expr.op == "eq")
-    kind = {"float": torch.float64, "int": torch.int64}.get(expr.type.dtype)
+        return bool(args[0] == args[1]) == (expr.op == "eq")
     tensors = [torch.tensor(arg, dtype=torch.float64 if isinstance(arg, float) else None) for arg in args]
-    first = expr.op == "where"
-    tensors = [t if kind is None or (first and not place) else t.to(kind) for place, t in enumerate(tensors)]
+    kind = {"float": torch.float64, "int": torch.int64}.get(expr.type.dtype)
+    if kind is not None:
+        numeric = expr.op == "where"
+        tensors = tensors[:numeric] + [tensor.to(kind) for tensor in tensors[numeric:]]
     found: bool | int | float = reference.REFERENCE[expr.op](*tensors).item()
     return found
-
-
-def _constant(value: bool | int | float, dtype: torch.dtype | None) -> Tensor:
-    return torch.tensor(value, dtype=dtype)
 
 
 def _identifier(name: str) -> str:

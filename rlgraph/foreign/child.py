@@ -145,7 +145,7 @@ class Child:
             self.settle(environment.close())
 
     def settle(self, value: Any) -> Any:
-        """`value`, awaited where it must be, always in the same event loop: clients of services rely on it."""
+        """`value`, awaited where it must be, in the same event loop each time: clients rely on it."""
         return self.runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
 

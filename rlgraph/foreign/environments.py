@@ -21,7 +21,15 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.foreign.functions import DEFAULT_LIMIT_S
-from rlgraph.foreign.report import Signature, Target, describe, failed_call, own_options, parse_target
+from rlgraph.foreign.report import (
+    Signature,
+    Target,
+    check_required,
+    describe,
+    failed_call,
+    own_options,
+    parse_target,
+)
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, one_text, seconds, whole
 from rlgraph.foreign.worker import Died, Failure, Worker, Workers, Wrong
 
@@ -121,7 +129,8 @@ def open_environment(spec: EnvironmentSpec, base: Path, workers: Workers | None 
     processes = tuple(pool.get(target.file, slot) for slot in range(whole(spec, "workers", 1) or 1))
     signature = describe(target, processes[0])
     constants = own_options(spec, OPTIONS, signature, target.name)
-    _check_class(target, signature, constants)
+    _check_class(target, signature)
+    check_required(target, signature, constants)
     return Environment(target, constants, limit_s, processes, itertools.cycle(processes))
 
 
@@ -135,14 +144,9 @@ def check_environment(spec: EnvironmentSpec) -> None:
     whole(spec, "workers", 1)
 
 
-def _check_class(target: Target, signature: Signature, constants: Mapping[str, Any]) -> None:
+def _check_class(target: Target, signature: Signature) -> None:
     missing = [name for name in ("reset", "step") if signature.is_class and name not in signature.methods]
     if missing:
         message = f"`{target.name}` is no environment: it has no method `{missing[0]}`"
         hint = "it needs reset(row) -> str and step(action) -> (observation, reward, done)"
-        raise ProgramError(Diagnostic(NOT_AN_ENVIRONMENT, message, target.span, hint))
-    unset = [name for name in signature.required if name not in constants]
-    if unset:
-        message = f"`{target.name}` cannot be made without '{unset[0]}'"
-        hint = f'give it as an option: python("{target.path}:{target.name}", {unset[0]}=...)'
         raise ProgramError(Diagnostic(NOT_AN_ENVIRONMENT, message, target.span, hint))

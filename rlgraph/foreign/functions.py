@@ -37,7 +37,7 @@ from rlgraph.foreign.spec import (
     seconds,
     whole,
 )
-from rlgraph.foreign.worker import Failure, TimedOut, Worker, Workers, Wrong
+from rlgraph.foreign.worker import IMPORT_LIMIT_S, Failure, TimedOut, Worker, Workers, Wrong
 
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
@@ -151,8 +151,14 @@ class RewardFunction:
 
     def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:
         """The row whose call alone fails too, and how; the search takes no longer than one call may."""
+        if len(rows.names) == 1:
+            return failure, 0
+        try:  # a process that must be started again is not on the time of the search
+            worker.request("warm", limit_s=IMPORT_LIMIT_S)
+        except Failure:
+            return failure, None
         end_s = time.monotonic() + min(self.limit_s, DEFAULT_LIMIT_S)
-        for row in range(len(rows.names)) if len(rows.names) > 1 else ():
+        for row in range(len(rows.names)):
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break

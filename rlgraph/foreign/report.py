@@ -93,6 +93,15 @@ def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: 
     return {option: value for option, value in spec.options.items() if option not in known}
 
 
+def check_required(target: Target, signature: Signature, arguments: Mapping[str, Any]) -> None:
+    """An error unless `arguments` hold all that the user's function or class needs to be called."""
+    unset = [name for name in signature.required if name not in arguments]
+    if unset:
+        message = f"`{target.name}` cannot be called without '{unset[0]}'"
+        hint = f'give it as an option: python("{target.path}:{target.name}", {unset[0]}=...)'
+        raise ProgramError(Diagnostic(BAD_SIGNATURE, message, target.span, hint))
+
+
 def failed_call(
     target: Target, failure: Failure, where: str, row: Mapping[str, Any] | None, hint: str = ""
 ) -> RunError:

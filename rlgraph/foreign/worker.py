@@ -101,8 +101,8 @@ class Worker:
 
     def __init__(self, file: Path) -> None:
         self.file = file.resolve()
-        self.generation = 0
-        """How often the process has been started: objects in it live as long as one start."""
+        self.generation = 1
+        """Goes up when the process ends, and the objects in it with it."""
         self._process: _Process | None = None
         self._keys = itertools.count()
         self._lock = threading.Lock()
@@ -152,13 +152,13 @@ class Worker:
         process.link.send((sys.path, str(self.file)))
         self._process = process
         self._end = weakref.finalize(self, process.end)
-        self.generation += 1
         return process
 
     def _stop(self) -> None:
         if self._process is not None:
             self._end()
             self._process = None
+            self.generation += 1
 
     def _exchange(self, process: _Process, operation: str, limit_s: float, arguments: tuple[Any, ...]) -> Any:
         started_s = time.monotonic()

@@ -35,6 +35,8 @@ _ALL = (
     NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row."),
     NodeOp("call", "table tensor* -> tensor", "row", "A Python function of the user's."),
     NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics."),
+    NodeOp("size", "any -> tensor", "batch", "How many rows an axis has in the whole batch.",
+           "the rows are counted when all are there"),
     NodeOp("keep", "tensor any* -> any*", "row", "Rows of an axis, and of all axes in it, where a condition holds."),
     NodeOp("pick", "table tensor -> table", "group", "One row of each group.", "a group is compared as a whole"),
     NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key."),

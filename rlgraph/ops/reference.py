@@ -66,11 +66,7 @@ def clip(x: Number, low: Number, high: Number) -> Tensor:
 
 
 def where(condition: Number, a: Number, b: Number) -> Tensor:
-    if isinstance(condition, Tensor):
-        return torch.where(truth(condition), a, b)
-    # A constant condition still decides the shape: that of both branches together.
-    both = _tensors(a, b)
-    return both[0 if condition else 1].expand(torch.broadcast_shapes(both[0].shape, both[1].shape))
+    return torch.where(truth(condition), a, b)
 
 
 def float_(x: Tensor) -> Tensor:
@@ -220,7 +216,12 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
     return x
 
 
-# Between axes
+# What `lowering` writes between operations
+
+
+def constant(value: float, dtype: torch.dtype | None) -> Tensor:
+    """A Python number as a 0-d tensor, where a tensor has to stand; dtype None: int64 or bool, as the number is."""
+    return torch.tensor(value, dtype=dtype)
 
 
 def gather(x: Any, index: Tensor | None) -> Any:
@@ -235,6 +236,9 @@ def gather(x: Any, index: Tensor | None) -> Any:
 def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
     """The index of an axis to itself: every entry is a row of its own."""
     return torch.arange(len(x), device=x.device if isinstance(x, Tensor) else None)
+
+
+# Shared
 
 
 def _total(x: Tensor, index: Tensor | None, size: int) -> Tensor:
@@ -255,7 +259,7 @@ def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
     best = entries.new_zeros(size).scatter_reduce(0, into, entries, extreme, include_self=False)
     best = best.index_select(0, into)
     place = torch.arange(entries.shape[0], device=x.device)
-    place = torch.where((entries == best) | (entries != entries), place, entries.shape[0])
+    place = torch.where((entries == best) | torch.isnan(entries), place, entries.shape[0])
     first = place.new_full((size,), entries.shape[0]).scatter_reduce(0, into, place, "amin")
     return first[0] if index is None else first
 

@@ -30,6 +30,7 @@ class _Maker:
         self.program = program
         self.models = {model.name: model for model in program.models}
         self.axes = {key: axis.name for key, axis in axes(program).items()}
+        self.types = {name: kind for p in program.phases for name, kind in p.graph.values().items()}
         self.count = 0
 
     def id(self) -> str:
@@ -40,7 +41,7 @@ class _Maker:
         draft = Draft()
         used = {name for node in phase.graph.nodes for name in node.inputs}
         for value in phase.graph.inputs:
-            if _line(value) == "state" and value.name in used:
+            if self.line(value.name) == "state" and value.name in used:
                 self.add(draft, self.state(value))
         self.nodes(draft, phase.graph, "")
         for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
@@ -49,7 +50,7 @@ class _Maker:
         gather(draft, self.shells(draft))
         note = [f"{phase.steps} steps"] if phase.steps is not None else []
         note += [f"async, staleness {phase.staleness}"] if phase.staleness else []
-        return Section(phase.name, ", ".join(note), draft.body())
+        return Section(phase.name, ", ".join(note), _pruned(draft.body()))
 
     def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
         """Adds a box for each node; `trained` is the version of the weights whose container the frame itself is."""
@@ -73,19 +74,12 @@ class _Maker:
 
     def leaf(self, node: Node, minor: set[str]) -> Box:
         kind, title, note, lines = self.said(node, minor)
-        handles = {name for name in node.inputs if "@" in name}
-        inputs = tuple(
-            Port(name, name, "weights" if at == 0 and node.op in _OF_MODELS else "state" if name in handles else "data")
-            for at, name in enumerate(node.inputs)
-        )
-        if node.op == "update":
-            inputs = tuple(replace(port, line="weights") for port in inputs)
+        inputs = tuple(Port(name, name, self.line(name)) for name in dict.fromkeys(node.inputs))
         outputs = tuple(
-            Port(value.name, captions.label(value, title), _line(value))
+            Port(value.name, captions.label(value, title), self.line(value.name))
             for value in node.outputs
             if not _is_cursor(value)
         )
-        inputs = tuple({port.value: port for port in inputs}.values())
         return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
     def said(self, node: Node, minor: set[str]) -> tuple[Kind, str, str, tuple[str, ...]]:
@@ -131,7 +125,7 @@ class _Maker:
         """Where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
-        port = Port(last, last, _line(first))
+        port = Port(last, last, self.line(last))
         return Box(self.id(), "next", name, "next step", role=self.role(name) if model else "", inputs=(port,),
                    text=f"{last} is where the next step starts")  # fmt: skip
 
@@ -151,11 +145,11 @@ class _Maker:
         region = node.regions[0]
         count = len(region.inputs)
         inputs = [
-            Port(outer, _base(inner.name), _line(inner), inner.name)
+            Port(outer, _base(inner.name), self.line(outer), inner.name)
             for outer, inner in zip(node.inputs, region.inputs, strict=False)
             if not _is_cursor(inner)
         ]
-        inputs += [Port(name, name, "state" if "@" in name else "data", name) for name in node.inputs[count:]]
+        inputs += [Port(name, _base(name), self.line(name), name) for name in node.inputs[count:]]
         draft = Draft(sources={port.inside: "" for port in inputs})
         trained = self.handle(node) if node.op == "train" else ""
         self.nodes(draft, region, region.inputs[0].name if trained and count else "")
@@ -163,22 +157,22 @@ class _Maker:
         for at, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
             if _is_cursor(value) or (at < count and inner == region.inputs[at].name):
                 continue
-            if at < count and not isinstance(_type(region, inner), Handle) and isinstance(value.type, Handle):
+            if at < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
                 goal = Box(self.id(), "minimize", "minimize", inner, inputs=(Port(inner, inner),),
                            outputs=(Port(value.name, value.name, "weights"),), text=f"minimize {inner}")  # fmt: skip
                 self.add(draft, goal)
                 inner = value.name
-            outputs.append(Port(value.name, captions.label(value), _line(value), inner))
-            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, _line(value)))
+            line = self.line(value.name)
+            outputs.append(Port(value.name, captions.label(value), line, inner))
+            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, line))
         gather(draft, self.shells(draft))
         body = draft.body()
-        used = {link.out for link in body.links if not link.source}
-        kept = tuple(port for port in inputs if port.inside in used or port.line == "weights")
+        kept, made = tuple(inputs), tuple(outputs)
         if trained:
-            title, note, kind, role = f"train {trained}", captions.options(node.attrs), "train", self.role(trained)
-            return self.box(node, "train", title, note, inputs=kept, outputs=tuple(outputs), body=body, role=role)
+            title, note, role = f"train {trained}", captions.options(node.attrs), self.role(trained)
+            return self.box(node, "train", title, note, inputs=kept, outputs=made, body=body, role=role)
         title, note = captions.loop(node, self.axes)
-        return self.box(node, "loop", title, note, inputs=kept, outputs=tuple(outputs), body=body)
+        return self.box(node, "loop", title, note, inputs=kept, outputs=made, body=body)
 
     def handle(self, node: Node) -> str:
         """The model that a `train` node trains."""
@@ -189,6 +183,13 @@ class _Maker:
         """The model that performs an operation: its first input is a version of it."""
         name = _base(node.inputs[0])
         return name if name in self.models else ""
+
+    def line(self, name: str) -> Line:
+        """How the lines of a value are drawn."""
+        kind = self.types[name]
+        if isinstance(kind, Handle):
+            return "weights" if kind.kind == "model" else "state"
+        return "state" if "@" in name else "data"
 
     def role(self, name: str) -> Role:
         model = self.models.get(name)
@@ -218,14 +219,17 @@ def _is_cursor(value: Value) -> bool:
     return isinstance(value.type, Handle) and value.type.kind == "cursor"
 
 
-def _line(value: Value) -> Line:
-    if isinstance(value.type, Handle):
-        return "weights" if value.type.kind == "model" else "state"
-    return "state" if "@" in value.name else "data"
-
-
-def _type(graph: Graph, name: str) -> object:
-    return graph.values().get(name)
+def _pruned(body: Body) -> Body:
+    """Without the ports that nothing comes through: the first weights of a model that no box outside uses."""
+    boxes = []
+    for box in body.boxes:
+        given = {link.into for link in body.links if link.target == box.id}
+        if box.body:
+            missing = {port.inside for port in box.inputs if port.value not in given}
+            links = tuple(link for link in box.body.links if link.source or link.out not in missing)
+            box = replace(box, body=_pruned(replace(box.body, links=links)))
+        boxes.append(replace(box, inputs=tuple(port for port in box.inputs if port.value in given)))
+    return replace(body, boxes=tuple(boxes))
 
 
 def _minor(graph: Graph) -> set[str]:

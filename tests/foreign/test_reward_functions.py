@@ -1,5 +1,7 @@
 """Reward functions of the user: how they are called, and what is said when they are wrong."""
 
+# ruff: noqa: E501  (tables of messages are read by the line)
+
 from __future__ import annotations
 
 import time
@@ -39,7 +41,7 @@ def test_kwargs_gets_every_column_but_prompt_as_in_trl(opened: Callable[..., Rew
         "    assert sorted(kwargs) == ['answer', 'completion_ids', 'level'], kwargs\n"
         "    return [len(ids) for ids in kwargs['completion_ids']]\n"
     )
-    columns = {"prompt": ["p"], "answer": ["x"], "level": [3]}
+    columns: dict[str, list[Any]] = {"prompt": ["p"], "answer": ["x"], "level": [3]}
     assert f(["p"], ["c"], completion_ids=[[1, 2, 3]], columns=columns) == [3.0]
 
 
@@ -63,7 +65,9 @@ def test_async_functions_are_awaited_in_one_loop(opened: Callable[..., RewardFun
     "expression",
     ["np.array([1, 0.5])", "[np.float32(1), np.array(0.5)]", "(True, 0.5)", "torch.tensor([1, 0.5])"],
 )
-def test_numbers_of_numpy_and_torch_are_numbers(opened: Callable[..., RewardFunction], expression: str) -> None:
+def test_numbers_of_numpy_and_torch_are_numbers(
+    opened: Callable[..., RewardFunction], expression: str
+) -> None:
     package = "torch" if "torch" in expression else "numpy as np"
     f = opened(f"import {package}\ndef f(completions):\n    return {expression}\n")
     assert f(["p", "q"], ["c", "d"]) == [1.0, 0.5]
@@ -97,7 +101,9 @@ def test_batch_is_the_most_rows_of_a_call(opened: Callable[..., RewardFunction])
 
 
 def test_signals_work_as_in_a_script(opened: Callable[..., RewardFunction]) -> None:
-    f = opened("import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n")
+    f = opened(
+        "import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n"
+    )
     assert f(["p"], ["c"]) == [1.0]
 
 
@@ -120,11 +126,11 @@ def test_check_opens_no_file(declare: Declare) -> None:
     check_function(declare('func f = python("nowhere.py:f", timeout=3)'))
 
 
-def test_an_endless_regular_expression_is_ended_and_the_row_named(opened: Callable[..., RewardFunction]) -> None:
+def test_an_endless_regular_expression_is_ended_and_the_row_named(
+    opened: Callable[..., RewardFunction],
+) -> None:
     f = opened(
-        "import re\n"
-        "def f(completions):\n"
-        "    return [bool(re.match(r'(a+)+$', c)) for c in completions]\n",
+        "import re\ndef f(completions):\n    return [bool(re.match(r'(a+)+$', c)) for c in completions]\n",
         ", timeout=0.6",
     )
     begun = time.monotonic()
@@ -211,7 +217,9 @@ def test_a_crash_of_the_process_is_an_error_with_its_row(opened: Callable[..., R
         ("[[1], [2]]", "`f` gave a list, on row 0"),
     ],
 )  # fmt: skip
-def test_values_that_are_not_numbers(opened: Callable[..., RewardFunction], returned: str, message: str) -> None:
+def test_values_that_are_not_numbers(
+    opened: Callable[..., RewardFunction], returned: str, message: str
+) -> None:
     with pytest.raises(RunError) as caught:
         opened(f"def f(completions):\n    return {returned}\n")(["p", "q"], ["a", "b"])
     assert caught.value.diagnostics[0].message == message

@@ -1,0 +1,74 @@
+"""Dead values: what nobody uses is not made.
+
+What counts: reports, and the last version of everything that lives across steps. Loops lose the exports that nobody
+uses, and the bodies' nodes with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.ir.graph import Graph, Node, Program, Value, carried, refs, region_node, tensor_node
+from rlgraph.ops import NODES
+
+
+def dead(program: Program) -> Program:
+    return program.map_graphs({phase.name: prune(phase.graph) for phase in program.phases})
+
+
+def prune(graph: Graph) -> Graph:
+    """The graph without nodes that neither its outputs nor an effect need."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        slim = _slim(node, needed)
+        if slim is None:
+            continue
+        kept.append(slim)
+        needed.update(slim.inputs)
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def _effect(node: Node) -> bool:
+    return NODES[node.op].effect or any(_effect(inner) for region in node.regions for inner in region.nodes)
+
+
+def _slim(node: Node, needed: set[str]) -> Node | None:
+    """The node with the outputs that are needed; None when it can go."""
+    used = [value.name in needed for value in node.outputs]
+    if not any(used) and not _effect(node):
+        return None
+    if node.op == "tensor":
+        return _slim_tensor(node, needed)
+    if node.op == "keep":
+        pairs = [pair for pair, use in zip(zip(node.inputs[1:], node.outputs, strict=True), used, strict=True) if use]
+        return replace(node, inputs=(node.inputs[0], *(i for i, _ in pairs)), outputs=tuple(o for _, o in pairs))
+    if not node.regions:
+        return node
+    count = carried(node)
+    region = node.regions[0]
+    exports = [i for i in range(count, len(node.outputs)) if used[i] or _carries_axis(node, i)]
+    outputs = (*node.outputs[:count], *(node.outputs[i] for i in exports))
+    region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[i] for i in exports))))
+    return region_node(replace(node, outputs=outputs), region)
+
+
+def _carries_axis(node: Node, at: int) -> bool:
+    """Whether a `collect` counts its rows on this export."""
+    if node.op != "collect":
+        return False
+    kind = node.outputs[at].type
+    return getattr(getattr(kind, "axis", None), "key", None) == node.attr("axis")
+
+
+def _slim_tensor(node: Node, needed: set[str]) -> Node:
+    outputs: list[Value] = [value for value in node.outputs if value.name in needed]
+    used = {value.name for value in outputs}
+    body = []
+    for let in reversed(node.body):
+        if let.name in used:
+            body.append(let)
+            used.update(refs(let.expr))
+    slim = tensor_node(tuple(reversed(body)), tuple(value.name for value in outputs), node.span)
+    return replace(slim, unit=node.unit)
+

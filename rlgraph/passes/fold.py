@@ -1,0 +1,67 @@
+"""Constant folding: arithmetic on constants is done once, and operations that change nothing are left out."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import replace
+
+from rlgraph.ir.graph import Apply, Const, Expr, Graph, Program
+from rlgraph.ir.types import Tensor
+
+_PYTHON = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
+    "minimum": min, "maximum": max, "pow": operator.pow,
+}  # fmt: skip
+
+
+def fold(program: Program) -> Program:
+    return program.map_graphs({phase.name: _graph(phase.graph) for phase in program.phases})
+
+
+def _graph(graph: Graph) -> Graph:
+    nodes = tuple(
+        replace(
+            node,
+            body=tuple(replace(let, expr=fold_expr(let.expr)) for let in node.body),
+            regions=tuple(map(_graph, node.regions)),
+        )
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes)
+
+
+def fold_expr(expr: Expr) -> Expr:
+    """The expression with constant parts computed; every type stays what it was."""
+    if not isinstance(expr, Apply):
+        return expr
+    args = tuple(fold_expr(arg) for arg in expr.args)
+    expr = replace(expr, args=args)
+    if all(isinstance(arg, Const) for arg in args) and expr.op in _PYTHON and expr.type.axis is None:
+        values = [arg.value for arg in args if isinstance(arg, Const) and not isinstance(arg.value, str)]
+        try:
+            value = _PYTHON[expr.op](*values)
+        except (ArithmeticError, TypeError, ValueError):
+            return expr
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            exact = float(value) if expr.type.dtype == "float" else int(value)
+            return Const(exact, Tensor(expr.type.dtype), expr.span)
+        return expr
+    kept = _neutral(expr)
+    return kept if kept is not None and kept.type == expr.type else expr
+
+
+def _neutral(expr: Apply) -> Expr | None:
+    """`x + 0`, `x - 0`, `x * 1`, `x / 1`, `--x` are `x`. (`x * 0` is not 0 where `x` is not finite.)"""
+    args = expr.args
+    last = args[-1].value if isinstance(args[-1], Const) else None
+    first = args[0].value if isinstance(args[0], Const) else None
+    if isinstance(last, bool) or isinstance(first, bool):
+        return None
+    if (expr.op in ("add", "sub") and last == 0) or (expr.op in ("mul", "div", "pow") and last == 1):
+        return args[0]
+    if (expr.op == "add" and first == 0) or (expr.op == "mul" and first == 1):
+        return args[1]
+    if expr.op == "neg" and isinstance(args[0], Apply) and args[0].op == "neg":
+        return args[0].args[0]
+    return None

@@ -1,0 +1,73 @@
+"""The passes in their order, and the runner that verifies the graph after each of them."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlgraph.ir.graph import Program
+from rlgraph.ir.text import print_program
+from rlgraph.ir.verify import BrokenGraph, verify
+from rlgraph.ops import NODES, infer
+from rlgraph.passes.fuse import fuse
+from rlgraph.passes.granularity import granularity
+from rlgraph.passes.simplify import simplify
+from rlgraph.passes.split import split
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    run: Callable[[Program], Program]
+    changes: Literal["exact", "reorder"]
+    """`exact`: the same numbers; `reorder`: the same samples in another order. None may change staleness."""
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass(simplify, "exact"),
+    Pass(split, "exact"),
+    Pass(fuse, "exact"),
+    Pass(granularity, "exact"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A program after a pass; the first stage, `check`, is what the type checker made."""
+
+    name: str
+    program: Program
+    seconds: float = 0.0
+
+
+class BrokenPass(Exception):
+    """A pass made a graph that breaks a rule, or failed: a bug of ours. The message names it and shows what it changed."""
+
+
+def run_passes(program: Program, pipeline: tuple[Pass, ...] = PIPELINE) -> list[Stage]:
+    """The program after the checker and after each pass."""
+    verify(program, NODES, infer)
+    stages = [Stage("check", program)]
+    for step in pipeline:
+        began = time.perf_counter()
+        try:
+            made = step.run(program)
+            verify(made, NODES, infer)
+        except BrokenGraph as error:
+            raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, made)}") from error
+        except Exception as error:
+            raise BrokenPass(f"pass {step.name}: {type(error).__name__}: {error}") from error
+        stages.append(Stage(step.name, made, time.perf_counter() - began))
+        program = made
+    return stages
+
+
+def _difference(before: Program, after: Program) -> str:
+    lines = difflib.unified_diff(print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1)
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Losses that can be split into micro-batches, exactly. Class: exact.
+
+The gradient of a loss is that of the whole mini-batch, whatever the micro-batches. This pass rewrites each `train` body so
+that running it on parts of the rows and adding up gives the loss:
+
+  - what does not depend on the trained model is moved out, above `train`: it is computed once, over all rows;
+  - `mean(x)` becomes `sum(x) / n` with n counted outside, over all rows;
+  - what is left has to be a sum over rows (or over groups, where a group statistic depends on the model). Where it is not,
+    the unit of the step is the whole batch, and the node says why.
+
+It writes the unit into `train`'s attributes: `micro` (the key of an axis, or null) and `why`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlgraph.ir.graph import (
+    Apply,
+    Expr,
+    Graph,
+    Let,
+    Node,
+    Program,
+    Ref,
+    Value,
+    axes,
+    region_node,
+    tensor_node,
+)
+from rlgraph.ir.types import Axis, Table, Tensor, Type, axis_of
+from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.passes.units import common_axis, depends, reductions
+
+
+class _NotASum(Exception):
+    """The loss cannot be split; the message says why."""
+
+
+def split(program: Program) -> Program:
+    known = axes(program)
+    return program.map_graphs({p.name: _graph(p.graph, p.graph.values(), known) for p in program.phases})
+
+
+def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Graph:
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op == "train":
+            nodes += _Splitter(node, dict(types), known).run()
+            continue
+        for region in node.regions:
+            node = region_node(node, _graph(region, types, known))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+@dataclass
+class _Splitter:
+    node: Node
+    types: dict[str, Type]
+    known: Mapping[str, Axis]
+    moved: list[Node] = field(default_factory=list)
+    """Nodes that go above `train`."""
+    sizes: dict[str, str] = field(default_factory=dict)
+    tied: set[str] = field(default_factory=set)
+    """Values that depend on the trained model, with a gradient or without."""
+    lets: dict[str, Expr] = field(default_factory=dict)
+
+    def run(self) -> list[Node]:
+        region = self.node.regions[0]
+        self.tied = {region.inputs[0].name}
+        inside: list[Node] = []
+        for node in region.nodes:
+            if not any(name in self.tied for name in node.inputs):
+                self.moved.append(node)
+                continue
+            self.tied.update(value.name for value in node.outputs)
+            inside.append(self.without_constants(node) if node.op == "tensor" else node)
+        self.lets = {let.name: let.expr for node in inside for let in node.body}
+        micro, why = self.unit(inside)
+        loss = region.outputs[0]
+        if micro is not None:
+            try:
+                summed = self.summed(Ref(loss, Tensor("float")), inside)
+                inside.append(tensor_node((Let(f"{loss}.part", summed),), (f"{loss}.part",), self.node.span))
+                loss = f"{loss}.part"
+            except _NotASum as error:
+                micro, why = None, str(error)
+        attrs = (*self.node.attrs, ("micro", micro.key if micro else None), ("why", why))
+        body = replace(region, nodes=tuple(inside), outputs=(loss, *region.outputs[1:]))
+        return [*self.moved, region_node(replace(self.node, attrs=attrs), body)]
+
+    def without_constants(self, node: Node) -> Node:
+        """The node with what is about other rows and does not depend on the model moved out: a mean over the batch."""
+        body = tuple(replace(let, expr=self.lifted(let.expr, let.name)) for let in node.body)
+        return tensor_node(body, tuple(value.name for value in node.outputs), node.span)
+
+    def lifted(self, expr: Expr, name: str) -> Expr:
+        if not isinstance(expr, Apply):
+            return expr
+        if not depends(expr, self.tied) and any(reductions(expr)):
+            return self.outside(expr, name)
+        return replace(expr, args=tuple(self.lifted(arg, name) for arg in expr.args))
+
+    def outside(self, expr: Expr, hint: str) -> Expr:
+        """A value above `train` that holds the expression."""
+        name = f"{hint}.{len(self.moved)}"
+        self.moved.append(tensor_node((Let(name, expr),), (name,), expr.span))
+        self.types[name] = expr.type
+        return Ref(name, expr.type, expr.span)
+
+    def unit(self, inside: list[Node]) -> tuple[Axis | None, str]:
+        """The axis whose rows, with all that lies in them, can be computed apart from each other."""
+        rows = [axis.row for node in inside for value in node.outputs if (axis := axis_of(value.type)) is not None]
+        asked = (self.types[node.inputs[1]] for node in inside if node.op in MODEL_CALLS)
+        rows += [kind.axis for kind in asked if isinstance(kind, Table)]
+        rows += [
+            self.known[found.axis].row
+            for node in inside for let in node.body for found in reductions(let.expr) if found.axis is not None
+        ]  # fmt: skip
+        axis = common_axis(rows)
+        return axis, "" if axis else "the loss uses rows of tables that lie in no common one"
+
+    def summed(self, expr: Expr, inside: list[Node]) -> Expr:
+        """The loss as a sum over rows; raises where it is none."""
+        if not depends(expr, self.tied):
+            return expr
+        if isinstance(expr, Ref):
+            return self.summed(self.lets[expr.name], inside)
+        assert isinstance(expr, Apply)
+        if expr.type.axis is not None or expr.op == "detach":
+            raise _NotASum(f"`{expr.op}` of a number about the whole batch")
+        args = expr.args
+        if expr.op in ("add", "sub", "neg", "float"):
+            return replace(expr, args=tuple(self.summed(arg, inside) for arg in args))
+        if expr.op == "mul":
+            tied = [depends(arg, self.tied) for arg in args]
+            if all(tied):
+                raise _NotASum("the loss multiplies two numbers about the whole batch that depend on the model")
+            return replace(expr, args=tuple(self.summed(a, inside) if t else a for a, t in zip(args, tied, strict=True)))
+        if expr.op == "div" and not depends(args[1], self.tied):
+            return replace(expr, args=(self.summed(args[0], inside), args[1]))
+        if expr.op in ("sum", "mean"):
+            return self.sum(expr, inside)
+        shown = {"div": "the loss divides by a number about the whole batch that depends on the model"}
+        raise _NotASum(shown.get(expr.op, f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"))
+
+    def sum(self, expr: Apply, inside: list[Node]) -> Expr:
+        rows = expr.args[0]
+        self.rowwise(rows)
+        if expr.op == "sum":
+            return expr
+        assert rows.type.axis
+        total = Apply("sum", (rows,), replace(rows.type, axis=None, dtype="float"), None, expr.span)
+        return Apply("div", (total, self.size(rows.type.axis, inside)), expr.type, None, expr.span)
+
+    def rowwise(self, expr: Expr) -> None:
+        """Raises where a value with rows uses a number about the whole batch that depends on the model."""
+        if isinstance(expr, Ref) and expr.name in self.tied and expr.name in self.lets:
+            self.rowwise(self.lets[expr.name])
+        elif isinstance(expr, Apply):
+            if expr.type.axis is None and depends(expr, self.tied):
+                raise _NotASum(f"each row uses `{expr.op}` over the whole batch of what the model computes")
+            for arg in expr.args:
+                self.rowwise(arg)
+
+    def size(self, axis: Axis, inside: list[Node]) -> Expr:
+        """How many rows of an axis the whole mini-batch has, counted above `train`."""
+        if axis.key not in self.sizes:
+            tables = [name for node in inside for name in node.inputs if name not in self.tied]
+            source = next(n for n in tables if _holds(self.types[n], axis))
+            value = Value(f"{self.node.regions[0].outputs[0]}.{axis.key}.size", Tensor("int"))
+            self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.node.span))
+            self.sizes[axis.key] = value.name
+        return Ref(self.sizes[axis.key], Tensor("int"))
+
+
+def _holds(kind: Type, axis: Axis) -> bool:
+    """Whether rows of this value tell how many rows an axis has."""
+    found = (kind.token, kind.turn, kind.axis) if isinstance(kind, Table) else (axis_of(kind),)
+    return any(own is not None and own.within(axis) for own in found)

@@ -1,0 +1,73 @@
+"""The least that an operation can work on, from the axes of what it is given: what `granularity`, `fuse` and `split` ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlgraph.ir.graph import Apply, Expr, Node, Ref, Unit
+from rlgraph.ir.types import Axis, Table, Type, axis_of
+from rlgraph.ops import NODES, TENSOR
+
+
+def common_axis(found: list[Axis]) -> Axis | None:
+    """The innermost axis that all these lie in; None if there is none."""
+    for axis in found[0].path() if found else ():
+        if all(other.within(axis) for other in found):
+            return axis
+    return None
+
+
+def reductions(expr: Expr) -> Iterator[Apply]:
+    """Every reduction in an expression."""
+    if isinstance(expr, Apply):
+        if TENSOR[expr.op].kind == "reduction":
+            yield expr
+        for arg in expr.args:
+            yield from reductions(arg)
+
+
+def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
+    """The unit of one node; `types` are those of the values it uses, `known` the axes by key."""
+    op = NODES[node.op]
+    if node.op == "tensor":
+        return _tensor_unit(node, types, known)
+    if op.unit == "batch":
+        return Unit(None, op.reason)
+    if op.unit == "group":
+        axis = axis_of(node.outputs[0].type)
+        assert axis
+        return Unit(axis.key, op.reason)
+    if node.op == "keep":
+        return Unit(node.attr("axis"))
+    rows = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    tables = [kind.axis for name in node.inputs if isinstance(kind := types[name], Table)]
+    if not rows:
+        return Unit(None, "it has no rows")
+    # A model, a function, a column: it works on the rows of its table.
+    return Unit((tables or rows)[0].key)
+
+
+def _tensor_unit(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
+    found = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    if not found:
+        return Unit(None, "it is one number")
+    inner = [axis for axis in found if all(axis.within(other) for other in found)]
+    unit, reason = (inner or found)[0], ""
+    for let in node.body:
+        for reduction in reductions(let.expr):
+            if reduction.axis is None:
+                return Unit(None, f"`{reduction.op}` is over the whole batch")
+            target = known[reduction.axis].row
+            if unit.within(target) and target.key != unit.key:
+                unit, reason = target, f"`{reduction.op}` is over each group of `{target.name}`"
+    if not inner:
+        shared = common_axis(found)
+        return Unit(shared.key if shared else None, "its values lie on axes that only meet there")
+    return Unit(unit.key, reason)
+
+
+def depends(expr: Expr, names: set[str]) -> bool:
+    """Whether an expression uses one of these values."""
+    if isinstance(expr, Ref):
+        return expr.name in names
+    return isinstance(expr, Apply) and any(depends(arg, names) for arg in expr.args)

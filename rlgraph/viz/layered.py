@@ -1,0 +1,240 @@
+"""Places boxes in rows and lines between them: what is used stands below what it uses.
+
+The usual four steps (Sugiyama, Tagawa, Toda 1981): rows, order within the rows, horizontal places, vertical places.
+All targets of one value share one line that branches as late as it can. Rows are apart by gaps that hold nothing but
+lines, and a long line has a place of its own in every row it passes, so no line ever crosses a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rlgraph.viz.ordering import order
+from rlgraph.viz.placing import place
+
+GAP_MIN, GAP_MAX, GAP_SLOPE = 26.0, 64.0, 0.10
+
+
+@dataclass
+class Item:
+    """Something with a place: a box, a port of the frame, or (made here) a long line's place in a row."""
+
+    width: float
+    height: float
+    ins: dict[str, float] = field(default_factory=dict)
+    """Where lines enter, from the left edge; those that are missing are spread when all places are known."""
+    outs: dict[str, float] = field(default_factory=dict)
+    pin: int = 0
+    """-1: in the first row; 1: in the last one."""
+    first: bool = False
+    """Leftmost of its row: a frame's title."""
+    margin: float = 12.0
+    """Half of the least distance to its neighbours."""
+    rank: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    line: bool = False
+    """It is a long line's place in a row."""
+
+
+@dataclass
+class Net:
+    """One value: from an item's output to all items that use it."""
+
+    source: int
+    out: str
+    targets: list[tuple[int, str]]
+    weight: float = 1.0
+
+
+@dataclass
+class Segment:
+    """A piece of a net between two neighbouring rows."""
+
+    net: int
+    upper: int
+    lower: int
+    into: str
+    """The input of a target; empty where the line goes on."""
+    start: float = 0.0
+    """From the left edge of the upper item; `end` from that of the lower one."""
+    end: float = 0.0
+    free: bool = False
+    """Its end can move along the target's upper edge."""
+
+
+@dataclass
+class Plan:
+    """The result: items with places (the first ones are those given), the pieces of the lines, the whole size."""
+
+    items: list[Item]
+    segments: list[Segment]
+    rows: list[list[int]]
+    width: float = 0.0
+    height: float = 0.0
+
+    def bottoms(self) -> list[tuple[float, float]]:
+        """Top and bottom of each row."""
+        return [
+            (min(self.items[i].y for i in row), max(self.items[i].y + self.items[i].height for i in row))
+            for row in self.rows
+        ]
+
+
+def arrange(given: Sequence[Item], nets: Sequence[Net]) -> Plan:
+    """Gives every item a place; nets must not form circles."""
+    items = list(given)
+    if not items:
+        return Plan(items, [], [])
+    _ranks(items, nets)
+    segments = list(_segments(items, nets))
+    rows: list[list[int]] = [[] for _ in range(max(item.rank for item in items) + 1)]
+    for at, item in enumerate(items):
+        rows[item.rank].append(at)
+    rows = order(items, segments, rows)
+    place(items, segments, rows, [net.weight for net in nets])
+    plan = Plan(items, segments, rows)
+    _spread(plan)
+    _stack(plan)
+    return plan
+
+
+# Rows
+
+
+def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
+    """The least rows, then small moves as long as they make lines shorter."""
+    ins: list[list[int]] = [[] for _ in items]
+    outs: list[list[int]] = [[] for _ in items]
+    for at, net in enumerate(nets):
+        outs[net.source].append(at)
+        for target in dict.fromkeys(target for target, _ in net.targets):
+            ins[target].append(at)
+    top = 1 if any(item.pin < 0 for item in items) else 0
+    sequence = _sorted(items, nets, ins, outs)
+    for at in sequence:
+        item = items[at]
+        item.rank = 0 if item.pin < 0 else max([top, *(items[nets[net].source].rank + 1 for net in ins[at])])
+    for _ in range(12):
+        if not sum(_move(at, items, nets, ins[at], outs[at], top) for at in reversed(sequence)):
+            break
+    last = max((item.rank for item in items if item.pin <= 0), default=0) + 1
+    for item in items:
+        if item.pin > 0:
+            item.rank = last
+    used = {rank: at for at, rank in enumerate(sorted({item.rank for item in items}))}
+    for item in items:
+        item.rank = used[item.rank]
+
+
+def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]) -> list[int]:
+    """Every item after those whose values it uses."""
+    waiting = [len(nets_in) for nets_in in ins]
+    ready = [at for at in range(len(items)) if not waiting[at]]
+    done: list[int] = []
+    while ready:
+        at = ready.pop(0)
+        done.append(at)
+        for net in outs[at]:
+            for target in dict.fromkeys(target for target, _ in nets[net].targets):
+                waiting[target] -= 1
+                if not waiting[target]:
+                    ready.append(target)
+    assert len(done) == len(items), "boxes wait for each other"
+    return done
+
+
+def _move(
+    at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int
+) -> bool:  # fmt: skip
+    """Moves one item down where that makes the lines shorter in sum; a line that others need as well stays long."""
+    item = items[at]
+    below = [items[target].rank for net in outs for target, _ in nets[net].targets if items[target].pin <= 0]
+    if item.pin or not below or min(below) - 1 <= item.rank:
+        return False
+    goal = min(below) - 1
+    cost = 0.0
+    for net in ins:
+        others = [items[target].rank for target, _ in nets[net].targets if target != at]
+        cost += max(0, goal - max([item.rank, *others]))
+    cost -= (goal - item.rank) * len(outs)
+    if cost >= 0 and ins:
+        return False
+    item.rank = goal
+    return True
+
+
+# Lines
+
+
+def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
+    """The pieces of every net; adds an item wherever a line passes a row."""
+    for at, net in enumerate(nets):
+        if not net.targets:
+            continue
+        here, start = net.source, items[net.source].outs.get(net.out, items[net.source].width / 2)
+        goals = sorted(net.targets, key=lambda target: items[target[0]].rank)
+        for rank in range(items[net.source].rank + 1, items[goals[-1][0]].rank + 1):
+            for target, into in goals:
+                if items[target].rank == rank:
+                    fixed = items[target].ins.get(into)
+                    end = items[target].width / 2 if fixed is None else fixed
+                    yield Segment(at, here, target, into, start, end, fixed is None)
+            if rank < items[goals[-1][0]].rank:
+                items.append(Item(0, 0, margin=8.0, rank=rank, line=True))
+                yield Segment(at, here, len(items) - 1, "", start, 0.0)
+                here, start = len(items) - 1, 0.0
+
+
+def _spread(plan: Plan) -> None:
+    """Lets lines enter a box as straight from above as they can, apart from each other."""
+    entering: dict[int, list[Segment]] = {}
+    for segment in plan.segments:
+        if segment.free:
+            entering.setdefault(segment.lower, []).append(segment)
+    for at, segments in entering.items():
+        item = plan.items[at]
+        segments.sort(key=lambda s: plan.items[s.upper].x + s.start)
+        room = min(14.0, item.width / 2)
+        apart = min(18.0, (item.width - 2 * room) / max(1, len(segments) - 1))
+        wanted = [
+            min(max(plan.items[s.upper].x + s.start - item.x, room), item.width - room) - apart * i
+            for i, s in enumerate(segments)
+        ]
+        # Equal distances from the left: what is left over is a rising sequence, nearest to the wanted places.
+        for i, (segment, place_) in enumerate(zip(segments, _rising(wanted), strict=True)):
+            low, high = room + apart * i, item.width - room - apart * (len(segments) - 1 - i)
+            segment.end = min(max(place_ + apart * i, low), max(low, high))
+        for segment in segments:
+            item.ins[segment.into] = segment.end
+
+
+def _rising(wanted: list[float]) -> list[float]:
+    """The rising sequence nearest to the wanted one: neighbours that fall are averaged."""
+    blocks: list[tuple[float, int]] = []
+    for value in wanted:
+        total, count = value, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            total, count = total + blocks[-1][0], count + blocks[-1][1]
+            blocks.pop()
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
+
+
+def _stack(plan: Plan) -> None:
+    """Puts the rows below each other: a gap is wider where its lines go far to the side."""
+    far = [0.0] * len(plan.rows)
+    for segment in plan.segments:
+        upper, lower = plan.items[segment.upper], plan.items[segment.lower]
+        aside = abs(upper.x + segment.start - lower.x - segment.end)
+        far[lower.rank] = max(far[lower.rank], aside)
+    y = 0.0
+    for rank, row in enumerate(plan.rows):
+        if rank:
+            y += min(GAP_MAX, GAP_MIN + GAP_SLOPE * far[rank])
+        for at in row:
+            plan.items[at].y = y
+        y += max(plan.items[at].height for at in row)
+    plan.height = y
+    plan.width = max(item.x + item.width for item in plan.items)

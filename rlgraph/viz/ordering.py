@@ -1,0 +1,121 @@
+"""The order of items within their rows: the fewer lines cross, the better."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from typing import Protocol
+
+SWEEPS = 24
+MANY = 1500
+
+
+class Placeable(Protocol):
+    width: float
+    first: bool
+
+
+class Joined(Protocol):
+    upper: int
+    lower: int
+    start: float
+    end: float
+
+
+def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
+    """The rows in a better order: averages of the neighbours' places, up and down, then swaps; the best is kept."""
+    above: dict[int, list[Joined]] = {}
+    below: dict[int, list[Joined]] = {}
+    for segment in segments:
+        above.setdefault(segment.lower, []).append(segment)
+        below.setdefault(segment.upper, []).append(segment)
+    between: list[list[Joined]] = [[] for _ in rows]
+    rank_of = {at: rank for rank, row in enumerate(rows) for at in row}
+    for segment in segments:
+        between[rank_of[segment.lower]].append(segment)
+    rows = [_kept(items, row) for row in rows]
+    best, least = rows, _crossings(items, rows, between)
+    for sweep in range(SWEEPS if len(items) < MANY else 6):
+        if not least:
+            break
+        rows = [list(row) for row in rows]
+        down = sweep % 2 == 0
+        for rank in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
+            rows[rank] = _by_average(items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below)
+        if sweep > 3 and len(items) < MANY:
+            _swap(items, rows, between)
+        found = _crossings(items, rows, between)
+        if found < least:
+            best, least = rows, found
+    return best
+
+
+def _kept(items: Sequence[Placeable], row: list[int]) -> list[int]:
+    return sorted(row, key=lambda at: not items[at].first)
+
+
+def _places(items: Sequence[Placeable], row: Sequence[int]) -> dict[int, float]:
+    return {at: float(place) for place, at in enumerate(row)}
+
+
+def _by_average(
+    items: Sequence[Placeable], row: list[int], fixed: list[int], joined: dict[int, list[Joined]]
+) -> list[int]:  # fmt: skip
+    """Sorted by the average place of the neighbours in the fixed row; who has none stays where it is."""
+    place = _places(items, fixed)
+    keys: dict[int, float] = {}
+    for at in row:
+        ends = []
+        for segment in joined.get(at, ()):
+            other, offset = (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
+            ends.append(place[other] + offset / max(1.0, items[other].width))
+        if ends:
+            keys[at] = sum(ends) / len(ends)
+    moving = iter(sorted((at for at in row if at in keys), key=lambda at: keys[at]))
+    return _kept(items, [next(moving) if at in keys else at for at in row])
+
+
+def _ends(items: Sequence[Placeable], rows: list[list[int]], rank: int, joined: list[Joined]) -> list[tuple[float, float]]:
+    up, low = _places(items, rows[rank - 1]), _places(items, rows[rank])
+    return [
+        (up[s.upper] + s.start / max(1.0, items[s.upper].width) / 1.01,
+         low[s.lower] + s.end / max(1.0, items[s.lower].width) / 1.01)
+        for s in joined
+    ]  # fmt: skip
+
+
+def _crossings(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> int:
+    return sum(_crossed(_ends(items, rows, rank, between[rank])) for rank in range(1, len(rows)))
+
+
+def _crossed(ends: list[tuple[float, float]]) -> int:
+    """How many pairs of lines cross; lines that share an end do not."""
+    count = 0
+    seen: list[float] = []
+    waiting: list[float] = []
+    last: float | None = None
+    for start, end in sorted(ends):
+        if start != last:
+            for value in waiting:
+                insort(seen, value)
+            waiting, last = [], start
+        count += len(seen) - bisect_right(seen, end)
+        waiting.append(end)
+    return count
+
+
+def _swap(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> None:
+    """Swaps neighbours wherever that makes fewer lines cross."""
+    for rank, row in enumerate(rows):
+        near = [r for r in (rank, rank + 1) if 0 < r < len(rows)]
+        for at in range(len(row) - 1):
+            if items[row[at]].first:
+                continue
+            pair = {row[at], row[at + 1]}
+            touching = {r: [s for s in between[r] if s.upper in pair or s.lower in pair] for r in near}
+            now = sum(_crossed(_ends(items, rows, r, touching[r])) for r in near)
+            if not now:
+                continue
+            row[at], row[at + 1] = row[at + 1], row[at]
+            if sum(_crossed(_ends(items, rows, r, touching[r])) for r in near) >= now:
+                row[at], row[at + 1] = row[at + 1], row[at]
