@@ -40,7 +40,7 @@ def main() -> None:
     options = arguments()
     import torch
 
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     from rlgraph.engines.base import Sampling, TrainOptions
     from rlgraph.engines.sequences import Sequences
     from rlgraph.engines.sources import ModelSpec, RandomSource

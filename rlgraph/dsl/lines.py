@@ -278,10 +278,7 @@ def _indent(found: Lines, text: list[str]) -> None:
             opened.append(header or (before is not None and _lacks_colon(before)))
             widths.append(width)
             if not opened[-1] and not confused and not (before and before.bad):
-                hint = "start the line below the one before it, unless that was to end in `:`"
-                found.fail(
-                    "E0108", "this line is indented under a line that opens no block", found.span(first), hint
-                )
+                _stranded(found, line)
             if len(widths) == MAX_BLOCKS + 2:
                 found.fail("E0120", f"blocks are nested more than {MAX_BLOCKS} deep", found.span(first))
         elif width not in widths and not confused:
@@ -303,6 +300,14 @@ def _is_header(line: Line) -> bool:
 def _lacks_colon(line: Line) -> bool:
     """Whether a block may have been meant: the parser asks for the `:`."""
     return line.tokens[0] in words.HEADERS and (line.tokens[0] != "schedule" or len(line.tokens) == 1)
+
+
+def _stranded(found: Lines, line: Line) -> None:
+    message = "this line is indented under a line that opens no block"
+    hint = "start the line below the one before it, unless that was to end in `:`"
+    if not line.bad:
+        found.fail("E0108", message, found.span(line.tokens[0]), hint)
+    line.bad = True
 
 
 def _mixed(found: Lines, first: Token, white: str, char: str) -> None:

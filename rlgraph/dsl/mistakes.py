@@ -114,7 +114,7 @@ class _Mistake:
             return self.unknown_word()
         return self.say(
             "E0124",
-            f"this computes something that is not used, {self.place()}",
+            "this computes something that is not used",
             self.whole(),
             self.line_hint(),
         )

@@ -136,33 +136,36 @@ CONSTRUCTORS = _table(
 RATES = ("cosine", "linear", "constant")
 
 _BATCH = (
-    Opt("batch", "int", REQUIRED, 1, None, "rows drawn at a time"),
-    Opt("shuffle", "bool", True, doc="each pass over the data in another order"),
+    Opt("batch", "int", None, 1, None, "rows drawn at a time; all of them if it is left out"),
+    Opt("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
     Opt("limit", "int", None, 1, None, "use this many rows only"),
+)
+_CALLED = (
+    Opt("timeout", "float", None, 0.0, None, "seconds for a call"),
+    Opt("workers", "int", None, 1, 256, "processes that the calls are spread over"),
 )
 
 DATA = _table(
     Signature("jsonl", (Opt("path", "text"),), _BATCH, "A file with a JSON object on each line."),
     Signature("parquet", (Opt("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
-    Signature("hub", (Opt("name", "text"),), (*_BATCH, Opt("split", "text", "train"), Opt("config", "text", None)),
-              "A data set of the Hugging Face hub (extra `hub`)."),
-    Signature("python", (Opt("function", "text"),), _BATCH, "Rows from a Python generator: `file.py:function`.", open=True),
+    Signature("hub", (Opt("name", "text"),), (*_BATCH, Opt("split", "text", None), Opt("config", "text", None)),
+              "A data set of the Hugging Face hub (extra `datasets`)."),
+    Signature("python", (Opt("function", "text"),), (*_BATCH, Opt("timeout", "float", None, 0.0)),
+              "Rows from a Python generator or list: `file.py:function`; other options are its arguments.", open=True),
     Signature("reasoning_gym", (Opt("task", "text"),),
-              (*_BATCH, Opt("size", "int", 1000, 1), Opt("seed", "int", 0, 0), Opt("skip", "int", 0, 0)),
+              (*_BATCH, Opt("size", "int", None, 1), Opt("seed", "int", None, 0), Opt("start", "int", None, 0)),
               "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.", open=True),
 )  # fmt: skip
 
 FUNCS = _table(
-    Signature("python", (Opt("function", "text"),),
-              (Opt("timeout", "float", 60.0, 0.001, None, "seconds for a call"), Opt("batch", "int", 0, 0, None, "rows a call")),
-              "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row."),
-    Signature("reasoning_gym", (Opt("task", "text"),), (Opt("timeout", "float", 60.0, 0.001),),
-              "The verifier of a reasoning_gym task (extra `gym`)."),
+    Signature("python", (Opt("function", "text"),), (*_CALLED, Opt("batch", "int", None, 1, None, "rows a call")),
+              "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.", open=True),
+    Signature("reasoning_gym", (), _CALLED, "The verifier of the reasoning_gym task that the rows came from (extra `gym`)."),
 )  # fmt: skip
 
 ENVS = _table(
-    Signature("python", (Opt("class", "text"),), (Opt("timeout", "float", 60.0, 0.001, None, "seconds for a call"),),
-              "`file.py:Class` with reset(row), step(action) and close()."),
+    Signature("python", (Opt("class", "text"),), _CALLED,
+              "`file.py:Class` with reset(row), step(action) and close().", open=True),
 )  # fmt: skip
 
 BUFFERS = _table(

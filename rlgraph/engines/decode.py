@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -76,8 +75,10 @@ def generate(
     def run(rows: Tensor) -> _Rows:
         return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id)
 
-    mapper: Callable[..., list[_Rows]] = (lambda f, x: list(pool.map(f, x))) if pool else (lambda f, x: [f(b) for b in x])
-    return _assemble(prompts, n, blocks, mapper(run, blocks), sampling.max_tokens)
+    # Threads with a block each, not operators with two threads each: those wait for one another hundreds of times a token,
+    # which on a machine that has other work to do takes tens of times as long.
+    parts = list(map(run, blocks) if pool is None else pool.map(run, blocks))
+    return _assemble(prompts, n, blocks, parts, sampling.max_tokens)
 
 
 def _with_start(prompts: Sequences, start_id: int | None) -> Sequences:
@@ -94,7 +95,7 @@ def _blocks(lengths: Tensor, max_tokens: int, threads: int, block_tokens: int) -
         return []
     order = lengths.argsort(stable=True)
     places = int(lengths.max()) + max_tokens
-    blocks = max(min(threads, order.shape[0]), -(-order.shape[0] * places // block_tokens))
+    blocks = max(threads, -(-order.shape[0] * places // block_tokens))
     return list(order.tensor_split(min(blocks, order.shape[0])))
 
 
@@ -143,7 +144,8 @@ def _decode(
     # From here on a batch row is `active[i]`: those that run, and a few that have finished since the last compaction.
     active = torch.arange(count)
     seen = torch.cat([mask, torch.ones(count, limit, dtype=torch.bool)], 1).to(device) if ragged else None
-    is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops[stops < logits.shape[1]], True)
+    stops = stops[stops < logits.shape[1]]
+    is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True)
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
     for place in range(limit):
         wide = logits if logits.dtype == torch.float64 else logits.float()

@@ -60,7 +60,7 @@ class _Product(torch.autograd.Function):
         flat = gradient.reshape(-1, gradient.shape[-1])
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         to_x = _multiply(gradient, weight.t(), None) if wants_x else None
-        to_weight = _multiply(flat.t(), x.reshape(-1, x.shape[-1]).t(), None) if wants_weight else None
+        to_weight = _outer(flat, x.reshape(-1, x.shape[-1])) if wants_weight else None
         return to_x, to_weight, flat.sum(0) if ctx.has_bias and wants_bias else None
 
 
@@ -75,6 +75,13 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
+
+
+def _outer(gradient: Tensor, x: Tensor) -> Tensor:
+    """gradient' x, [M, outputs] and [M, inputs] to [outputs, inputs]; oneDNN copies its first argument: the narrower one."""
+    if gradient.shape[1] > x.shape[1]:
+        return _multiply(x.t(), gradient.t(), None).t()
+    return _multiply(gradient.t(), x.t(), None)
 
 
 def _agrees() -> bool:

@@ -33,17 +33,18 @@ def uniforms(keys: np.ndarray, place: int) -> Tensor:
 def draw(logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banned: Tensor | None) -> tuple[Tensor, Tensor]:
     """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64. banned: tokens that must not be drawn, int64 [B]; the log-probability is
+    logits: float [N, V], float32 or float64, overwritten. banned: tokens that must not be drawn, int64 [B]; the log-probability is
     still taken over the whole vocabulary. A random token is found by inverting the cumulative distribution at one uniform.
     """
-    scaled = logits if sampling.temperature in (0, 1) else logits / sampling.temperature
-    allowed = scaled if banned is None else scaled.index_fill(1, banned, -torch.inf)
+    scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
+    forbidden = None if banned is None else scaled.index_select(1, banned)
+    allowed = scaled if banned is None else scaled.index_fill_(1, banned, -torch.inf)
     top = allowed.amax(1, keepdim=True)
-    weights = torch.exp(allowed - top)
+    weights = (allowed - top).exp_()
     cumulative = weights.cumsum(1)
     log_total = top[:, 0] + cumulative[:, -1].log()
-    if banned is not None:
-        log_total = torch.logaddexp(log_total, scaled.index_select(1, banned).logsumexp(1))
+    if forbidden is not None:
+        log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
     if not bool(torch.isfinite(log_total).all()):
         raise EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
     if sampling.temperature == 0:
@@ -56,7 +57,7 @@ def draw(logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banne
         # Rounding may lift the point to the total itself, past the last token that has any weight.
         point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
         token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
-    return token, scaled.gather(1, token[:, None])[:, 0] - log_total
+    return token, allowed.gather(1, token[:, None])[:, 0] - log_total
 
 
 def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.engines.attention import use_fast_decoding
 from rlgraph.engines.base import EngineError, Generation, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.decode import Ends, generate
 from rlgraph.engines.linear import use_onednn
 from rlgraph.engines.network import Network
+from rlgraph.engines.norm import use_lean_norms
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
@@ -52,6 +54,8 @@ class TransformersEngine:
         self.threads = threads
         self._block_tokens, self._logit_numbers, self._cache_tokens = block_tokens, logit_numbers, cache_tokens
         use_onednn(self.model)
+        use_lean_norms(self.model)
+        use_fast_decoding(self.model)
         self._network = Network(self.model)
         self._optimizer: Optimizer | None = None
         self._pool: Executor | None = None

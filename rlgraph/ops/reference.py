@@ -75,11 +75,11 @@ def float_(x: Tensor) -> Tensor:
 
 def same_text(a: Any, b: Any) -> Tensor:
     """Whether texts are equal, bool. A column of texts is a list, a single text a str; numbers compare as numbers."""
-    if not _is_text(a) and not _is_text(b):
+    if not isinstance(a, (str, list)) and not isinstance(b, (str, list)):
         return torch.eq(*_tensors(a, b))
-    if not isinstance(a, list) and not isinstance(b, list):
-        return torch.tensor(bool(a == b))
     left, right = (value.tolist() if isinstance(value, Tensor) else value for value in (a, b))
+    if not isinstance(left, list) and not isinstance(right, list):
+        return torch.tensor(bool(left == right))
     count = len(left if isinstance(left, list) else right)
     left, right = (value if isinstance(value, list) else [value] * count for value in (left, right))
     return torch.tensor([one == other for one, other in zip(left, right, strict=True)], dtype=torch.bool)
@@ -293,10 +293,6 @@ def _tensors(*values: Number) -> tuple[Tensor, ...]:
         else torch.tensor(value, dtype=beside.dtype, device=beside.device)
         for value in values
     )  # fmt: skip
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, (str, list))
 
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {

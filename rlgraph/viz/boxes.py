@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["data", "op", "call", "table", "column", "tensor", "minor", "report", "state", "minimize", "next",
+Kind = Literal["data", "op", "call", "table", "column", "tensor", "report", "state", "minimize", "next",
                "model", "train", "loop"]  # fmt: skip
-"""`model`, `train` and `loop` hold other boxes; `minor` is mathematics that only reports use."""
+"""`model`, `train` and `loop` hold other boxes; a report has a box for each of its metrics."""
 Role = Literal["", "policy", "critic", "reward", "policy frozen", "critic frozen", "reward frozen"]
 Line = Literal["data", "weights", "state"]
 
@@ -27,7 +27,8 @@ class Port:
     line: Line = "data"
     inside: str = ""
     """Of a frame: its name inside."""
-    tip: str = ""
+    role: Role = ""
+    """Of the model whose weights they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Link:
     target: str
     into: str
     line: Line = "data"
+    role: Role = ""
 
 
 @dataclass(frozen=True, slots=True)

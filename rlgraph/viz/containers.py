@@ -21,7 +21,7 @@ class Draft:
 
     def body(self) -> Body:
         links = [
-            Link(self.sources[port.value], port.value, box.id, port.value, port.line)
+            Link(self.sources[port.value], port.value, box.id, port.value, port.line, port.role)
             for box in self.boxes
             for port in box.inputs
             if port.value in self.sources
@@ -112,17 +112,17 @@ def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str
             if source is None or source == shell.id:
                 continue
             if source in inside:
-                links.append(Link(source, port.value, box.id, port.value, port.line))
+                links.append(Link(source, port.value, box.id, port.value, port.line, port.role))
                 continue
             inputs.setdefault(port.value, replace(port, inside=port.value))
             # The weights enter the container as a whole: every operation in it uses them.
             if port.value != draft.owners[box.id][1]:
-                links.append(Link("", port.value, box.id, port.value, port.line))
+                links.append(Link("", port.value, box.id, port.value, port.line, port.role))
         for port in box.outputs:
             if port.value in used_outside:
-                outputs.append(replace(port, inside=port.value))
-                links.append(Link(box.id, port.value, "", port.value, port.line))
+                outputs.append(replace(port, inside=port.value, label=""))
+                links.append(Link(box.id, port.value, "", port.value, port.line, port.role))
     weights = draft.owners[boxes[0].id][1]
     if weights in used_outside and draft.sources.get(weights) == shell.id:
-        outputs.append(Port(weights, weights, "weights", weights))
+        outputs.append(Port(weights, weights, "weights", weights, shell.role))
     return replace(shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links)))

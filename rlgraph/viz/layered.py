@@ -82,7 +82,7 @@ class Plan:
         ]
 
 
-def arrange(given: Sequence[Item], nets: Sequence[Net]) -> Plan:
+def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) -> Plan:
     """Gives every item a place; nets must not form circles."""
     items = list(given)
     if not items:
@@ -96,7 +96,7 @@ def arrange(given: Sequence[Item], nets: Sequence[Net]) -> Plan:
     place(items, segments, rows, [net.weight for net in nets])
     plan = Plan(items, segments, rows)
     _spread(plan)
-    _stack(plan)
+    _stack(plan, gap)
     return plan
 
 
@@ -148,18 +148,14 @@ def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], ou
 def _move(
     at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int
 ) -> bool:  # fmt: skip
-    """Moves one item down where that makes the lines shorter in sum; a line that others need as well stays long."""
+    """Moves one item down to those that use it where that makes the lines shorter in sum."""
     item = items[at]
     below = [items[target].rank for net in outs for target, _ in nets[net].targets if items[target].pin <= 0]
     if item.pin or not below or min(below) - 1 <= item.rank:
         return False
     goal = min(below) - 1
-    cost = 0.0
-    for net in ins:
-        others = [items[target].rank for target, _ in nets[net].targets if target != at]
-        cost += max(0, goal - max([item.rank, *others]))
-    cost -= (goal - item.rank) * len(outs)
-    if cost >= 0 and ins:
+    # A line that others need as well costs the same: boxes that use one value stand in one row.
+    if ins and sum(nets[net].weight >= 1 for net in ins) >= sum(nets[net].weight >= 1 for net in outs):
         return False
     item.rank = goal
     return True
@@ -222,7 +218,7 @@ def _rising(wanted: list[float]) -> list[float]:
     return [total / count for total, count in blocks for _ in range(count)]
 
 
-def _stack(plan: Plan) -> None:
+def _stack(plan: Plan, gap: float) -> None:
     """Puts the rows below each other: a gap is wider where its lines go far to the side."""
     far = [0.0] * len(plan.rows)
     for segment in plan.segments:
@@ -232,7 +228,7 @@ def _stack(plan: Plan) -> None:
     y = 0.0
     for rank, row in enumerate(plan.rows):
         if rank:
-            y += min(GAP_MAX, GAP_MIN + GAP_SLOPE * far[rank])
+            y += min(GAP_MAX, gap + GAP_SLOPE * far[rank])
         for at in row:
             plan.items[at].y = y
         y += max(plan.items[at].height for at in row)

@@ -46,14 +46,15 @@ def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
         for row in rows if down else reversed(rows):
             _settle(items, row, up if sweep < 2 else joined)
     runs = _runs(items, segments)
+    ends = _ends(segments)
     neighbours = _neighbours(rows)
-    for _ in range(3):
-        for run in runs:
-            _straighten(items, run, neighbours)
-        for row in rows:
+    for sweep in range(8 if len(items) < MANY else 2):
+        for net, run in runs:
+            _straighten(items, run, ends[net], neighbours)
+        for row in reversed(rows) if sweep % 2 else rows:
             _settle(items, row, joined, still=True)
-    for run in runs:
-        _straighten(items, run, neighbours)
+    for net, run in runs:
+        _straighten(items, run, ends[net], neighbours)
     left = min(item.x for item in items)
     for item in items:
         item.x -= left
@@ -99,13 +100,21 @@ def _wish(items: Sequence[Placeable], at: int, joined: list[tuple[int, float, fl
 # Straight lines
 
 
-def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[list[int]]:
-    """The places of each long line, from top to bottom, between the places where it should start and end."""
+def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[tuple[int, list[int]]]:
+    """The places of each long line from top to bottom, the longest line first."""
     runs: dict[int, list[int]] = {}
     for segment in segments:
         if items[segment.lower].line:
             runs.setdefault(segment.net, []).append(segment.lower)
-    return sorted(runs.values(), key=len, reverse=True)
+    return sorted(runs.items(), key=lambda run: len(run[1]), reverse=True)
+
+
+def _ends(segments: Sequence[Joined]) -> dict[int, tuple[Joined, Joined]]:
+    """The first and the last piece of each line."""
+    found: dict[int, tuple[Joined, Joined]] = {}
+    for segment in segments:
+        found[segment.net] = (found.get(segment.net, (segment, segment))[0], segment)
+    return found
 
 
 def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None]]:
@@ -117,9 +126,14 @@ def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None
 
 
 def _straighten(
-    items: Sequence[Placeable], run: list[int], neighbours: dict[int, tuple[int | None, int | None]]
+    items: Sequence[Placeable], run: list[int], ends: tuple[Joined, Joined],
+    neighbours: dict[int, tuple[int | None, int | None]]
 ) -> None:  # fmt: skip
-    """Makes a line vertical through as many rows as there is room for, then again from there."""
+    """Makes a line vertical through as many rows as there is room for, then again from there.
+
+    It stands below its source or above its last target where it can.
+    """
+    start, goal = items[ends[0].upper].x + ends[0].start, items[ends[1].lower].x + ends[1].end
     at = 0
     while at < len(run):
         low, high = _room(items, run[at], neighbours)
@@ -129,8 +143,10 @@ def _straighten(
             if max(low, lower) > min(high, higher):
                 break
             low, high, end = max(low, lower), min(high, higher), end + 1
-        middle = sum(items[i].x for i in run[at:end]) / (end - at)
-        x = min(max(middle, low), high)
+        wishes = [start] if at == 0 else []
+        wishes += [goal] if end == len(run) else []
+        wishes.append(sum(items[i].x for i in run[at:end]) / (end - at))
+        x = next((wish for wish in wishes if low <= wish <= high), min(max(wishes[-1], low), high))
         for i in run[at:end]:
             items[i].x = x
         at = end

@@ -41,7 +41,7 @@ class _Maker:
         draft = Draft()
         used = {name for node in phase.graph.nodes for name in node.inputs}
         for value in phase.graph.inputs:
-            if self.line(value.name) == "state" and value.name in used:
+            if self.port(value.name, "").line == "state" and value.name in used and not _is_cursor(value):
                 self.add(draft, self.state(value))
         self.nodes(draft, phase.graph, "")
         for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
@@ -56,7 +56,12 @@ class _Maker:
         """Adds a box for each node; `trained` is the version of the weights whose container the frame itself is."""
         minor = _minor(graph)
         for node in graph.nodes:
-            box = self.frame(node) if node.regions else self.leaf(node, minor)
+            if node.op == "report":
+                for metric in self.metrics(node, minor):
+                    self.add(draft, metric)
+            if node.op == "report" or node.name in minor:
+                continue
+            box = self.frame(node) if node.regions else self.leaf(node)
             if node.op in _OF_MODELS and node.inputs:
                 name = self.owner(graph, node)
                 if name and node.inputs[0] == trained:
@@ -72,23 +77,35 @@ class _Maker:
 
     # Boxes that hold none
 
-    def leaf(self, node: Node, minor: set[str]) -> Box:
-        kind, title, note, lines = self.said(node, minor)
-        inputs = tuple(Port(name, name, self.line(name)) for name in dict.fromkeys(node.inputs))
+    def metrics(self, node: Node, minor: dict[str, Node]) -> list[Box]:
+        """A box for each metric, beside what it is made of: with the mathematics that nobody else uses."""
+        names = node.attr("names", ())
+        made = []
+        for at, value in enumerate(node.inputs):
+            name = str(names[at]) if isinstance(names, tuple) and at < len(names) else value
+            source = minor.get(value)
+            told = show(source.body[-1].expr) if source else value
+            title = captions.short(name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS)
+            inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
+            box = self.box(source or node, "report", title, "", inputs=inputs)
+            text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
+            made.append(replace(box, text=text, waits=""))
+        return made
+
+    def leaf(self, node: Node) -> Box:
+        kind, title, note, lines = self.said(node)
+        inputs = tuple(self.port(name, name) for name in dict.fromkeys(node.inputs))
         outputs = tuple(
-            Port(value.name, captions.label(value, title), self.line(value.name))
+            self.port(value.name, captions.label(value, title))
             for value in node.outputs
             if not _is_cursor(value)
         )
         return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
-    def said(self, node: Node, minor: set[str]) -> tuple[Kind, str, str, tuple[str, ...]]:
+    def said(self, node: Node) -> tuple[Kind, str, str, tuple[str, ...]]:
         """Kind, title, note and lines of a node without regions."""
         shown = captions.options(node.attrs)
         if node.op == "tensor":
-            if node.name in minor and len(node.body) == 1:
-                line = captions.short(f"{node.name} = {show(node.body[0].expr)}", captions.FORMULA_COLUMNS)
-                return "minor", node.name, "", (line,)
             return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula(node)
         if node.op == "column":
             column = next((value for _, value in node.attrs if isinstance(value, str)), "")
@@ -98,9 +115,6 @@ class _Maker:
         if node.op == "call":
             func = str(node.attr("func", node.attr("name", "call")))
             return "call", func, self.outside(func), ()
-        if node.op == "report":
-            names = node.attr("names", ())
-            return "report", "report", ", ".join(map(str, names)) if names else shown, ()
         if node.op in _OF_MODELS:
             env = node.attr("env")
             with_env = f"with {env}" if env else ""
@@ -113,19 +127,19 @@ class _Maker:
     def outside(self, name: str) -> str:
         """What a data source or a function is made of."""
         found = next((o for o in self.program.outside if o.name == name), None)
-        return captions.short(show_constant(found.record), captions.OPTION_COLUMNS) if found else ""
+        return captions.record(found.record, found.kind) if found else ""
 
     def state(self, value: Value) -> Box:
         name = value.name.split("@")[0]
         found = next((state for state in self.program.states if state.name == name), None)
         note = f"state, starts at {found.initial:g}" if found else "kept across steps"
-        return Box(self.id(), "state", name, note, outputs=(Port(value.name, captions.label(value, name), "state"),))
+        return Box(self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),))
 
     def next(self, first: Value, last: str) -> Box:
         """Where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
-        port = Port(last, last, self.line(last))
+        port = self.port(last, last)
         return Box(self.id(), "next", name, "next step", role=self.role(name) if model else "", inputs=(port,),
                    text=f"{last} is where the next step starts")  # fmt: skip
 
@@ -145,11 +159,11 @@ class _Maker:
         region = node.regions[0]
         count = len(region.inputs)
         inputs = [
-            Port(outer, _base(inner.name), self.line(outer), inner.name)
+            self.port(outer, _base(inner.name), inner.name)
             for outer, inner in zip(node.inputs, region.inputs, strict=False)
             if not _is_cursor(inner)
         ]
-        inputs += [Port(name, _base(name), self.line(name), name) for name in node.inputs[count:]]
+        inputs += [self.port(name, _base(name), name) for name in node.inputs[count:]]
         draft = Draft(sources={port.inside: "" for port in inputs})
         trained = self.handle(node) if node.op == "train" else ""
         self.nodes(draft, region, region.inputs[0].name if trained and count else "")
@@ -159,12 +173,12 @@ class _Maker:
                 continue
             if at < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
                 goal = Box(self.id(), "minimize", "minimize", inner, inputs=(Port(inner, inner),),
-                           outputs=(Port(value.name, value.name, "weights"),), text=f"minimize {inner}")  # fmt: skip
+                           outputs=(self.port(value.name, ""),), role=self.role(trained), text=f"minimize {inner}")
                 self.add(draft, goal)
                 inner = value.name
-            line = self.line(value.name)
-            outputs.append(Port(value.name, captions.label(value), line, inner))
-            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, line))
+            port = self.port(value.name, captions.label(value), inner)
+            outputs.append(port)
+            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
         gather(draft, self.shells(draft))
         body = draft.body()
         kept, made = tuple(inputs), tuple(outputs)
@@ -184,12 +198,14 @@ class _Maker:
         name = _base(node.inputs[0])
         return name if name in self.models else ""
 
-    def line(self, name: str) -> Line:
-        """How the lines of a value are drawn."""
+    def port(self, name: str, label: str, inside: str = "") -> Port:
+        """A port for a value, drawn by what it is."""
         kind = self.types[name]
-        if isinstance(kind, Handle):
-            return "weights" if kind.kind == "model" else "state"
-        return "state" if "@" in name else "data"
+        role: Role = ""
+        line: Line = "state" if "@" in name else "data"
+        if isinstance(kind, Handle) and kind.kind == "model":
+            line, role = "weights", self.role(kind.name)
+        return Port(name, label, line, inside, role)
 
     def role(self, name: str) -> Role:
         model = self.models.get(name)
@@ -215,33 +231,39 @@ def _base(version: str) -> str:
 
 
 def _is_cursor(value: Value) -> bool:
-    # Where in its file a data source has got to is nothing to look at: it has one reader.
-    return isinstance(value.type, Handle) and value.type.kind == "cursor"
+    # Where in its file a data source has got to is nothing to look at, nor what `collect` keeps for the next step.
+    return isinstance(value.type, Handle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
 
 
 def _pruned(body: Body) -> Body:
-    """Without the ports that nothing comes through: the first weights of a model that no box outside uses."""
+    """Without the ports that nothing comes through: first weights, and values that nobody uses after a loop."""
     boxes = []
+    used = {(link.source, link.out) for link in body.links}
     for box in body.boxes:
         given = {link.into for link in body.links if link.target == box.id}
         if box.body:
             missing = {port.inside for port in box.inputs if port.value not in given}
-            links = tuple(link for link in box.body.links if link.source or link.out not in missing)
-            box = replace(box, body=_pruned(replace(box.body, links=links)))
+            outputs = tuple(port for port in box.outputs if (box.id, port.value) in used or port.line != "data")
+            left = {port.inside for port in outputs}
+            links = tuple(
+                link
+                for link in box.body.links
+                if (link.source or link.out not in missing) and (link.target or link.into in left)
+            )
+            box = replace(box, outputs=outputs, body=_pruned(replace(box.body, links=links)))
         boxes.append(replace(box, inputs=tuple(port for port in box.inputs if port.value in given)))
     return replace(body, boxes=tuple(boxes))
 
 
-def _minor(graph: Graph) -> set[str]:
-    """Values that only reports use."""
-    users: dict[str, set[str]] = {}
+def _minor(graph: Graph) -> dict[str, Node]:
+    """The tensor nodes that only a report uses, by the value they make."""
+    users: dict[str, list[str]] = {}
     for node in graph.nodes:
         for name in node.inputs:
-            users.setdefault(name, set()).add(node.op)
-    kept = set(graph.outputs)
+            users.setdefault(name, []).append(node.op)
     return {
-        value.name
+        node.name: node
         for node in graph.nodes
-        for value in node.outputs
-        if isinstance(value.type, Tensor) and users.get(value.name) == {"report"} and value.name not in kept
-    }
+        if node.op == "tensor" and len(node.body) == 1 and users.get(node.name) == ["report"]
+        and node.name not in graph.outputs
+    }  # fmt: skip

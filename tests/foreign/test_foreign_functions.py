@@ -181,6 +181,14 @@ def test_an_exception_names_the_row_and_the_line(opened: Callable[..., RewardFun
     )
 
 
+def test_the_line_is_the_user_s_own_not_the_library_s(opened: Callable[..., RewardFunction]) -> None:
+    f = opened("import json\ndef f(completions):\n    return [json.loads(c) for c in completions]\n")
+    with pytest.raises(RunError) as caught:
+        f(["p"], ["{"])
+    place = caught.value.diagnostics[0].related[0].span
+    assert (place.source.path, place.line) == ("rewards.py", 3)
+
+
 def test_an_exception_of_the_batch_alone_says_so(opened: Callable[..., RewardFunction]) -> None:
     f = opened("def f(completions):\n    assert len(completions) < 2, 'too many'\n    return [1]\n")
     with pytest.raises(RunError) as caught:
@@ -328,6 +336,18 @@ def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers)
     named = open_function(declare('func f = reasoning_gym("spell_backward")'), Path(), workers)
     del columns["task"]
     assert named(prompts, right, columns=columns) == [1.0] * 4
+
+
+def test_an_answer_that_a_verifier_stumbles_over_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlgraph.foreign import verify
+
+    monkeypatch.setattr(
+        verify, "_verifier", lambda task: lambda answer, entry: 1.0 / (answer == entry["answer"])
+    )
+    assert verify.reasoning_gym(["p"] * 2, ["4", "no"], ["4", "4"], [{}, {}], name="t") == [1.0, 0.0]
+    monkeypatch.setattr(verify, "_verifier", lambda task: lambda answer, entry: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        verify.reasoning_gym(["p"], ["4"], ["4"], [{}], name="t")
 
 
 def test_reasoning_gym_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,203 @@
+"""The executor: moves blocks of rows through a graph.
+
+A node fires when a block of its unit is ready on all its inputs. With one block for the batch this is the classical
+step, node after node; with small blocks rows stream from one node to the next, and only what is over the whole batch waits.
+A backend says what firing means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from rlgraph.backends.frame import Frame, is_handle
+from rlgraph.backends.rows import Rows, join
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.types import Axis, axes_of, axis_of
+
+
+@dataclass
+class Made:
+    """What a node made of one block."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    rows: list[Rows] = field(default_factory=list)
+    """Of axes that are new, outer ones first; parents are counted within the block."""
+
+
+class Backend(Protocol):
+    def fire(self, node: Node, frame: Frame) -> Made:
+        """Does the work of a node on the rows of a frame."""
+        ...
+
+
+@dataclass
+class _Task:
+    node: Node
+    after: list[_Task] = field(default_factory=list)
+    """Those that read a handle which this node replaces."""
+    done: int = 0
+    fired: bool = False
+    finished: bool = False
+
+
+class Executor:
+    """Runs graphs on a backend."""
+
+    def __init__(self, backend: Backend, block: int | None = None) -> None:
+        self.backend = backend
+        self.block = block
+        """Rows of a node's unit that make a block; None: all there are."""
+
+    def run(self, graph: Graph, frame: Frame) -> None:
+        """Runs every node; the values are in the frame afterwards."""
+        _Run(self.backend, self.block, graph, frame).run()
+
+
+class _Run:
+    def __init__(self, backend: Backend, block: int | None, graph: Graph, frame: Frame) -> None:
+        self.backend, self.block, self.frame = backend, block, frame
+        self.tasks = [_Task(node) for node in graph.nodes]
+        self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
+        self.axis_maker: dict[str, _Task] = {}
+        self.starts: dict[str, int] = {}
+        readers: dict[str, list[_Task]] = {}
+        for task in self.tasks:
+            replaced = {v.type for v in task.node.outputs if is_handle(v.type)}
+            for name in task.node.inputs:
+                if not is_handle(frame.types[name]):
+                    continue
+                if frame.types[name] in replaced:
+                    task.after += readers.get(name, [])
+                readers.setdefault(name, []).append(task)
+            for value in task.node.outputs:
+                for axis in axes_of(value.type):
+                    if axis.key not in frame.rows:
+                        self.axis_maker.setdefault(axis.key, task)
+
+    def run(self) -> None:
+        waiting = list(self.tasks)
+        while waiting:
+            moved = False
+            for task in waiting:
+                moved |= self.advance(task)
+            assert moved, f"no node can fire: {[task.node.name for task in waiting]}"
+            waiting = [task for task in waiting if not task.finished]
+
+    def advance(self, task: _Task) -> bool:
+        """Fires a task on a block if there is one."""
+        if task.finished or any(not other.finished for other in task.after):
+            return False
+        unit = task.node.unit
+        axis = unit.axis if unit else None
+        if axis is None:
+            if not self.all_made(task.node.inputs):
+                return False
+            self.made(task, self.frame, self.backend.fire(task.node, self.frame), {})
+            task.finished = True
+            return True
+        if axis not in self.frame.rows:
+            return False
+        ready, closed = self.ready(task.node, axis), self.closed(axis) and self.all_made(task.node.inputs)
+        last = closed and ready == self.frame.size(axis)
+        enough = self.block is not None and ready - task.done >= self.block
+        if not (enough or (last and (ready > task.done or not task.fired))):
+            return False
+        end = ready if self.block is None else min(ready, task.done + self.block)
+        self.fire(task, axis, end)
+        task.finished = last and task.done == self.frame.size(axis)
+        return True
+
+    def fire(self, task: _Task, axis: str, end: int) -> None:
+        node, frame, start = task.node, self.frame, task.done
+        task.done, task.fired = end, True
+        if start == 0 and end == frame.size(axis) and self.closed(axis):
+            self.made(task, frame, self.backend.fire(node, frame), {})
+            return
+        block, places = frame.slice(axis, torch.arange(start, end), node.inputs)
+        first = {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
+        self.made(task, block, self.backend.fire(node, block), first)
+
+    def made(self, task: _Task, block: Frame, made: Made, first: dict[str, int]) -> None:
+        """Adds what a block made to the frame; `first` is the block's first row on each sliced axis."""
+        frame = self.frame
+        before = {rows.axis.key: frame.rows[rows.axis.key].size if rows.axis.key in frame.rows else 0 for rows in made.rows}
+        for rows in made.rows:
+            above = rows.axis.parent
+            offset = (before[above.key] if above.key in before else first.get(above.key, 0)) if above else 0
+            parent = None if rows.parent is None else rows.parent + offset
+            frame.add_rows(Rows(rows.axis, rows.size, parent, rows.ids))
+        for name, value in made.values.items():
+            frame.values[name] = join([frame.values[name], value]) if name in frame.values else value
+
+    # What is ready
+
+    def all_made(self, names: Iterable[str]) -> bool:
+        return all(self.maker[name].finished for name in names if name in self.maker)
+
+    def closed(self, axis: str) -> bool:
+        """Whether no more rows of an axis will come."""
+        maker = self.axis_maker.get(axis)
+        return maker is None or maker.finished
+
+    def ready(self, node: Node, unit: str) -> int:
+        """How many rows of the unit's axis, from the first one on, all inputs have with all that lies in them."""
+        count = self.frame.size(unit)
+        target = self.frame.rows[unit].axis
+        for name in node.inputs:
+            count = min(count, self.ready_rows(name, target))
+        return count
+
+    def ready_rows(self, name: str, unit: Axis) -> int:
+        size = self.frame.size(unit.key)
+        maker = self.maker.get(name)
+        axis = axis_of(self.frame.types[name])
+        if (maker is None or maker.finished) and (axis is None or not axis.within(unit) or self.closed(axis.key)):
+            return size
+        if name not in self.frame.values or axis is None:
+            return 0
+        filled = self.filled(name)
+        if axis.within(unit):
+            return self.whole(axis, filled, unit)
+        if unit.within(axis):
+            return int((self.frame.index(unit.key, axis.key) < filled).sum())
+        return 0
+
+    def filled(self, name: str) -> int:
+        value = self.frame.values[name]
+        return len(value.data) if hasattr(value, "data") and hasattr(value, "sequences") else len(value)
+
+    def whole(self, axis: Axis, filled: int, unit: Axis) -> int:
+        """Rows of `unit` of which all rows of `axis` are among its first `filled`."""
+        while axis.key != unit.key:
+            rows = self.frame.rows[axis.key]
+            assert axis.parent and rows.parent is not None
+            if filled < rows.size:
+                filled = int(rows.parent[filled])
+            elif self.closed(axis.key):
+                filled = self.frame.size(axis.parent.key)
+            else:
+                # The maker of these rows has gone as far as it has: its own unit says how far that is.
+                filled = self.covered(axis)
+            axis = axis.parent
+        return filled
+
+    def covered(self, axis: Axis) -> int:
+        """Rows of an axis' parent whose rows are all there, while its maker is still at work."""
+        maker, above = self.axis_maker[axis.key], axis.parent
+        assert above
+        unit = maker.node.unit.axis if maker.node.unit else None
+        if unit is None:
+            return 0
+        if above.key == unit:
+            return maker.done
+        known = self.frame.rows[unit].axis
+        if above.key not in self.frame.rows:
+            return 0
+        if above.within(known):
+            return int((self.frame.index(above.key, unit) < maker.done).sum())
+        # A new axis in a new one: the maker makes both together.
+        return self.frame.size(above.key) if above.key in self.axis_maker else 0

@@ -1,0 +1,168 @@
+"""A frame: the values of one run of a graph, and the rows of the axes they lie on. Where a row travels.
+
+Bodies of loops run in frames of their own, made by slicing; what they export is put together again by the places of the
+rows, so that no order of slices can mix rows up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.rows import Rows, TableData, join, pick
+from rlgraph.engines.sequences import ragged_index
+from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+
+Places = dict[str, Tensor]
+"""For each axis, which of a frame's rows another frame has, int64."""
+
+
+@dataclass
+class Frame:
+    types: Mapping[str, Type]
+    """Of every value of the phase, by name."""
+    dtype: torch.dtype
+    rows: dict[str, Rows] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    _indexes: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
+
+    def size(self, axis: str) -> int:
+        return self.rows[axis].size
+
+    def index(self, child: str, ancestor: str) -> Tensor:
+        """For each row of `child`, the row of `ancestor` that it lies in."""
+        if child == ancestor:
+            return torch.arange(self.size(child))
+        if (child, ancestor) not in self._indexes:
+            rows = self.rows[child]
+            assert rows.parent is not None and rows.axis.parent is not None, f"{child} does not lie in {ancestor}"
+            parent = rows.axis.parent.key
+            above = rows.parent if parent == ancestor else self.index(parent, ancestor)[rows.parent]
+            self._indexes[child, ancestor] = above
+        return self._indexes[child, ancestor]
+
+    def add_rows(self, rows: Rows) -> None:
+        """Rows of a new axis, or more rows of a known one (their parents counted from the first row of all)."""
+        key, old = rows.axis.key, self.rows.get(rows.axis.key)
+        if old is not None:
+            parent = None if rows.parent is None or old.parent is None else torch.cat([old.parent, rows.parent])
+            ids = None if rows.ids is None or old.ids is None else old.ids + rows.ids
+            rows = Rows(rows.axis, old.size + rows.size, parent, ids)
+        self.rows[key] = rows
+        for pair in [pair for pair in self._indexes if key in pair]:
+            del self._indexes[pair]
+
+    def child(self) -> Frame:
+        """A frame that sees the same rows and values and can add its own."""
+        return Frame(self.types, self.dtype, dict(self.rows), dict(self.values), dict(self._indexes))
+
+    def slice(self, axis: str, places: Tensor, names: Iterable[str]) -> tuple[Frame, Places]:
+        """The named values for some rows of an axis and all that lies in them; outer axes stay whole."""
+        chosen: Places = {}
+        kept: dict[str, Rows] = {}
+        for key, rows in self._outer_first():
+            if key == axis:
+                chosen[key] = places
+                kept[key] = rows.take(places, None if rows.parent is None else rows.parent[places])
+            elif rows.axis.parent and rows.axis.parent.key in chosen:
+                # Children lie one behind the other under their parent, whatever the parents' order becomes.
+                above = chosen[rows.axis.parent.key]
+                counts = torch.bincount(self._parent(rows), minlength=self.size(rows.axis.parent.key))
+                starts = counts.cumsum(0) - counts
+                chosen[key] = ragged_index(starts[above], counts[above])
+                parent = torch.repeat_interleave(torch.arange(above.shape[0]), counts[above])
+                kept[key] = rows.take(chosen[key], parent)
+            else:
+                kept[key] = rows
+        found = Frame(self.types, self.dtype, kept)
+        for name in names:
+            found.values[name] = self._take(name, chosen)
+        return found, chosen
+
+    def _outer_first(self) -> list[tuple[str, Rows]]:
+        return sorted(self.rows.items(), key=lambda item: sum(1 for _ in item[1].axis.path()))
+
+    @staticmethod
+    def _parent(rows: Rows) -> Tensor:
+        assert rows.parent is not None
+        return rows.parent
+
+    def _take(self, name: str, chosen: Places) -> Any:
+        value, kind = self.values[name], self.types[name]
+        axis = axis_of(kind)
+        if axis is None or axis.key not in chosen:
+            return value
+        return value.take(kind, chosen) if isinstance(kind, Table) else pick(value, chosen[axis.key])
+
+    def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
+        """Adds the named values of frames that have their root rows one after the other (rounds of `collect`)."""
+        fresh = {axis.key: axis for name in names for own in axes_of(self.types[name]) for axis in own.path()}
+        for key in _outer_first(fresh.values()):
+            start = 0
+            for part in parts:
+                rows = part.rows[key]
+                above = rows.axis.parent
+                self.add_rows(Rows(rows.axis, rows.size, None if rows.parent is None else rows.parent + start, rows.ids))
+                start += part.size(above.key) if above else 0
+        for name in names:
+            self.values[name] = join([part.values[name] for part in parts])
+
+    def assemble(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
+        """Puts together what slices of an axis made; `names` maps the slices' values to this frame's.
+
+        A value that lies outside the axis is the last slice's.
+        """
+        order: Places = {}
+        for inner, outer in names.items():
+            kind = self.types[inner]
+            own = axis_of(kind)
+            if own is None or not any(above.key == axis for above in own.path()):
+                self.values[outer] = parts[-1][0].values[inner]
+                continue
+            for each in axes_of(kind):
+                self._order(parts, each, order)
+            value = join([part.values[inner] for part, _ in parts])
+            if isinstance(value, TableData):
+                assert isinstance(kind, Table)
+                self.values[outer] = value.take(kind, order)
+            else:
+                self.values[outer] = pick(value, order[own.key])
+
+    def _order(self, parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> None:
+        """In what order the joined rows of an axis are this frame's rows; rows of a new axis are added."""
+        key = axis.key
+        if key in order:
+            return
+        if all(key in places for _, places in parts):
+            order[key] = torch.cat([places[key] for _, places in parts]).argsort(stable=True)
+            return
+        assert axis.parent
+        self._order(parts, axis.parent, order)
+        above = [self._places(part, places, axis.parent, order, at) for at, (part, places) in enumerate(parts)]
+        parents = torch.cat([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
+        order[key] = parents.argsort(stable=True)
+        ids = [part.rows[key].ids for part, _ in parts]
+        joined = [row for part in ids for row in part] if all(part is not None for part in ids) else None  # type: ignore[union-attr]
+        kept = None if joined is None else tuple(joined[i] for i in order[key].tolist())
+        if key not in self.rows:
+            self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], kept))
+
+    def _places(
+        self, part: Frame, places: Places, axis: Axis, order: Places, at: int
+    ) -> Tensor:
+        """Where a slice's rows of an axis are in this frame."""
+        if axis.key in places:
+            return places[axis.key]
+        raise AssertionError(f"a table made in a loop inside another table made there: {axis.key}")
+
+
+def _outer_first(axes: Iterable[Axis]) -> list[str]:
+    return [axis.key for axis in sorted(axes, key=lambda axis: sum(1 for _ in axis.path()))]
+
+
+def is_handle(kind: Type) -> bool:
+    return isinstance(kind, Handle)

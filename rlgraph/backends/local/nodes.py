@@ -1,0 +1,359 @@
+"""What each operation does in this process, one function for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.sampling import column_of, generate, inner_rows, interact
+from rlgraph.backends.local.session import Session, engine_failure
+from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
+from rlgraph.data import Cursor
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.lowering import Lowered, lower
+from rlgraph.engines.sequences import Sequences
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
+from rlgraph.ir.types import Axis, Table
+from rlgraph.ir.types import Tensor as TensorType
+
+Work = Callable[[Node, Frame, Session], Made]
+
+
+def read(node: Node, frame: Frame, session: Session) -> Made:
+    kind = _table(node)
+    name = kind.axis.name
+    rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
+    known = tuple((name, found.epoch, found.row) for found in ids)
+    made = TableData(tuple(rows))
+    assert isinstance(cursor, Cursor)
+    return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, known)])
+
+
+def encode(node: Node, frame: Frame, session: Session) -> Made:
+    """With the tokenizer of the first model that is declared."""
+    kind = _table(node)
+    rows = frame.rows[kind.axis.key]
+    prompts, answers = (frame.values[name] for name in node.inputs)
+    owner = next(iter(session.models.values()))
+    codec = owner.engine.codec
+    pairs = []
+    for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if not isinstance(prompt, (str, list)) or not isinstance(answer, str):
+            who = show_id(rows.ids[place]) if rows.ids else f"row {place}"
+            raise RunError(Diagnostic("E0732", f"{who} has no text to encode: {answer!r:.60}", node.span))
+        try:
+            pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_failure(node, "the prompt cannot be used", error) from None
+    sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
+    # The columns of the data come along, so that functions can be called on the table.
+    data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
+    assert kind.token
+    table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
+    return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts())])
+
+
+def column(node: Node, frame: Frame, session: Session) -> Made:
+    name, table = node.attr("name"), frame.values[node.inputs[0]]
+    kind = frame.types[node.inputs[0]]
+    assert isinstance(kind, Table)
+    return Made({node.outputs[0].name: _column(name, table, kind, node, frame, session)})
+
+
+def _column(name: str, table: TableData, kind: Table, node: Node, frame: Frame, session: Session) -> Any:
+    if name in table.columns:
+        return table.columns[name]
+    if table.sequences is not None:
+        sequences = table.sequences
+        if name == "tokens":
+            return sequences.tokens[sequences.scored]
+        if name == "length":
+            return sequences.counts()
+        if name == "end":
+            last = sequences.counts().cumsum(0) - 1
+            end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
+            end[last[sequences.counts() > 0]] = True
+            return end
+        if name == "text":
+            codec = session.models[table.owner].engine.codec
+            return [codec.decode(row) for row in sequences.scored_rows()]
+    if name == "age" and kind.sampled:
+        return session.models[table.owner].version - table.columns["version"]
+    return list(column_of(table, name, frame.rows[kind.axis.key], node))
+
+
+def _sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
+    """A model's engine and a table's tokens, in that model's own tokens."""
+    state = session.models[frame.values[node.inputs[0]]]
+    table: TableData = frame.values[node.inputs[1]]
+    assert table.sequences is not None
+    owner = session.models[table.owner].engine.codec
+    own = state.engine.codec
+    if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
+        return state.engine, table.sequences
+    if node.op != "score":
+        raise RunError(Diagnostic("E0734", f"`{state.model.name}` and `{table.owner}` split texts into other tokens",
+                                  node.span, "only `score` can read rows of a model with another tokenizer"))  # fmt: skip
+    texts = [owner.decode(row) for row in table.sequences.scored_rows()]
+    pairs = [(own.encode_prompt(p), own.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
+    return state.engine, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
+
+
+def forward(node: Node, frame: Frame, session: Session) -> Made:
+    """`logprobs`, `entropy`, `values`, `score`: with a gradient exactly inside `train`."""
+    engine, sequences = _sequences(node, frame, session)
+    try:
+        if node.op in ("logprobs", "entropy"):
+            value = getattr(engine, node.op)(sequences, node.attr("temperature"))
+        else:
+            value = getattr(engine, node.op)(sequences)
+    except EngineError as error:
+        raise engine_failure(node, f"`{node.op}` failed", error) from None
+    return Made({node.outputs[0].name: value.to(frame.dtype)})
+
+
+def call(node: Node, frame: Frame, session: Session) -> Made:
+    """A Python function of the user's, with the signature that reward functions have elsewhere."""
+    table: TableData = frame.values[node.inputs[0]]
+    kind = frame.types[node.inputs[0]]
+    assert isinstance(kind, Table) and table.sequences is not None
+    rows = frame.rows[kind.axis.key]
+    codec = session.models[table.owner].engine.codec
+    ids = table.sequences.scored_rows()
+    names = {name for row in table.data[:1] for name in row}
+    columns: dict[str, Any] = {name: [row.get(name) for row in table.data] for name in names}
+    for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
+        value, own = frame.values[source], frame.types[source]
+        if own.axis.key != kind.axis.key:  # type: ignore[union-attr]
+            value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
+        columns[name] = value.tolist() if isinstance(value, Tensor) else value
+    shown = [show_id(row) for row in rows.ids or ()]
+    found = session.functions[node.attr("func")](
+        list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown
+    )
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
+
+
+@cache
+def _lowered(node: Node) -> Lowered:
+    return lower(node)
+
+
+def tensor(node: Node, frame: Frame, session: Session) -> Made:
+    values = {name: _number(name, node, frame) for name in node.inputs}
+    return Made(dict(_lowered(replace(node, unit=None))(values, frame)))
+
+
+def _number(name: str, node: Node, frame: Frame) -> Any:
+    """An input of a tensor node; a data column is turned into numbers, unless it is compared with a text."""
+    value, kind = frame.values[name], frame.types[name]
+    if not isinstance(value, list):
+        return value
+    assert isinstance(kind, TensorType)
+    if kind.dtype == "text" or any(_compared(let.expr, name) for let in node.body):
+        return value
+    for place, item in enumerate(value):
+        if not isinstance(item, (int, float)):
+            rows = frame.rows[kind.axis.key] if kind.axis else None
+            who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
+            raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
+    return torch.tensor([float(item) for item in value], dtype=frame.dtype)
+
+
+def _compared(expr: Expr, name: str) -> bool:
+    if not isinstance(expr, Apply):
+        return False
+    texts = any(isinstance(arg, Const) and isinstance(arg.value, str) for arg in expr.args)
+    if texts and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
+        return True
+    return any(_compared(arg, name) for arg in expr.args)
+
+
+def size(node: Node, frame: Frame, session: Session) -> Made:
+    return Made({node.outputs[0].name: torch.tensor(frame.size(node.attr("axis")))})
+
+
+def keep(node: Node, frame: Frame, session: Session) -> Made:
+    """Rows of an axis where a condition holds; the kept rows are those of new axes."""
+    axis = node.attr("axis")
+    mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
+    if isinstance(mask, list):
+        mask = torch.tensor([bool(item) for item in mask])
+    mask = mask.bool()[frame.index(axis, kind.axis.key)]  # type: ignore[union-attr]
+    kept, _ = frame.slice(axis, mask.nonzero()[:, 0], node.inputs[1:])
+    made = Made()
+    names: dict[str, Axis] = {}
+    for source, value in zip(node.inputs[1:], node.outputs, strict=True):
+        made.values[value.name] = kept.values[source]
+        for old, new in zip(_axes(frame.types[source]), _axes(value.type), strict=True):
+            for before, after in zip(old.path(), new.path(), strict=True):
+                names[before.key] = after
+    for key in kept.rows:
+        if key in names and names[key].key != key and names[key].key not in frame.rows:
+            made.rows.append(replace(kept.rows[key], axis=names[key]))
+    made.rows.sort(key=lambda rows: len(list(rows.axis.path())))
+    return made
+
+
+def _axes(kind: Any) -> tuple[Axis, ...]:
+    from rlgraph.ir.types import axes_of
+
+    return axes_of(kind)
+
+
+def choose(node: Node, frame: Frame, session: Session) -> Made:
+    """`pick`: one row of each group."""
+    source, index = (frame.values[name] for name in node.inputs)
+    kind, made = frame.types[node.inputs[0]], _table(node)
+    assert isinstance(kind, Table) and made.token
+    if bool((index < 0).any()):
+        place = int((index < 0).nonzero()[0, 0])
+        ids = frame.rows[made.axis.key].ids
+        who = show_id(ids[place]) if ids else f"row {place}"
+        raise RunError(Diagnostic("E0736", f"{who} has no rows left to pick from", node.span,
+                                  f"drop it first: `keep {made.axis.name} where ...`"))  # fmt: skip
+    picked, _ = frame.slice(kind.axis.key, index, [node.inputs[0]])
+    table = picked.values[node.inputs[0]]
+    rows = [inner_rows(made.token, table.sequences.counts())]
+    if made.turn:
+        rows.append(inner_rows(made.turn, table.columns["turns"]))
+    return Made({node.outputs[0].name: table}, rows)
+
+
+def lookup(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[0]]
+    initial = session.initial[kind.name]
+    found = [known.get(key, initial) for key in _keys(keys)]
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
+
+
+def assign(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys, values = (frame.values[name] for name in node.inputs)
+    sums: dict[Any, list[float]] = {}
+    numbers = values.tolist() if isinstance(values, Tensor) else [float(value) for value in values]
+    for key, value in zip(_keys(keys), numbers, strict=True):
+        sums.setdefault(key, []).append(value)
+    return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
+
+
+def _keys(column: Any) -> list[Any]:
+    found = column.tolist() if isinstance(column, Tensor) else column
+    return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
+
+
+def push(node: Node, frame: Frame, session: Session) -> Made:
+    """A buffer is a frame with one table in it."""
+    held, table, *extra = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[1]]
+    named = dict(zip(node.attr("names"), extra, strict=True))
+    table = replace(table, columns={**table.columns, **named})
+    axis = kind.axis
+    ids = frame.rows[axis.key].ids
+    lengths = {k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k}
+    full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
+    table.columns.pop("reward", None)
+    table.columns.pop("turns", None)
+    new = _Stored(full, table, tuple(ids or ()), lengths[kind.token.key])
+    capacity = _capacity(node, session)
+    return Made({node.outputs[0].name: new.after(held, capacity)})
+
+
+def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
+    kinds = (frame.types[name] for name in node.inputs[2:])
+    return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
+
+
+def _capacity(node: Node, session: Session) -> int:
+    kind: Any = node.outputs[0].type
+    outside = next(o for o in session.program.outside if o.name == kind.name)
+    return int(outside.record.option("capacity"))
+
+
+class _Stored:
+    """What a buffer holds: rows of a table that have left their batch."""
+
+    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: Tensor) -> None:
+        self.kind, self.table, self.ids, self.lengths = kind, table, ids, lengths
+
+    def after(self, held: _Stored | None, capacity: int) -> _Stored:
+        """These rows behind those that were there; the oldest leave."""
+        if held is not None:
+            table = join([held.table, self.table])
+            joined = _Stored(self.kind, table, held.ids + self.ids, torch.cat([held.lengths, self.lengths]))
+        else:
+            joined = self
+        over = len(joined.ids) - capacity
+        return joined.take(torch.arange(over, len(joined.ids))) if over > 0 else joined
+
+    def take(self, places: Tensor) -> _Stored:
+        from rlgraph.engines.sequences import ragged_index
+
+        starts = self.lengths.cumsum(0) - self.lengths
+        chosen = {self.kind.axis.key: places}
+        if self.kind.token:
+            chosen[self.kind.token.key] = ragged_index(starts[places], self.lengths[places])
+        table = self.table.take(self.kind, chosen)
+        return _Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
+
+
+def sample(node: Node, frame: Frame, session: Session) -> Made:
+    """Rows of a buffer without repetition; all of them if it holds fewer."""
+    held: _Stored | None = frame.values[node.inputs[0]]
+    kind = _table(node)
+    assert held is not None, "the checker has seen a push above"
+    count = min(node.attr("rows"), len(held.ids))
+    draw = random.Random(f"{session.settings.seed}/{node.attr('key')}/{session.step}")
+    taken = held.take(torch.tensor(sorted(draw.sample(range(len(held.ids)), count)), dtype=torch.long))
+    assert kind.token
+    rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
+    return Made({node.outputs[0].name: taken.table}, rows)
+
+
+def update(node: Node, frame: Frame, session: Session) -> Made:
+    target, source = (session.models[frame.values[name]] for name in node.inputs)
+    ema = node.attr("ema")
+    try:
+        if ema is None:
+            target.engine.load_state(source.engine.state())
+        else:
+            target.engine.blend(source.engine.state(), ema)
+    except EngineError as error:
+        raise engine_failure(node, "the weights do not fit", error) from None
+    return Made({node.outputs[0].name: target.model.name})
+
+
+def report(node: Node, frame: Frame, session: Session) -> Made:
+    for name, source in zip(node.attr("names"), node.inputs, strict=True):
+        session.metrics[name] = float(frame.values[source])
+    return Made()
+
+
+def _table(node: Node) -> Table:
+    kind = node.outputs[0].type
+    assert isinstance(kind, Table)
+    return kind
+
+
+WORK: dict[str, Work] = {
+    "read": read, "encode": encode, "column": column, "generate": generate, "interact": interact,
+    "logprobs": forward, "entropy": forward, "values": forward, "score": forward, "call": call, "tensor": tensor,
+    "size": size, "keep": keep, "pick": choose, "lookup": lookup, "assign": assign, "push": push, "sample": sample,
+    "update": update, "report": report,
+}  # fmt: skip
+
+
+def work(node: Node, frame: Frame, session: Session) -> Made:
+    """Does the work of one node on the rows of a frame."""
+    return WORK[node.op](node, frame, session)
+
+

@@ -1,0 +1,249 @@
+"""Rows that a model samples: answers to prompts, and episodes with an environment. Both become tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.session import ModelState, Session, engine_failure
+from rlgraph.backends.rows import RowId, Rows, TableData, show_id
+from rlgraph.engines.base import EngineError, Generation, Sampling, State
+from rlgraph.engines.sequences import Sequences
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import Axis, Table
+
+
+def generate(node: Node, frame: Frame, session: Session) -> Made:
+    """`n` answers for each row of a table or a text column."""
+    model = session.models[frame.values[node.inputs[0]]]
+    parents, data, prompts = _asked(node, frame)
+    kind = _kind(node)
+    count = node.attr("n")
+    ids = _ids(parents, kind, count)
+    encoded = _encoded(node, model, prompts, parents)
+    weights, version = _weights(node, model)
+    keys = session.row_keys(node.attr("key"), ids)
+    made = _sample(node, model, encoded, count, _sampling(node, model), keys, weights)
+    columns = {
+        "logprobs": made.logprobs.to(frame.dtype),
+        "finished": made.finished,
+        "version": torch.full((len(ids),), version),
+    }
+    table = TableData(_repeat(data, count), _repeat(prompts, count), made.sequences, columns, model.model.name)
+    return _made(node, kind, parents, ids, table, count)
+
+
+def _kind(node: Node) -> Table:
+    kind = node.outputs[0].type
+    assert isinstance(kind, Table)
+    return kind
+
+
+def _asked(node: Node, frame: Frame) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
+    """The rows to answer, the data rows they came from, and the prompts."""
+    name = node.inputs[1]
+    value, kind = frame.values[name], frame.types[name]
+    if isinstance(kind, Table):
+        rows = frame.rows[kind.axis.key]
+        column = "prompt" if node.op == "generate" else None
+        if column and value.sequences is None:
+            return rows, value.data, column_of(value, column, rows, node)
+        if value.sequences is not None:
+            return rows, value.data, value.prompts
+        return rows, value.data, tuple(row.get("prompt", "") for row in value.data)
+    axis = kind.axis  # type: ignore[union-attr]
+    assert axis
+    rows = frame.rows[axis.key]
+    return rows, tuple({"prompt": prompt} for prompt in value), tuple(value)
+
+
+def column_of(table: TableData, name: str, rows: Rows, node: Node) -> tuple[Any, ...]:
+    """A column of the data that a table's rows came from; says which row lacks it."""
+    for place, row in enumerate(table.data):
+        if name not in row:
+            who = show_id(rows.ids[place]) if rows.ids else f"row {place}"
+            raise RunError(Diagnostic("E0711", f"{who} has no column `{name}`", node.span,
+                                      f"it has {', '.join(f'`{key}`' for key in row)}"))  # fmt: skip
+    return tuple(row[name] for row in table.data)
+
+
+def _ids(parents: Rows, kind: Table, count: int) -> tuple[RowId, ...]:
+    assert parents.ids is not None
+    if kind.axis.key == parents.axis.key:
+        return parents.ids
+    return tuple((*row, sample) for row in parents.ids for sample in range(count))
+
+
+def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
+    found = []
+    for place, prompt in enumerate(prompts):
+        who = show_id(parents.ids[place]) if parents.ids else f"row {place}"
+        if not isinstance(prompt, (str, list)):
+            raise RunError(Diagnostic("E0732", f"the prompt of {who} is no text and no list of messages: {prompt!r:.60}",
+                                      node.span))  # fmt: skip
+        try:
+            found.append(model.engine.codec.encode_prompt(prompt))
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_failure(node, f"the prompt of {who} cannot be used", error) from None
+    return found
+
+
+def _sampling(node: Node, model: ModelState, most: int | None = None) -> Sampling:
+    stops: list[int] = []
+    for text in node.attr("stop") or ():
+        ids = model.engine.codec.encode_text(text)
+        if len(ids) != 1:
+            raise RunError(Diagnostic("E0733", f'"{text}" is {len(ids)} tokens to `{model.model.name}`', node.span,
+                                      "an answer can only stop at a single token"))  # fmt: skip
+        stops += ids
+    longest = node.attr("max_tokens") if most is None else most
+    return Sampling(
+        longest, node.attr("temperature"), node.attr("top_p"), node.attr("top_k"),
+        min(node.attr("min_tokens") or 0, longest), tuple(stops),
+    )  # fmt: skip
+
+
+def _weights(node: Node, model: ModelState) -> tuple[State | None, int]:
+    """The weights that sample and their version: with a lag, those of so many steps ago."""
+    lag = min(node.attr("lag", 0), model.version)
+    if not lag:
+        return None, model.version
+    return model.past[-1 - lag], model.version - lag
+
+
+def _sample(
+    node: Node, model: ModelState, encoded: list[list[int]], count: int, sampling: Sampling, keys: np.ndarray,
+    weights: State | None,
+) -> Generation:  # fmt: skip
+    try:
+        return model.engine.generate(Sequences.from_lists(encoded), count, sampling, keys, weights)
+    except EngineError as error:
+        raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
+
+
+def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
+    return tuple(item for item in items for _ in range(count))
+
+
+def _made(
+    node: Node, kind: Table, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int,
+    turns: Tensor | None = None,
+) -> Made:  # fmt: skip
+    """The table, and the rows of the axes that it brings."""
+    rows: list[Rows] = []
+    if kind.axis.key != parents.axis.key:
+        above = torch.repeat_interleave(torch.arange(parents.size), count)
+        rows.append(Rows(kind.axis, len(ids), above, ids))
+    assert kind.token and table.sequences is not None
+    rows.append(inner_rows(kind.token, table.sequences.counts()))
+    if kind.turn and turns is not None:
+        rows.append(inner_rows(kind.turn, turns))
+    return Made({node.outputs[0].name: table}, rows)
+
+
+def inner_rows(axis: Axis, counts: Tensor) -> Rows:
+    """Rows of an inner axis, from how many there are in each row."""
+    return Rows(axis, int(counts.sum()), torch.repeat_interleave(torch.arange(counts.shape[0]), counts))
+
+
+def interact(node: Node, frame: Frame, session: Session) -> Made:
+    """`n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
+
+    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends when the
+    environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
+    """
+    model = session.models[frame.values[node.inputs[0]]]
+    parents, data, prompts = _asked(node, frame)
+    kind, count = _kind(node), node.attr("n")
+    ids = _ids(parents, kind, count)
+    weights, version = _weights(node, model)
+    started = _encoded(node, model, prompts, parents)
+    rows, asked = _repeat(data, count), _repeat(prompts, count)
+    environment = session.environments[node.attr("env")]
+    episodes = [_Episode(list(started[at // count])) for at in range(len(ids))]
+    games = [environment(show_id(row)) for row in ids]
+    try:
+        for game, row, episode in zip(games, rows, episodes, strict=True):
+            episode.observe(model, game.reset(row))
+        for turn in range(node.attr("max_turns")):
+            open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
+            if not open_:
+                break
+            _turn(node, session, model, weights, ids, episodes, games, open_, turn)
+    finally:
+        for game in games:
+            game.close()
+    sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
+    turns = torch.tensor([len(e.rewards) for e in episodes], dtype=torch.long)
+    columns = {
+        "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=frame.dtype),
+        "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
+        "version": torch.full((len(ids),), version),
+        "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=frame.dtype),
+        "turns": turns,
+    }
+    table = TableData(rows, asked, sequences, columns, model.model.name)
+    return _made(node, kind, parents, ids, table, count, turns)
+
+
+class _Episode:
+    """One episode as it grows."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.tokens = prompt
+        self.scored = [False] * len(prompt)
+        self.prompt = len(prompt)
+        self.logprobs: list[float] = []
+        self.rewards: list[float] = []
+        self.over = False
+
+    def observe(self, model: ModelState, text: str) -> None:
+        if text:
+            ids = model.engine.codec.encode_text(text)
+            self.tokens += ids
+            self.scored += [False] * len(ids)
+
+    def act(self, ids: list[int], logprobs: list[float]) -> None:
+        self.tokens += ids
+        self.scored += [True] * len(ids)
+        self.logprobs += logprobs
+
+    def room(self, most: int) -> int:
+        """Tokens that may still come; none when it is over."""
+        return 0 if self.over else most - (len(self.tokens) - self.prompt)
+
+
+def _turn(
+    node: Node, session: Session, model: ModelState, weights: State | None, ids: tuple[RowId, ...],
+    episodes: list[_Episode], games: Sequence[Any], open_: list[int], turn: int,
+) -> None:  # fmt: skip
+    """One action of every open episode. Rows with the same room left are sampled together."""
+    most = node.attr("max_tokens")
+    keys = session.row_keys(node.attr("key"), ids, turn)
+    by_room: dict[int, list[int]] = {}
+    for at in open_:
+        by_room.setdefault(episodes[at].room(most), []).append(at)
+    for room, group in by_room.items():
+        encoded = [episodes[at].tokens for at in group]
+        made = _sample(node, model, encoded, 1, _sampling(node, model, room), keys[group], weights)
+        actions = made.sequences.scored_rows()
+        logprobs = made.logprobs.split(made.sequences.counts().tolist())
+        for at, action, chances in zip(group, actions, logprobs, strict=True):
+            episodes[at].act(action, chances.tolist())
+            observation, reward, over = games[at].step(model.engine.codec.decode(action))
+            episodes[at].rewards.append(reward)
+            episodes[at].over = over
+            if not over and turn + 1 < node.attr("max_turns"):
+                # What is cut off here could not be answered: the episode ends with the action.
+                room_left = episodes[at].room(most)
+                if len(model.engine.codec.encode_text(observation)) < room_left:
+                    episodes[at].observe(model, observation)
+                else:
+                    episodes[at].over = True

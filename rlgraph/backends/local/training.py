@@ -1,0 +1,102 @@
+"""`train`: one optimizer step, its gradient summed over micro-batches."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.local.nodes import work
+from rlgraph.backends.local.session import Session, engine_failure
+from rlgraph.backends.loops import exported
+from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.ir.graph import Graph, Node, Record
+from rlgraph.ir.types import Table
+from rlgraph.ops.nodes import MODEL_CALLS
+
+
+def train(node: Node, frame: Frame, session: Session) -> Made:
+    """The body for each micro-batch of the step's unit; the model with its gradient's step taken."""
+    state = session.models[frame.values[node.inputs[0]]]
+    region, axis = node.regions[0], node.attr("micro")
+    captured = node.inputs[1:]
+    parts: dict[int, tuple[Frame, Places]] = {}
+    lock = threading.Lock()
+    blocks = _blocks(node, frame, session) if axis else [None]
+
+    def loss(block: int) -> Tensor:
+        """The micro-batch's part of the loss."""
+        body, places = _part(frame, axis, blocks[block], captured)
+        body.values[region.inputs[0].name] = frame.values[node.inputs[0]]
+        with torch.enable_grad():
+            _straight(region, body, session)
+        value = body.values[region.outputs[0]]
+        body.values = {name: _detached(body.values[name]) for name in region.outputs[1:]}
+        with lock:
+            parts[block] = body, places
+        return value
+
+    try:
+        state.engine.train_step(range(len(blocks)), loss, _options(node), state.updates)
+    except EngineError as error:
+        raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
+    state.updates += 1
+    state.touched = True
+    ordered = [parts[block] for block in range(len(blocks))]
+    return exported(node, frame, ordered, axis or "", [frame.values[node.inputs[0]]])
+
+
+def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
+    if axis is None or places is None:
+        return frame.child(), {}
+    return frame.slice(axis, places, names)
+
+
+def _straight(region: Graph, frame: Frame, session: Session) -> None:
+    """A micro-batch is one block: its nodes run one after the other."""
+    for inner in region.nodes:
+        made = work(inner, frame, session)
+        for rows in made.rows:
+            frame.add_rows(rows)
+        frame.values.update(made.values)
+
+
+def _detached(value: object) -> object:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
+    """Rows of the unit for each micro-batch, by the padded tokens of what the model reads for them."""
+    axis = node.attr("micro")
+    lengths = torch.zeros(frame.size(axis), dtype=torch.long)
+    for inner in node.regions[0].nodes:
+        if inner.op not in MODEL_CALLS or inner.inputs[1] not in frame.values:
+            continue
+        kind, table = frame.types[inner.inputs[1]], frame.values[inner.inputs[1]]
+        assert isinstance(kind, Table)
+        lengths.index_add_(0, frame.index(kind.axis.key, axis), table.sequences.lengths)
+    settings = session.settings
+    if settings.micro_rows:
+        return list(torch.arange(frame.size(axis)).split(settings.micro_rows)) or [torch.arange(0)]
+    state = session.models[frame.values[node.inputs[0]]]
+    blocks = state.engine.plan_blocks(lengths, settings.token_budget)
+    # Ascending within a block: rows of one parent stay together.
+    return [block.sort().values for block in blocks] or [torch.arange(0)]
+
+
+def _options(node: Node) -> TrainOptions:
+    rate = node.attr("lr")
+    betas = (node.attr("beta1"), node.attr("beta2"))
+    common = {
+        "weight_decay": node.attr("weight_decay"), "betas": betas, "eps": node.attr("eps"),
+        "clip_norm": node.attr("clip_norm"),
+    }  # fmt: skip
+    if not isinstance(rate, Record):
+        return TrainOptions(lr=float(rate), **common)
+    return TrainOptions(
+        lr=float(rate.args[0]), schedule=rate.name, warmup_steps=rate.option("warmup", 0),  # type: ignore[arg-type]
+        total_steps=rate.option("steps"), **common,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Rows at run time: which there are on an axis, and the tables made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlgraph.engines.sequences import Sequences
+from rlgraph.ir.types import Axis, Table
+
+RowId = tuple[Any, ...]
+"""Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an axis."""
+
+    axis: Axis
+    size: int
+    parent: Tensor | None = None
+    """int64 [size]: the row of the parent axis that each lies in, ascending; None for a root."""
+    ids: tuple[RowId, ...] | None = None
+    """Of row axes; rows of inner axes are known by their place."""
+
+    def take(self, places: Tensor, parent: Tensor | None) -> Rows:
+        """Some rows, with their places in the parent's rows that are left."""
+        ids = None if self.ids is None else tuple(self.ids[i] for i in places.tolist())
+        return Rows(self.axis, int(places.shape[0]), parent, ids)
+
+
+def show_id(row: RowId) -> str:
+    """A row's identity for a message: `prompts row 17, sample 2`."""
+    data, epoch, place, *samples = row
+    again = f" (pass {epoch + 1})" if epoch else ""
+    return f"{data} row {place}{again}" + "".join(f", sample {sample}" for sample in samples)
+
+
+@dataclass(frozen=True)
+class TableData:
+    """A table's rows: what they were asked, their tokens, their columns."""
+
+    data: tuple[Mapping[str, Any], ...]
+    """For each row, the row of the data source it came from."""
+    prompts: tuple[Any, ...] = ()
+    """For each row with tokens, the text or the messages that its tokens begin with."""
+    sequences: Sequences | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+    """By name: a tensor or a list with an entry for each row of the column's axis."""
+    owner: str = ""
+    """The model whose tokenizer made the tokens; of sampled rows, the one that drew them."""
+
+    def take(self, kind: Table, places: Mapping[str, Tensor]) -> TableData:
+        """Some rows; `places` has those of the table's axis, of its tokens and of its turns."""
+        own = places[kind.axis.key]
+        listed = own.tolist()
+        axes = _column_axes(kind)
+        return TableData(
+            tuple(self.data[i] for i in listed),
+            tuple(self.prompts[i] for i in listed) if self.prompts else (),
+            None if self.sequences is None else self.sequences.take(own),
+            {name: pick(value, places[axes[name]]) for name, value in self.columns.items()},
+            self.owner,
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[TableData]) -> TableData:
+        """The rows of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        sequences = [part.sequences for part in parts if part.sequences is not None]
+        return replace(
+            first,
+            data=tuple(row for part in parts for row in part.data),
+            prompts=tuple(prompt for part in parts for prompt in part.prompts),
+            sequences=Sequences.concat(sequences) if sequences else None,
+            columns={name: join([part.columns[name] for part in parts]) for name in first.columns},
+        )
+
+
+def _column_axes(kind: Table) -> dict[str, str]:
+    return {name: tensor.axis.key for name, tensor in kind.columns().items() if tensor.axis}
+
+
+def pick(value: Any, places: Tensor) -> Any:
+    """Entries of a tensor or of a list."""
+    if isinstance(value, Tensor):
+        return value[places]
+    return [value[i] for i in places.tolist()]
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Tensors, lists or tables, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    if isinstance(parts[0], TableData):
+        return TableData.concat(parts)
+    return [item for part in parts for item in part]

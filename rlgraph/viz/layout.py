@@ -1,0 +1,279 @@
+"""A scene with places: shapes, lines, labels and tabs in the coordinates of the picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlgraph.viz.boxes import Body, Box, Link, Port, Scene
+from rlgraph.viz.fonts import width
+from rlgraph.viz.layered import Item, Net, Plan, arrange
+from rlgraph.viz.measure import label_size, side_width, size, title_size
+from rlgraph.viz.theme import CODE, HEAD, LABEL, NOTE, SECTION
+
+PAD = 16.0
+MARGIN = 28.0
+STUB = 6.0
+"""From a box to the label of the value that leaves it."""
+TAB = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    box: Box
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a value is, where it leaves its box."""
+
+    port: Port
+    x: float
+    """Of its middle."""
+    y: float
+    """Of its upper edge."""
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """Where a value enters a loop."""
+
+    port: Port
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """A value on its way: pieces of (from, to) and the points where it arrives."""
+
+    link: Link
+    pieces: tuple[tuple[float, float, float, float], ...]
+    arrows: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    text: str
+    note: str
+    x: float
+    y: float
+    large: bool = False
+
+
+@dataclass
+class Drawing:
+    title: str
+    width: float = 0.0
+    height: float = 0.0
+    shapes: list[Shape] = field(default_factory=list)
+    strokes: list[Stroke] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    tabs: list[Tab] = field(default_factory=list)
+    headings: list[Heading] = field(default_factory=list)
+
+
+def to_drawing(scene: Scene) -> Drawing:
+    """Places everything of a scene; phases stand below each other."""
+    drawing = Drawing(scene.title)
+    drawing.headings.append(Heading(scene.title, "", MARGIN, MARGIN, large=True))
+    y, wide = MARGIN + HEAD.height + 12, width(scene.title, HEAD.face, HEAD.size)
+    for section in scene.sections:
+        if len(scene.sections) > 1 or section.note:
+            drawing.headings.append(Heading(section.title, section.note, MARGIN, y))
+            wide = max(wide, width(section.title, SECTION.face, SECTION.size) + 16 + width(section.note, NOTE.face, 11))
+            y += SECTION.height + 10
+        fit = _Fit(Box("", "loop", "", body=section.body), bare=True)
+        fit.draw(drawing, MARGIN, y)
+        y += fit.height + 2 * PAD
+        wide = max(wide, fit.width)
+    drawing.width, drawing.height = wide + 2 * MARGIN, y
+    return drawing
+
+
+class _Fit:
+    """A box with its size and, inside of it, the places of its boxes relative to its upper left corner."""
+
+    def __init__(self, box: Box, bare: bool = False, order: tuple[str, ...] = ()) -> None:
+        self.box = box
+        self.order = order
+        """Of its inputs, from left to right, as they come from outside."""
+        self.bare = bare
+        """A whole phase: it has no edge."""
+        self.ins: dict[str, float] = {}
+        self.outs: dict[str, float] = {}
+        self.below = 0.0
+        """Height of the labels under it."""
+        self.inner: list[_Fit] = []
+        self.plan = Plan([], [], [])
+        self.nets: list[Link] = []
+        """One link of each."""
+        if box.body:
+            self._frame(box.body)
+        else:
+            self.width, self.height = size(box)
+        self._labels()
+
+    # Sizes
+
+    def _frame(self, body: Body) -> None:
+        self.inner = [_Fit(child) for child in body.boxes]
+        self._arrange(body)
+        # Again, now that it is known from where the lines come into the boxes.
+        orders = [self._order(body, at) for at in range(len(self.inner))]
+        if any(orders):
+            self.inner = [_Fit(fit.box, order=order) if order else fit for fit, order in zip(self.inner, orders, strict=True)]
+            self._arrange(body)
+
+    def _order(self, body: Body, at: int) -> tuple[str, ...]:
+        """The inputs of a frame from left to right; empty where there is nothing to choose."""
+        box = body.boxes[at]
+        if box.body is None or len(box.inputs) < 2:
+            return ()
+        start: dict[str, float] = {}
+        by_net = {net: s for s in reversed(self.plan.segments) for net in [s.net] if s.upper < self.given}
+        for segment in self.plan.segments:
+            if segment.lower == at:
+                came, first = self.plan.items[segment.upper], by_net.get(segment.net, segment)
+                start[self.targets[segment.net, at]] = came.x + segment.start + 1e-3 * first.start
+        return tuple(sorted((port.value for port in box.inputs), key=lambda value: start.get(value, 0.0)))
+
+    def _arrange(self, body: Body) -> None:
+        box = self.box
+        self.nets = []
+        items = [fit.item() for fit in self.inner]
+        place = {child.id: at for at, child in enumerate(body.boxes)}
+        top: dict[str, int] = {}
+        inputs = sorted(box.inputs, key=lambda port: self.order.index(port.value) if self.order else 0)
+        for port in inputs:
+            top[port.inside] = len(items)
+            wide = width(port.label, CODE.face, CODE.size) + 18 if box.kind == "loop" else 6.0
+            tall = TAB if box.kind == "loop" else 0.0
+            items.append(Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9))
+        bottom: dict[str, int] = {}
+        for port in box.outputs:
+            bottom[port.inside] = len(items)
+            wide = max(24.0, label_size(port)[0])
+            items.append(Item(wide, 0, ins={port.inside: wide / 2}, pin=1, margin=8))
+        self.titled = not self.bare and box.kind != "model"
+        if self.titled:
+            wide, tall = title_size(box)
+            items.append(Item(wide, tall, pin=-1, first=True, margin=6))
+        nets = self._nets(body, place, top, bottom)
+        self.given = len(items)
+        self.targets = {(at, target): into for at, net in enumerate(nets) for target, into in net.targets}
+        self.plan = arrange(items, nets, 14.0 if box.kind == "model" else 26.0)
+        self.left = 0.0 if self.bare else side_width(box) if box.kind == "model" else PAD
+        self.top = 14.0 if box.kind == "model" and not box.inputs else 0.0
+        self.width = self.plan.width + self.left + (0.0 if self.bare else PAD)
+        self.height = self.plan.height + self.top + (0.0 if box.outputs or self.bare else PAD)
+        for port in box.inputs:
+            item = self.plan.items[top[port.inside]]
+            self.ins[port.value] = self.left + item.x + item.width / 2
+        for port in box.outputs:
+            item = self.plan.items[bottom[port.inside]]
+            self.outs[port.value] = self.left + item.x + item.width / 2
+
+    def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[Net]:
+        found: dict[tuple[int, str], Net] = {}
+        for link in body.links:
+            source = place[link.source] if link.source else top.get(link.out)
+            target = place[link.target] if link.target else bottom.get(link.into)
+            if source is None or target is None:
+                continue
+            if (source, link.out) not in found:
+                found[source, link.out] = Net(source, link.out, [], 0.5 if link.line == "weights" else 1.0)
+                self.nets.append(link)
+            net = found[source, link.out]
+            if (target, link.into) not in net.targets:
+                net.targets.append((target, link.into))
+        return list(found.values())
+
+    def _labels(self) -> None:
+        """Places for the labels of what leaves the box: side by side, below its edge."""
+        ports = self.box.outputs
+        if not ports or self.bare:
+            return
+        sizes = [label_size(port) for port in ports]
+        self.below = STUB + max(tall for _, tall in sizes)
+        if not self.outs:
+            total = sum(wide for wide, _ in sizes) + 12 * (len(ports) - 1)
+            self.width = max(self.width, total)
+            x = (self.width - total) / 2
+            for port, (wide, _) in zip(ports, sizes, strict=True):
+                self.outs[port.value] = x + wide / 2
+                x += wide + 12
+
+    def labelled(self, value: str) -> bool:
+        return any(port.label for port in self.box.outputs if port.value == value)
+
+    def item(self) -> Item:
+        """Its place in the layout around it: with the labels, which may be wider than the box."""
+        self.before = max([0.0, *(label_size(p)[0] / 2 - self.outs[p.value] for p in self.box.outputs)])
+        after = max([0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)])
+        ins = {value: x + self.before for value, x in self.ins.items()}
+        outs = {value: x + self.before for value, x in self.outs.items()}
+        return Item(self.before + self.width + after, self.height + self.below, ins, outs)
+
+    # Drawing
+
+    def draw(self, drawing: Drawing, x: float, y: float) -> None:
+        """Adds the box with all that is in it, its upper left corner at (x, y)."""
+        if not self.bare:
+            drawing.shapes.append(Shape(self.box, x, y, self.width, self.height))
+        for port in self.box.outputs:
+            wide, tall = label_size(port)
+            drawing.labels.append(Label(port, x + self.outs[port.value], y + self.height + STUB, wide, tall))
+        if self.box.body is None:
+            return
+        left, top = x + self.left, y + self.top
+        self._tabs(drawing, left, top)
+        self._lines(drawing, left, top)
+        for fit, item in zip(self.inner, self.plan.items, strict=False):
+            fit.draw(drawing, left + item.x + fit.before, top + item.y)
+
+    def _tabs(self, drawing: Drawing, left: float, top: float) -> None:
+        if self.box.kind != "loop":
+            return
+        ports = sorted(self.box.inputs, key=lambda port: self.order.index(port.value) if self.order else 0)
+        for port, item in zip(ports, self.plan.items[len(self.inner) :], strict=False):
+            drawing.tabs.append(Tab(port, left + item.x, top, item.width, TAB))
+
+    def _lines(self, drawing: Drawing, left: float, top: float) -> None:
+        rows = self.plan.bottoms()
+        pieces: dict[int, list[tuple[float, float, float, float]]] = {}
+        arrows: dict[int, list[tuple[float, float]]] = {}
+        for segment in self.plan.segments:
+            upper, lower = self.plan.items[segment.upper], self.plan.items[segment.lower]
+            found = pieces.setdefault(segment.net, [])
+            x, y = left + upper.x + segment.start, top + upper.y + upper.height
+            low = top + rows[upper.rank][1]
+            if not upper.line and segment.upper < len(self.inner):
+                fit = self.inner[segment.upper]
+                edge = top + upper.y + fit.height
+                if fit.labelled(self.nets[segment.net].out):
+                    # The line stops for the label and goes on below it.
+                    if (x, edge, x, edge + STUB - 1) not in found:
+                        found.append((x, edge, x, edge + STUB - 1))
+                else:
+                    y = edge
+            elif upper.line:
+                y = top + rows[upper.rank][0]
+            elif upper.pin < 0 and self.box.kind != "loop":
+                y = top
+            if low - y > 0.01 and (x, y, x, low) not in found:
+                found.append((x, y, x, low))
+            end_x, end_y = left + lower.x + segment.end, top + rows[lower.rank][0]
+            found.append((x, low, end_x, end_y))
+            if lower.pin == 0 and not lower.line:
+                arrows.setdefault(segment.net, []).append((end_x, end_y))
+        for net, link in enumerate(self.nets):
+            if net in pieces:
+                drawing.strokes.append(Stroke(link, tuple(pieces[net]), tuple(arrows.get(net, ()))))

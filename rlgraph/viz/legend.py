@@ -1,0 +1,59 @@
+"""What the colours and edges of a picture mean: only those that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.viz.boxes import Box, Role
+from rlgraph.viz.layout import Drawing
+from rlgraph.viz.measure import text
+from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
+
+ROW = 20.0
+
+_ROLES: dict[Role, str] = {
+    "policy": "model, trained",
+    "policy frozen": "model, frozen",
+    "critic": "value model",
+    "critic frozen": "value model, frozen",
+    "reward": "reward model, trained",
+    "reward frozen": "reward model, frozen",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: str
+    words: str
+    paint: Paint
+    broken: bool = False
+    x: float = 0.0
+    y: float = 0.0
+
+
+def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
+    """The entries in rows of at most that width, with the height and width of all."""
+    found: list[Entry] = []
+    x = y = widest = 0.0
+    for entry in _found([shape.box for shape in drawing.shapes], any(s.link.line == "weights" for s in drawing.strokes)):
+        wide = 27 + text(entry.words, SMALL) + 22
+        if x and x + wide > room:
+            x, y = 0.0, y + ROW
+        found.append(Entry(entry.kind, entry.words, entry.paint, entry.broken, x, y))
+        x += wide
+        widest = max(widest, x)
+    return found, y + ROW if found else 0.0, widest
+
+
+def _found(boxes: list[Box], weights: bool) -> list[Entry]:
+    roles = {box.role for box in boxes if box.kind in ("model", "train")}
+    kinds = {box.kind for box in boxes}
+    plain = Paint("", "", "", "")
+    found = [Entry("role", words, ROLES[role], "frozen" in role) for role, words in _ROLES.items() if role in roles]
+    named = (("loop", "loop"), ("call", "Python function"), ("tensor", "tensor maths"), ("state", "state"))
+    found += [Entry("kind", words, KINDS[kind]) for kind, words in named if kind in kinds]
+    if weights:
+        found.append(Entry("weights", "weights", plain))
+    if any(box.waits for box in boxes):
+        found.append(Entry("barrier", "waits for its group or the batch", plain))
+    return found

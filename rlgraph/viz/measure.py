@@ -1,0 +1,68 @@
+"""How large a box has to be for what is written on it."""
+
+from __future__ import annotations
+
+from rlgraph.viz.boxes import Box, Port
+from rlgraph.viz.fonts import width
+from rlgraph.viz.theme import CODE, LABEL, NAME, NOTE, SMALL, TITLE, Style
+
+
+def text(words: str, style: Style) -> float:
+    return width(words, style.face, style.size)
+
+
+def label_lines(port: Port) -> tuple[str, ...]:
+    """A value's name over its type."""
+    if not port.label:
+        return ()
+    if port.line == "weights":
+        return (port.label,)
+    name, _, kind = port.label.partition(": ")
+    return (name, kind) if kind else (name,)
+
+
+def label_size(port: Port) -> tuple[float, float]:
+    lines = label_lines(port)
+    return max((text(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(lines) + 2 if lines else 0
+
+
+def title_size(box: Box) -> tuple[float, float]:
+    """Of a frame's title, with its note below it."""
+    wide = max(text(box.title, TITLE) + (20 if box.kind == "loop" else 0), text(box.note, NOTE))
+    return wide + 8, 12 + TITLE.height + (NOTE.height if box.note else 0)
+
+
+def side_width(box: Box) -> float:
+    """Of a model's name and kind, left of its operations."""
+    return max(text(box.title, TITLE), max(text(line, SMALL) for line in side_lines(box))) + 26
+
+
+def side_lines(box: Box) -> tuple[str, ...]:
+    return tuple(box.note.split(", "))
+
+
+def size(box: Box) -> tuple[float, float]:
+    """Width and height of a box that holds no others."""
+    waits = text(box.waits, SMALL) + 16 if box.waits else 0
+    if box.kind == "report":
+        return text(pill(box), LABEL) + 36, 22
+    if box.kind in ("column", "minimize", "next"):
+        return text(pill(box), SMALL if box.kind == "next" else CODE) + 26, 24
+    wide = max(text(box.title, NAME), text(box.note, NOTE), waits, *(text(line, CODE) for line in box.lines), 36)
+    tall = NAME.height + len(box.lines) * CODE.height
+    tall += (NOTE.height if box.note else 0) + (SMALL.height + 3 if has_badge(box) else 0)
+    return wide + 24, tall + (20 if box.kind == "data" else 14)
+
+
+def pill(box: Box) -> str:
+    """The one line of a small box."""
+    if box.kind == "next":
+        return f"{box.title}: next step"
+    if box.kind == "report":
+        return box.title
+    return f"{box.title} {box.note}".strip()
+
+
+def has_badge(box: Box) -> bool:
+    """Reading always waits: its amber edge is enough."""
+    return bool(box.waits) and box.kind != "data"

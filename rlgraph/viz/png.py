@@ -1,0 +1,41 @@
+"""A program's graph as PNG, drawn with the fonts that travel with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlgraph.ir.graph import Program
+from rlgraph.viz import fonts
+from rlgraph.viz.svg import to_svg
+
+SCALE = 2.0
+MOST_PIXELS = 12_000
+"""Of the longer side: a larger picture is drawn smaller."""
+
+
+def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
+    """The picture at `scale` pixels for each of the SVG's; also written to the path if one is given."""
+    data = render(to_svg(program), scale)
+    if path is not None:
+        Path(path).write_bytes(data)
+    return data
+
+
+def render(svg: str, scale: float = SCALE) -> bytes:
+    """SVG text as PNG."""
+    # Imported here so that a broken wheel costs a picture, not the compiler.
+    import resvg_py
+
+    wide, tall = (float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height"))
+    zoom = min(scale, MOST_PIXELS / max(wide, tall))
+    return bytes(
+        resvg_py.svg_to_bytes(
+            svg_string=svg,
+            width=max(1, round(wide * zoom)),
+            height=max(1, round(tall * zoom)),
+            font_files=fonts.files(),
+            font_family="Inter",
+            sans_serif_family="Inter",
+            monospace_family="JetBrains Mono",
+        )
+    )

@@ -1,0 +1,257 @@
+"""A program's graph as SVG."""
+
+from __future__ import annotations
+
+from html import escape
+
+from rlgraph.ir.graph import Program
+from rlgraph.viz.boxes import Box
+from rlgraph.viz.fonts import FAMILY, WEIGHT, width
+from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
+from rlgraph.viz.legend import Entry, entries
+from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
+from rlgraph.viz.scene import to_scene
+from rlgraph.viz.theme import (
+    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES, SECTION, SMALL,
+    TITLE, Paint, Style,
+)  # fmt: skip
+
+NAMESPACE = "http://www.w3.org/2000/svg"
+
+
+def to_svg(program: Program, prefix: str = "") -> str:
+    """The picture; all ids begin with the prefix, so that several pictures can stand in one page."""
+    return draw(to_drawing(to_scene(program)), prefix)
+
+
+def draw(drawing: Drawing, prefix: str = "") -> str:
+    """A drawing as SVG text."""
+    return _Pen(prefix).drawing(drawing)
+
+
+class _Pen:
+    """Writes SVG elements; classes let a page's style sheet repaint them."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.out: list[str] = []
+
+    def drawing(self, d: Drawing) -> str:
+        legend, tall, wide = entries(d, max(d.width, 640.0) - 2 * MARGIN)
+        wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
+        self.out = [
+            f'<svg xmlns="{NAMESPACE}" class="rlgraph" id="{self.id("svg")}" width="{wide}" height="{tall}" '
+            f'viewBox="0 0 {wide} {tall}" role="img">',
+            f"<title>{escape(d.title)}</title>",
+            f'<rect class="paper" width="{wide}" height="{tall}" fill="{PAPER}"/>',
+        ]
+        for heading in d.headings:
+            style = HEAD if heading.large else SECTION
+            self.text(heading.text, heading.x, heading.y + style.size, style, INK, "head")
+            if heading.note:
+                x = heading.x + width(heading.text, style.face, style.size) + 12
+                self.text(heading.note, x, heading.y + style.size, NOTE, MUTED, "note")
+        for shape in d.shapes:
+            if shape.box.body is not None:
+                self.shape(shape)
+        for stroke in d.strokes:
+            self.stroke(stroke)
+        for tab in d.tabs:
+            self.tab(tab)
+        for shape in d.shapes:
+            if shape.box.body is None:
+                self.shape(shape)
+        for label in d.labels:
+            self.label(label)
+        for entry in legend:
+            self.legend(entry, MARGIN, d.height)
+        self.out.append("</svg>")
+        return "\n".join(self.out) + "\n"
+
+    def id(self, name: str) -> str:
+        return escape(f"{self.prefix}{name}")
+
+    # Pieces
+
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+        at = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        self.out.append(
+            f'<text class="t-{name}" x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
+            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" xml:space="preserve">'
+            f"{escape(words)}</text>"
+        )
+
+    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
+        self.out.append(
+            f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
+            f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
+        )
+
+    def shape(self, s: Shape) -> None:
+        box = s.box
+        role = f" r-{box.role.replace(' ', ' r-')}" if box.role else ""
+        waits = " waits" if box.waits else ""
+        self.out.append(f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">')
+        self.out.append(f"<title>{escape(box.tip)}</title>")
+        if box.kind in ("model", "train"):
+            self.container(s)
+        elif box.kind == "loop":
+            self.loop(s)
+        elif box.kind in ("column", "minimize", "next", "report"):
+            self.pill(s)
+        else:
+            self.box(s)
+        self.out.append("</g>")
+
+    def barrier(self, s: Shape, inset: float = 0.0) -> None:
+        """The thick edge of what waits."""
+        if s.box.waits:
+            self.out.append(
+                f'<path class="barrier" d="M{s.x:.1f} {s.y + inset:.1f}V{s.y + s.height - inset:.1f}" '
+                f'stroke="{BARRIER}" stroke-width="4" stroke-linecap="round" fill="none"/>'
+            )
+
+    def badge(self, words: str, x: float, y: float) -> None:
+        """An hourglass and what is waited for; y is the text's base line."""
+        self.out.append(
+            f'<path class="glass" d="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z" fill="{BARRIER}"/>'
+        )
+        self.text(words, x + 12, y, SMALL, BARRIER_TEXT, "badge")
+
+    def container(self, s: Shape) -> None:
+        box, paint = s.box, ROLES[s.box.role]
+        broken = ' stroke-width="1.5" stroke-dasharray="5 3"' if "frozen" in box.role else ' stroke-width="1.5"'
+        self.rect(s.x, s.y, s.width, s.height, 10, paint, "container", broken)
+        self.barrier(s, 8)
+        x, y = s.x + 14, s.y + 22
+        self.text(box.title, x, y, TITLE, paint.text, "title")
+        if box.kind == "train":
+            self.under_title(box, x, y)
+            return
+        for line in side_lines(box):
+            y += SMALL.height
+            self.text(line, x, y, SMALL, paint.text, "side")
+
+    def loop(self, s: Shape) -> None:
+        paint = KINDS["loop"]
+        self.rect(s.x, s.y, s.width, s.height, 12, paint, "frame", ' stroke-width="1.5"')
+        self.barrier(s, 10)
+        x, y = s.x + 14, s.y + 22
+        self.out.append(
+            f'<path class="round" d="M{x + 11:.1f} {y - 6.5:.1f}a5 5 0 1 1 -2.2 -2.6m.4 -3.2v3.4h-3.4" fill="none" '
+            f'stroke="{paint.text}" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"/>'
+        )
+        self.text(s.box.title, x + 20, y, TITLE, paint.text, "title")
+        self.under_title(s.box, x, y)
+
+    def under_title(self, box: Box, x: float, y: float) -> None:
+        if box.note:
+            y += NOTE.height + 1
+            self.text(box.note, x, y, NOTE, MUTED, "note")
+
+    def pill(self, s: Shape) -> None:
+        box = s.box
+        middle, base = s.x + s.width / 2, s.y + s.height / 2 + 3.8
+        if box.kind == "minimize":
+            role = ROLES[box.role]
+            self.rect(s.x, s.y, s.width, s.height, 12, Paint(role.edge, role.edge, "", ""), "pill")
+            self.text(pill(box), middle, base, CODE, "#ffffff", "white", "middle")
+            return
+        paint = ROLES[box.role] if box.role else KINDS[box.kind]
+        broken = ' stroke-dasharray="4 3"' if box.kind == "next" else ""
+        self.rect(s.x, s.y, s.width, s.height, 6 if box.kind == "report" else 12, paint, "pill", broken)
+        if box.kind == "report":
+            # A small bar chart.
+            x, y = s.x + 10, s.y + s.height / 2 + 5
+            self.out.append(f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" stroke-width="2.4"/>')
+            self.text(pill(box), s.x + 26, base, LABEL, paint.text, "pill")
+            return
+        self.text(pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle")
+
+    def box(self, s: Shape) -> None:
+        box = s.box
+        role = ROLES[box.role]
+        paint = Paint(role.chip, role.edge, role.text, "") if box.kind == "op" else KINDS[box.kind]
+        y = s.y + 7 + NAME.size
+        if box.kind == "data":
+            self.cylinder(s, paint)
+            y += 6
+        else:
+            self.rect(s.x, s.y, s.width, s.height, 7, paint, "box", ' stroke-dasharray="4 3"' if box.kind == "state" else "")
+        self.barrier(s, 5)
+        x = s.x + 12
+        self.text(box.title, x, y, NAME, paint.text, "name")
+        if box.note:
+            y += NOTE.height
+            self.text(box.note, x, y, NOTE, MUTED, "note")
+        for line in box.lines:
+            y += CODE.height
+            self.text(line, x, y, CODE, "#475467", "code")
+        if has_badge(box):
+            self.badge(box.waits, x, y + SMALL.height + 3)
+
+    def cylinder(self, s: Shape, paint: Paint) -> None:
+        w, h, r = s.width, s.height, 6
+        self.out.append(
+            f'<path class="box" d="M{s.x:.1f} {s.y + r:.1f}a{w / 2:.1f} {r} 0 0 1 {w:.1f} 0v{h - 2 * r:.1f}'
+            f'a{w / 2:.1f} {r} 0 0 1 {-w:.1f} 0z" fill="{paint.fill}" stroke="{paint.edge}"/>'
+            f'<path class="rim" d="M{s.x:.1f} {s.y + r:.1f}a{w / 2:.1f} {r} 0 0 0 {w:.1f} 0" fill="none" '
+            f'stroke="{paint.edge}"/>'
+        )
+
+    # Lines and what is written on them
+
+    def stroke(self, s: Stroke) -> None:
+        colour = ROLES[s.link.role].edge if s.link.role else LINE
+        broken = ' stroke-dasharray="5 4" opacity="0.75"' if s.link.line != "data" else ""
+        parts = []
+        for x, y, end_x, end_y in s.pieces:
+            if abs(x - end_x) < 0.5:
+                parts.append(f"M{x:.1f} {y:.1f}V{end_y:.1f}")
+            else:
+                bend = (end_y - y) * 0.55
+                parts.append(f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y:.1f}")
+        role = f" r-{s.link.role.replace(' ', ' r-')}" if s.link.role else ""
+        heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in s.arrows)
+        self.out.append(
+            f'<g class="line l-{s.link.line}{role}" data-value="{escape(s.link.out)}"><title>{escape(s.link.out)}</title>'
+            f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}/>'
+            + (f'<path class="arrow" d="{heads}" fill="{colour}"/>' if heads else "")
+            + "</g>"
+        )
+
+    def label(self, label: Label) -> None:
+        weights = label.port.line != "data"
+        y = label.y + LABEL.size - 1
+        for at, line in enumerate(label_lines(label.port)):
+            name = weights or (at == 0 and len(label_lines(label.port)) > 1)
+            fill = ROLES[label.port.role].text if label.port.role else "#475467" if name else MUTED
+            self.text(line, label.x, y, LABEL, fill, "label" if name else "type", "middle")
+            y += LABEL.height
+
+    def tab(self, tab: Tab) -> None:
+        paint = ROLES[tab.port.role] if tab.port.role else Paint("#eceff4", "#c4cad4", "#344054", "")
+        x, y, w, h, r = tab.x, tab.y, tab.width, tab.height, 7
+        self.out.append(
+            f'<path class="tab" d="M{x:.1f} {y:.1f}v{h - r:.1f}q0 {r} {r} {r}h{w - 2 * r:.1f}q{r} 0 {r} {-r}v{r - h:.1f}z" '
+            f'fill="{paint.fill}" stroke="{paint.edge}"/>'
+        )
+        self.text(tab.port.label, x + w / 2, y + h / 2 + 3.8, CODE, paint.text, "tab", "middle")
+
+    # Legend
+
+    def legend(self, entry: Entry, x: float, y: float) -> None:
+        x, y = x + entry.x, y + entry.y
+        self.out.append('<g class="legend">')
+        if entry.kind == "barrier":
+            self.out.append(f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" stroke-linecap="round"/>')
+        elif entry.kind == "weights":
+            self.out.append(
+                f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
+                'stroke-dasharray="5 4" fill="none"/>'
+            )
+        else:
+            paint = entry.paint
+            self.rect(x, y, 20, 12, 4, paint, "swatch", ' stroke-dasharray="4 2"' if entry.broken else "")
+        self.text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
+        self.out.append("</g>")

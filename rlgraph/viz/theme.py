@@ -1,0 +1,66 @@
+"""Colours and sizes of the pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.viz.boxes import Kind, Role
+from rlgraph.viz.fonts import Face
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    fill: str
+    edge: str
+    text: str
+    chip: str
+    """Of the operations in a container."""
+
+
+PAPER, INK, MUTED, FAINT, LINE = "#ffffff", "#1c2333", "#667085", "#98a2b3", "#8b95a7"
+BARRIER = "#e08a00"
+BARRIER_TEXT = "#a15c00"
+
+ROLES: dict[Role, Paint] = {
+    "": Paint("#f5f6f8", "#c4cad4", "#475467", "#ffffff"),
+    "policy": Paint("#e6effc", "#4a80d4", "#1d4b99", "#ffffff"),
+    "critic": Paint("#e2f5ec", "#33a06f", "#14633f", "#ffffff"),
+    "reward": Paint("#f2e9fc", "#9263d1", "#5b2d9c", "#ffffff"),
+    "policy frozen": Paint("#f1f5fb", "#9bb4da", "#47658f", "#ffffff"),
+    "critic frozen": Paint("#f0f8f4", "#93c7ae", "#3f7359", "#ffffff"),
+    "reward frozen": Paint("#f7f3fc", "#bda5de", "#6f5196", "#ffffff"),
+}
+"""A model's container by what the model is; frozen ones are paler."""
+
+KINDS: dict[Kind, Paint] = {
+    "data": Paint("#eef1f5", "#8793a8", INK, ""),
+    "call": Paint("#fff6dc", "#d9ab3a", "#6b4e00", ""),
+    "table": Paint("#f2f4f7", "#a3adbd", INK, ""),
+    "column": Paint("#f7f8fa", "#c9cfd9", "#475467", ""),
+    "tensor": Paint("#ffffff", "#b9c1ce", INK, ""),
+    "report": Paint("#fafbfc", "#cfd5de", MUTED, ""),
+    "state": Paint("#fff0ea", "#dd8d6c", "#8a3f1f", ""),
+    "next": Paint("#ffffff", "#b9c1ce", INK, ""),
+    "loop": Paint("#fbfbfd", "#a9b2c1", "#344054", ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Of a text."""
+
+    face: Face
+    size: float
+    height: float
+    """From one line to the next."""
+
+
+TITLE = Style("bold", 13, 18)
+NAME = Style("strong", 12, 17)
+"""A value's name, as a box's title."""
+NOTE = Style("sans", 11, 15)
+CODE = Style("mono", 11, 15)
+LABEL = Style("mono", 10, 13)
+SMALL = Style("sans", 10.5, 14)
+HEAD = Style("bold", 20, 28)
+SECTION = Style("bold", 14, 22)

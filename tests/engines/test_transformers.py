@@ -1,0 +1,343 @@
+"""The transformers engine against Hugging Face's own forward pass, and its training against itself in other blocks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from rlgraph.engines.base import EngineError, Sampling, TrainOptions
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.engines.tokenizers import Chars
+from rlgraph.engines.transformers import TransformersEngine
+from tests.engines.models import FAMILIES, engine, source
+
+# Several turns, a row without a response, one whose only token is a prompt, and ends at different places.
+ROWS = Sequences.from_lists(
+    [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17, 18, 19, 20, 21], [22], [23, 24, 25], [30, 1, 5, 6, 7]],
+    [[0, 0, 1, 1, 0, 1], [0, 0], [0, 1, 1, 1, 1, 1, 1, 1, 1], [0], [0, 1, 0], [0, 1, 1, 0, 1]],
+)
+SGD = TrainOptions(lr=0.1, eps=1.0)
+
+
+def own_outputs(model: TransformersEngine) -> list[Tensor]:
+    """What Hugging Face's model says at every place, a row at a time: [length, outputs] for each."""
+    return [model.model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in ROWS.rows()]
+
+
+def scored_places() -> list[list[int]]:
+    flags = ROWS.scored.split(ROWS.lengths.tolist())
+    return [row.nonzero()[:, 0].tolist() for row in flags]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_and_entropy(family: str, dtype: str, temperature: float) -> None:
+    model = engine(family, dtype=dtype)
+    with torch.no_grad():
+        logs = [(out.double() / temperature).log_softmax(1) for out in own_outputs(model)]
+        places = scored_places()
+        wanted = [logs[i][t - 1, ROWS.rows()[i][t]] for i in range(len(ROWS)) for t in places[i]]
+        entropies = [-(logs[i][t - 1].exp() * logs[i][t - 1]).sum() for i in range(len(ROWS)) for t in places[i]]
+        logp, entropy = model.logprobs_and_entropy(ROWS, temperature)
+        tolerance = {"float32": 2e-4, "float64": 1e-9, "bfloat16": 0.2}[dtype]
+        torch.testing.assert_close(logp.double(), torch.stack(wanted), rtol=0, atol=tolerance)
+        torch.testing.assert_close(entropy.double(), torch.stack(entropies), rtol=0, atol=tolerance)
+        torch.testing.assert_close(model.logprobs(ROWS, temperature), logp)
+        torch.testing.assert_close(model.entropy(ROWS, temperature), entropy)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_are_of_the_state_before_the_token(family: str) -> None:
+    model = engine(family, "value_lm")
+    with torch.no_grad():
+        outputs = own_outputs(model)
+        wanted = [outputs[i][t - 1, 0] for i, places in enumerate(scored_places()) for t in places]
+        torch.testing.assert_close(model.values(ROWS), torch.stack(wanted), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_score_is_read_at_the_last_token(family: str) -> None:
+    model = engine(family, "reward_lm")
+    # No padding token: Hugging Face then reads a single row at its last token, whatever that is.
+    model.model.config.pad_token_id = None
+    with torch.no_grad():
+        wanted = [model.model(input_ids=torch.tensor([row])).logits[0, 0] for row in ROWS.rows()]
+        torch.testing.assert_close(model.score(ROWS), torch.stack(wanted), rtol=0, atol=1e-9)
+
+
+def test_a_score_does_not_mistake_a_token_for_padding() -> None:
+    model = engine("qwen2", "reward_lm")
+    with torch.no_grad():
+        alone = model.score(Sequences.from_lists([[5, 6, 0, 0]]))
+        assert not torch.allclose(alone, model.score(Sequences.from_lists([[5, 6]])))
+        torch.testing.assert_close(alone[0], model.score(Sequences.from_lists([[5, 6, 0, 0], [5] * 9]))[0])
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("limits", [{"block_tokens": 1}, {"block_tokens": 20, "logit_numbers": 90}, {"threads": 2}])
+def test_blocks_without_gradient_change_nothing(family: str, limits: dict[str, int]) -> None:
+    with torch.no_grad():
+        whole = engine(family, block_tokens=10_000).logprobs(ROWS)
+        torch.testing.assert_close(engine(family, **limits).logprobs(ROWS), whole, rtol=0, atol=1e-10)
+        scores = engine(family, "reward_lm", block_tokens=10_000).score(ROWS)
+        torch.testing.assert_close(engine(family, "reward_lm", **limits).score(ROWS), scores, rtol=0, atol=1e-10)
+
+
+def test_nothing_scored() -> None:
+    rows = Sequences.from_lists([[5, 6], [7]])
+    assert engine().logprobs(rows).shape == (0,)
+    assert engine(kind="value_lm").values(rows).shape == (0,)
+    assert engine(kind="reward_lm").score(Sequences.from_lists([])).shape == (0,)
+
+
+def test_a_first_token_has_no_logprob() -> None:
+    with pytest.raises(EngineError, match="first token"):
+        engine().logprobs(Sequences.from_lists([[5, 6]], [[True, True]]))
+
+
+def test_kinds_know_what_they_give() -> None:
+    with pytest.raises(EngineError, match="needs a value_lm"):
+        engine().values(ROWS)
+
+
+# --- training
+
+
+def trained(model: TransformersEngine, parts: int, budget: int | None = None) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """One update on all rows in `parts` blocks, or in blocks of `budget` tokens."""
+    blocks = model.plan_blocks(ROWS.lengths, budget) if budget else list(torch.arange(len(ROWS)).tensor_split(parts))
+    weights = torch.linspace(-1, 2, int(ROWS.counts().sum()), dtype=torch.float64)
+    starts = ROWS.counts().cumsum(0) - ROWS.counts()
+
+    def loss(rows: Tensor) -> Tensor:
+        mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
+        logp, entropy = model.logprobs_and_entropy(ROWS.take(rows))
+        return (mine * logp).sum() / weights.shape[0] - 0.1 * entropy.sum()
+
+    return model.train_step(blocks, loss, SGD, 0), model.state()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("parts", "budget", "threads"), [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)])
+def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, budget: int | None, threads: int) -> None:
+    told, weights = trained(engine(family), 1)
+    other_told, other = trained(engine(family, threads=threads), parts, budget)
+    assert told["loss"] == pytest.approx(other_told["loss"], abs=1e-10)
+    assert told["grad_norm"] == pytest.approx(other_told["grad_norm"], abs=1e-10)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-10)
+    start = engine(family).state()
+    assert any(not torch.equal(start[name], tensor) for name, tensor in weights.items())
+
+
+def test_threads_are_bit_identical_to_no_threads_on_the_same_blocks() -> None:
+    one, two = (trained(engine(dtype="float32", threads=threads), 4)[1] for threads in (1, 2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
+def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) -> None:
+    """The float64 model uses none of them: it is the reference."""
+    wide = RandomSource(family, source(family).config, source(family).tokenizer, 3)
+    big = {"hidden_size": 128, "intermediate_size": 160} if family != "gpt2" else {"n_embd": 128}
+    wide = RandomSource(family, {**wide.config, **big}, wide.tokenizer, 3)
+    rows = Sequences.from_lists([[3 + (7 * i + j * j) % 36 for j in range(40)] for i in range(8)], [[0] * 4 + [1] * 36] * 8)
+    gradients = []
+    for dtype in ("float32", "float64"):
+        model = TransformersEngine.open(ModelSpec("causal_lm", wide, dtype))
+        changed = {type(module).__name__ for module in model.model.modules()}
+        assert ("_Linear" in changed or "_Conv1D" in changed) == (dtype == "float32")
+        value = (model.logprobs(rows) * torch.linspace(-1, 1, 8 * 36, dtype=torch.float64)).mean()
+        gradients.append(torch.autograd.grad(value, list(model.model.parameters())))
+    for narrow, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(narrow.double(), exact, rtol=1e-3, atol=2e-5 * float(exact.abs().max()) + 1e-9)
+
+
+def test_adamw_and_clipping_are_torchs() -> None:
+    model, twin = engine(), engine()
+    options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6, clip_norm=0.5)
+    adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6)
+    for step in range(3):
+        told = model.train_step([ROWS], lambda rows: -model.logprobs(rows).mean(), options, step)
+        (-twin.logprobs(ROWS).mean()).backward()
+        norm = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.5)
+        assert told["grad_norm"] == pytest.approx(float(norm)) and float(norm) > 0.5
+        adam.step()
+        adam.zero_grad()
+    for name, tensor in twin.state().items():
+        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_schedules() -> None:
+    linear = TrainOptions(1.0, schedule="linear", warmup_steps=2, total_steps=6)
+    assert [linear.learning_rate(step) for step in range(8)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    cosine = TrainOptions(2.0, schedule="cosine", total_steps=4)
+    assert [round(cosine.learning_rate(step), 6) for step in (0, 2, 4)] == [2.0, 1.0, 0.0]
+    with pytest.raises(EngineError, match="total_steps"):
+        TrainOptions(1.0, schedule="cosine")
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
+    model = engine()
+    before = model.state()
+    with pytest.raises(EngineError, match=r"gradient of .*weight.* is not finite"):
+        model.train_step([ROWS], lambda rows: model.logprobs(rows).sum() * torch.inf, SGD, 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state().items())
+
+
+def test_a_block_without_gradient_counts_as_zero() -> None:
+    model, twin = engine(), engine()
+    told = model.train_step([ROWS, None], lambda b: torch.zeros(()) if b is None else model.logprobs(b).sum(), SGD, 0)
+    assert told == pytest.approx(twin.train_step([ROWS], lambda b: twin.logprobs(b).sum(), SGD, 0))
+
+
+def test_narrow_weights_keep_small_updates() -> None:
+    model = engine(dtype="bfloat16")
+    before = model.state()
+    for step in range(60):
+        model.train_step([ROWS], lambda rows: -model.logprobs(rows).mean(), TrainOptions(1e-4), step)
+    moved = sum(int((before[name] != tensor).sum()) for name, tensor in model.state().items())
+    assert moved > 0.5 * sum(tensor.numel() for tensor in before.values())
+
+
+# --- weights
+
+
+def test_state_is_a_copy_and_goes_back() -> None:
+    model = engine()
+    start = model.state()
+    trained(model, 1)
+    changed = model.state()
+    assert any(not torch.equal(start[name], changed[name]) for name in start)
+    with model.weights(start), torch.no_grad():
+        torch.testing.assert_close(model.logprobs(ROWS), engine().logprobs(ROWS))
+    assert all(torch.equal(changed[name], tensor) for name, tensor in model.state().items())
+    model.load_state(start)
+    assert all(torch.equal(start[name], tensor) for name, tensor in model.state().items())
+
+
+def test_generation_with_older_weights() -> None:
+    model = engine()
+    prompts, keys = Sequences.from_lists([[5, 6], [7]]), np.arange(8, dtype=np.uint64)
+    before = model.generate(prompts, 4, Sampling(8), keys)
+    old = model.state()
+    trained(model, 1)
+    assert model.generate(prompts, 4, Sampling(8), keys, weights=old).sequences.rows() == before.sequences.rows()
+    assert not torch.equal(model.generate(prompts, 4, Sampling(8), keys).logprobs, before.logprobs)
+
+
+def test_blend_moves_towards_the_other() -> None:
+    one, other = engine(seed=1), engine(seed=2)
+    wanted = {name: 0.9 * tensor + 0.1 * other.state()[name] for name, tensor in one.state().items()}
+    one.blend(other.state(), 0.9)
+    for name, tensor in one.state().items():
+        torch.testing.assert_close(tensor, wanted[name])
+    with pytest.raises(EngineError, match="another model's"):
+        one.load_state(engine("gpt2").state())
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    model = engine()
+    frozen = model.copy()
+    trained(model, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen.logprobs(ROWS), engine().logprobs(ROWS))
+
+
+def test_optimizer_state_continues_a_run() -> None:
+    model = engine()
+    trained(model, 1)
+    weights, moments = model.state(), model.optimizer_state()
+    trained(model, 1)
+    resumed = engine()
+    resumed.load_state(weights)
+    resumed.load_optimizer_state(moments)
+    trained(resumed, 1)
+    assert all(torch.equal(resumed.state()[name], tensor) for name, tensor in model.state().items())
+
+
+# --- sources
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_folder_loads(family: str, tmp_path: Path) -> None:
+    model = engine(family, dtype="float32")
+    trained(model, 1)
+    model.save(tmp_path)
+    again = TransformersEngine.open(ModelSpec("causal_lm", str(tmp_path)))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again.logprobs(ROWS), model.logprobs(ROWS), rtol=0, atol=0)
+        ids = torch.tensor([[5, 6, 7]])
+        torch.testing.assert_close(plain(ids).logits, model.model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert again.codec.encode_text("t5 t6") == model.codec.encode_text("t5 t6") and again.eos_ids == (1,)
+
+
+def test_a_value_model_from_a_language_model_keeps_its_backbone(tmp_path: Path) -> None:
+    actor = engine(dtype="float32")
+    actor.save(tmp_path / "actor")
+    critic = TransformersEngine.open(ModelSpec("value_lm", str(tmp_path / "actor")))
+    assert critic.new_parameters == ("score.bias", "score.weight")
+    with torch.no_grad():
+        assert critic.values(ROWS).abs().max() == 0
+        theirs = actor.model.base_model(torch.tensor([[5, 6]])).last_hidden_state
+        torch.testing.assert_close(critic.model.base_model(torch.tensor([[5, 6]])).last_hidden_state, theirs)
+    critic.train_step([ROWS], lambda rows: (critic.values(rows) - 1).square().mean(), TrainOptions(0.1), 0)
+    critic.save(tmp_path / "critic")
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").score.weight.abs().max() > 0
+    again = TransformersEngine.open(ModelSpec("value_lm", str(tmp_path / "critic")))
+    assert again.new_parameters == ()
+    with torch.no_grad():
+        torch.testing.assert_close(again.values(ROWS), critic.values(ROWS), rtol=0, atol=0)
+
+
+def test_random_models_depend_on_their_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(3)
+    torch.manual_seed(1)
+    one, other = engine(seed=5), engine(seed=5)
+    assert torch.equal(first, torch.rand(3))
+    assert all(torch.equal(one.state()[name], tensor) for name, tensor in other.state().items())
+    assert not torch.equal(one.model.lm_head.weight, engine(seed=6).model.lm_head.weight)
+    value = engine(seed=5, kind="value_lm")
+    assert torch.equal(value.model.base_model.embed_tokens.weight, one.model.base_model.embed_tokens.weight)
+
+
+def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no model.*config\.json|no tokenizer.*config\.json"):
+        load(ModelSpec("causal_lm", str(tmp_path)))
+    with pytest.raises(EngineError, match="random 'no-such-family'"):
+        load(ModelSpec("causal_lm", RandomSource("no-such-family", {}, Chars("ab"))))
+    with pytest.raises(EngineError, match="vocab_size is 4"):
+        load(ModelSpec("causal_lm", RandomSource("qwen2", {"vocab_size": 4}, Chars("ab"))))
+    with pytest.raises(EngineError, match="no dtype"):
+        load(ModelSpec("causal_lm", source(), dtype="float7"))
+
+
+def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EngineError, match=r"no/such-model"):
+        load(ModelSpec("causal_lm", "no/such-model"))
+
+
+def test_the_end_tokens_of_the_generation_settings_count(tmp_path: Path) -> None:
+    model = engine(dtype="float32")
+    model.model.generation_config.eos_token_id = [1, 7]
+    model.save(tmp_path)
+    assert TransformersEngine.open(ModelSpec("causal_lm", str(tmp_path))).eos_ids == (1, 7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_printed(family: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        engine(family).logprobs(Sequences.from_lists([[0, 5, 0]], [[0, 1, 1]]))
+        engine(family, "reward_lm").score(ROWS)
+    assert capfd.readouterr().err == "" and not caplog.records
