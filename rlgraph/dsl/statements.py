@@ -375,6 +375,7 @@ class Statements(Expressions):
         args, options = self.constants.bind(
             STATEMENTS["collect"], statement.args, statement.options, statement.span, self.block.scope
         )
+        attrs = args | options
         writes = [name, f"{name}.surplus", *(w for w in self.writes(statement.body) if w != name)]
 
         def body() -> None:
@@ -383,9 +384,9 @@ class Statements(Expressions):
             kept = self.block.scope[name]
             if not isinstance(kept, TableValue):
                 raise Stop
-            options["axis"] = kept.type.axis.key
+            attrs["axis"] = kept.type.axis.key
 
-        self.region("collect", writes, body, args | options, statement.span, defers=True)
+        self.region("collect", writes, body, attrs, statement.span, defers=True)
 
     def every(self, statement: tree.Every) -> None:
         if self.block.training or self.block.sliced:

@@ -160,11 +160,13 @@ class _Lowering:
         found = list(args)
         numeric = range(expr.op == "where", len(args))
         for place in numeric:
-            if isinstance(args[place], fx.Node) and kinds[place] in smaller:
+            if isinstance(args[place], bool):
+                found[place] = int(args[place])
+            elif isinstance(args[place], fx.Node) and kinds[place] in smaller:
                 found[place] = self.call("to", (args[place], target))
         if not any(isinstance(args[place], fx.Node) for place in numeric):
             # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
-            found[1] = self.call(reference.constant, (args[1], target))
+            found[1] = self.call(reference.constant, (found[1], target))
         return tuple(found)
 
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:

@@ -18,7 +18,7 @@ def use_lean_norms(model: nn.Module) -> int:
     lean: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)
-        if not kind.__name__.endswith("RMSNorm") or not _fits(module):
+        if isinstance(module, _Lean) or not kind.__name__.endswith("RMSNorm") or not _fits(module):
             continue
         if kind not in lean:
             lean[kind] = type(kind.__name__, (_Lean, kind), {})

@@ -8,11 +8,12 @@
     svg png dot html   the four ways out: `to_svg`, `to_png`, `to_dot`, `to_html`
 
 The visual language:
-- A coloured container is a model, and holds the operations that the model does there: blue a policy, green a critic,
-  violet a reward model; a frozen model is paler and its border is broken. The same model can have several containers:
-  one in each frame where it works. `train` is a container of its model too.
+- A coloured container is a model, and holds the operations that the model does there: blue a policy, green a
+  critic, violet a reward model; a frozen model is paler and its border is broken. One model can have several
+  containers: one in each frame where it works. `train` is a container of its model too.
 - A grey frame is a loop. What comes from outside enters it once, as a tab on its upper edge.
-- Everything else stands outside of containers: data, Python functions, tables, tensor mathematics with its formula.
-- A line is a value, labelled where it begins with its type; a broken line is a model's weights or a state.
-- An amber edge is a barrier: the box waits for its whole group or batch. The reason is in the tooltip and in the page.
+- Everything else stands outside of containers: data, Python functions, tables, tensor mathematics.
+  A `report` is a small tag for each metric, beside what the metric is made of.
+- A line is a value, labelled with its type where it begins; a broken line is a model's weights or a state.
+- An amber edge is a barrier: the box waits for its whole group or batch. The tooltip and the page say why.
 """

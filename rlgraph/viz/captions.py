@@ -16,8 +16,8 @@ OPTION_COLUMNS = 40
 # What goes without saying: internal names, and options at the value that changes nothing.
 _HIDDEN = {"key", "func", "names", "env", "axis", "name", "column"}
 _NEUTRAL: dict[str, Constant] = {
-    "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "shuffle": False, "rounds": 64,
-    "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "dtype": "float32",
+    "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "shuffle": False,
+    "rounds": 64, "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "dtype": "float32",
     "timeout": 60.0, "batch": 0,
 }  # fmt: skip
 
@@ -35,7 +35,9 @@ def options(attrs: Iterable[tuple[str, Constant]]) -> str:
 def record(found: Record, kind: str) -> str:
     """What something from outside is made of: `jsonl("a.jsonl", batch=8)`."""
     # A data source is shuffled unless it says otherwise; a loop is not.
-    told = options((name, value) for name, value in found.options if (kind, name, value) != ("data", "shuffle", True))
+    told = options(
+        (name, value) for name, value in found.options if (kind, name, value) != ("data", "shuffle", True)
+    )
     shown = [show_constant(arg) for arg in found.args] + ([told] if told else [])
     return short(f"{found.name}({', '.join(shown)})", OPTION_COLUMNS)
 
@@ -49,9 +51,8 @@ def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
     counted = []
     for name, words in (("parts", "part"), ("epochs", "epoch"), ("steps", "step"), ("rows", "row")):
         count = attrs.get(name)
-        if isinstance(count, int) and not isinstance(count, bool):
-            if not (name == "epochs" and count == 1):
-                counted.append(f"{count} {words}{'' if count == 1 else 's'}")
+        if isinstance(count, int) and (name, count) != ("epochs", 1):
+            counted.append(f"{count} {words}{'' if count == 1 else 's'}")
     if node.op == "every":
         title, counted = f"every {', '.join(counted)}" if counted else title, []
     if node.op == "collect" and counted:
@@ -83,11 +84,15 @@ def barrier(unit: Unit | None, axes: Mapping[str, str]) -> str:
     """What a box waits for; empty where it works row by row."""
     if unit is None or not unit.reason:
         return ""
-    return "waits for the batch" if unit.axis is None else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
+    return (
+        "waits for the batch"
+        if unit.axis is None
+        else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
+    )
 
 
 def formula(node: Node) -> tuple[str, ...]:
-    """The lines of a tensor node's mathematics, cut where they are many; without the name where it is the box's title."""
+    """The lines of a tensor node's mathematics, cut where they are many; a single one without its name."""
     if len(node.body) == 1:
         return cut(wrap(show(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
     lines: list[str] = []
@@ -102,7 +107,7 @@ def whole(node: Node) -> str:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Lines of at most so many characters, broken where the fewest brackets are open; a longer word is cut in two."""
+    """Lines of at most so many characters, broken where the fewest brackets are open."""
     lines: list[str] = []
     while len(text) > columns:
         at = _break(text, columns)
@@ -111,7 +116,20 @@ def wrap(text: str, columns: int) -> list[str]:
     return [*lines, text]
 
 
-_BREAKS = {"+": 0, "-": 0, "or": 0, "and": 0, "<": 0, ">": 0, "<=": 0, ">=": 0, "==": 0, "!=": 0, "*": 1, "/": 1}
+_BREAKS = {
+    "+": 0,
+    "-": 0,
+    "or": 0,
+    "and": 0,
+    "<": 0,
+    ">": 0,
+    "<=": 0,
+    ">=": 0,
+    "==": 0,
+    "!=": 0,
+    "*": 1,
+    "/": 1,
+}
 
 
 def _break(text: str, columns: int) -> int:

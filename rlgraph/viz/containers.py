@@ -58,7 +58,7 @@ def _groups(draft: Draft) -> dict[str, list[Box]]:
             continue
         group = latest.get(owner, "")
         if not group or _circular(draft, {**member, box.id: group}):
-            group = latest[owner] = f"{box.id}-{owner[0]}"
+            group = latest[owner] = f"{box.id}_{owner[0]}"
             groups[group] = []
         member[box.id] = group
         groups[group].append(box)
@@ -89,11 +89,11 @@ def _circular(draft: Draft, member: dict[str, str]) -> bool:
                 waits.add(source)
     left = dict(after)
     while left:
-        ready = [box for box, waits in left.items() if not any(source in left for source in waits)]
+        ready = [here for here, waits in left.items() if not any(source in left for source in waits)]
         if not ready:
             return True
-        for box in ready:
-            del left[box]
+        for here in ready:
+            del left[here]
     return False
 
 
@@ -125,4 +125,6 @@ def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str
     weights = draft.owners[boxes[0].id][1]
     if weights in used_outside and draft.sources.get(weights) == shell.id:
         outputs.append(Port(weights, weights, "weights", weights, shell.role))
-    return replace(shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links)))
+    return replace(
+        shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links))
+    )

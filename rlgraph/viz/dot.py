@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pydot
 
@@ -23,17 +24,21 @@ def to_dot(program: Program) -> str:
 def graph(scene: Scene) -> pydot.Dot:
     """A scene as a pydot graph."""
     found = pydot.Dot(
-        "rlgraph", graph_type="digraph", rankdir="TB", compound="true", label=_quoted(scene.title), labelloc="t",
-        labeljust="l", fontname=_quoted("Helvetica"), fontsize="18", newrank="true",
+        "rlgraph", graph_type="digraph", rankdir="TB", compound="true", label=_quoted(scene.title),
+        labelloc="t", labeljust="l", fontname=_quoted("Helvetica"), fontsize="18", newrank="true",
     )  # fmt: skip
-    found.set_node_defaults(fontname=_quoted("Helvetica"), fontsize="11", shape="box", style=_quoted("rounded,filled"))
-    found.set_edge_defaults(fontname=_quoted("Courier"), fontsize="9", color=_quoted(LINE), fontcolor=_quoted(MUTED))
+    found.set_node_defaults(
+        fontname=_quoted("Helvetica"), fontsize="11", shape="box", style=_quoted("rounded,filled")
+    )
+    found.set_edge_defaults(
+        fontname=_quoted("Courier"), fontsize="9", color=_quoted(LINE), fontcolor=_quoted(MUTED)
+    )
     for at, section in enumerate(scene.sections):
         into: pydot.Graph = found
         if len(scene.sections) > 1:
             label = f"{section.title} {section.note}".strip()
             into = pydot.Cluster(f"phase{at}", label=_quoted(label), color=_quoted("#d0d5dd"))
-            found.add_subgraph(into)
+            found.add_subgraph(into)  # type: ignore[arg-type]
         _add(into, section.body)
         for edge in _edges(section.body):
             found.add_edge(edge)
@@ -56,18 +61,21 @@ def _add(into: pydot.Graph, body: Body) -> None:
         if not any(inner.body is None for inner in walk(box.body)):
             cluster.add_node(pydot.Node(f"{box.id}_in", shape="point", style="invis"))
         _add(cluster, box.body)
-        into.add_subgraph(cluster)
+        into.add_subgraph(cluster)  # type: ignore[arg-type]
 
 
 def _node(box: Box) -> pydot.Node:
     paint = ROLES[box.role] if box.role else KINDS[box.kind]
     fill = paint.chip if box.kind == "op" else paint.edge if box.kind == "minimize" else paint.fill
     lines = [box.title, box.note, *box.lines, box.waits if has_badge(box) else ""]
-    label = pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
+    label = (
+        pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
+    )
     return pydot.Node(
         box.id, label=_quoted(label), tooltip=_quoted(box.tip), shape=_SHAPES.get(box.kind, "box"),
         fillcolor=_quoted(fill), color=_quoted(BARRIER if box.waits else paint.edge),
-        fontcolor=_quoted("#ffffff" if box.kind == "minimize" else paint.text), penwidth="2.5" if box.waits else "1",
+        fontcolor=_quoted("#ffffff" if box.kind == "minimize" else paint.text),
+        penwidth="2.5" if box.waits else "1",
     )  # fmt: skip
 
 
@@ -78,67 +86,63 @@ def _edges(body: Body) -> Iterator[pydot.Edge]:
     boxes = {box.id: box for box in body.boxes}
     for link in body.links:
         if link.source and link.target:
-            yield _edge(link, boxes[link.source], boxes[link.target])
+            source, label, tail = _maker(boxes[link.source], link.out)
+            for target, head in _users(boxes[link.target], link.into):
+                yield _edge(link, source, target, label, tail, head)
     for box in body.boxes:
         if box.body:
             yield from _edges(box.body)
-        for port in box.inputs:
-            yield from _inward(body, box, port.inside, port.value)
 
 
-def _inward(body: Body, frame: Box, inside: str, value: str) -> Iterator[pydot.Edge]:
-    """What the users of a value inside a frame get of it, from the box outside that makes it."""
-    if frame.body is None:
-        return
-    source = _source(body, frame, value)
-    inner = {box.id: box for box in frame.body.boxes}
-    for link in frame.body.links:
-        if source and not link.source and link.out == inside and link.target:
-            yield _edge(link, source, inner[link.target], value)
-
-
-def _source(body: Body, frame: Box, value: str) -> Box | None:
-    link = next((link for link in body.links if link.target == frame.id and link.into == value and link.source), None)
-    return next((box for box in body.boxes if link and box.id == link.source), None)
-
-
-def _edge(link: Link, source: Box, target: Box, value: str = "") -> pydot.Edge:
-    tail, made = _end(source, value or link.out)
-    paint = ROLES[link.role].edge if link.role else LINE
-    options = {"label": _quoted(made), "color": _quoted(paint), "tooltip": _quoted(link.out)}
-    if link.line != "data":
-        options["style"] = "dashed"
-    if source.body and not tail[1]:
-        options["ltail"] = f"cluster_{source.id}"
-    if target.body:
-        options["lhead"] = f"cluster_{target.id}"
-    return pydot.Edge(tail[0], _anchor(target), **options)
-
-
-def _end(box: Box, value: str) -> tuple[tuple[str, bool], str]:
-    """The leaf that makes a value, whether it truly does, and the value's label."""
+def _maker(box: Box, value: str) -> tuple[str, str, str]:
+    """The box that makes a value, the value's label, and the cluster that stands for it where none does."""
     port = next((port for port in box.outputs if port.value == value), None)
     label = port.label if port else ""
-    while box.body:
-        inside = port.inside if port else value
-        link = next((link for link in box.body.links if not link.target and link.into == inside), None)
-        inner = next((child for child in box.body.boxes if link and child.id == link.source), None)
-        if inner is None or link is None:
-            return (_anchor(box), False), label
-        box = inner
-        port = next((port for port in box.outputs if port.value == link.out), None)
-        label = label or (port.label if port else "")
-    return (box.id, True), label
+    if box.body is None:
+        return box.id, label, ""
+    inside = port.inside if port else value
+    link = next((link for link in box.body.links if not link.target and link.into == inside), None)
+    inner = next((child for child in box.body.boxes if link and child.id == link.source), None)
+    if link is None or inner is None:
+        return _anchor(box), label, f"cluster_{box.id}"
+    source, inner_label, tail = _maker(inner, link.out)
+    return source, label or inner_label, tail
+
+
+def _users(box: Box, value: str) -> Iterator[tuple[str, str]]:
+    """The boxes in a box that use a value, or else one of them with the cluster that stands for it."""
+    if box.body is None:
+        yield box.id, ""
+        return
+    inside = next((port.inside for port in box.inputs if port.value == value), value)
+    boxes = {child.id: child for child in box.body.boxes}
+    links = [link for link in box.body.links if not link.source and link.out == inside and link.target]
+    for link in links:
+        yield from _users(boxes[link.target], link.into)
+    if not links:
+        yield _anchor(box), f"cluster_{box.id}"
+
+
+def _edge(link: Link, source: str, target: str, label: str, tail: str, head: str) -> pydot.Edge:
+    options: dict[str, Any] = {"label": _quoted(label), "tooltip": _quoted(link.out)}
+    options["color"] = _quoted(ROLES[link.role].edge if link.role else LINE)
+    if link.line != "data":
+        options["style"] = "dashed"
+    if tail:
+        options["ltail"] = tail
+    if head:
+        options["lhead"] = head
+    return pydot.Edge(source, target, None, **options)
 
 
 def _anchor(box: Box) -> str:
-    """A node in a cluster for an edge to end at."""
+    """A node in a cluster for an edge to begin or end at."""
     if box.body is None:
         return box.id
     return next((inner.id for inner in walk(box.body) if inner.body is None), f"{box.id}_in")
 
 
 def _quoted(text: str) -> str:
-    """As a DOT string; its lines stay left-aligned."""
+    """As a DOT string; several lines are aligned on the left."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{plain.replace(chr(10), chr(92) + "l")}"' if "\n" not in text else f'"{plain.replace(chr(10), chr(92) + "l")}\\l"'
+    return '"' + plain.replace("\n", "\\l") + ("\\l" if "\n" in text else "") + '"'

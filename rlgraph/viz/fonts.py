@@ -1,7 +1,7 @@
 """The two typefaces of the pictures: where their files are, and how wide a text becomes.
 
-The files (cut down to Latin) travel with the package, because a bare machine has no fonts at all. A picture shown in a
-browser names these faces first and then the ones that systems have: those are as wide or narrower.
+The files (cut down to Latin) travel with the package, because a bare machine has no fonts at all. A picture
+shown in a browser names these faces first and then the ones that systems have: those are as wide or narrower.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FAMILY: dict[Face, str] = {
 WEIGHT: dict[Face, int] = {"sans": 400, "bold": 600, "mono": 400, "strong": 600}
 
 _MONO = 600
-# Advances of Inter SemiBold for the characters 32 to 126, in thousandths of the size; the regular weight is narrower.
+# Advances of Inter SemiBold for the characters 32 to 126, in thousandths; the regular is narrower.
 _INTER = (
-    252, 321, 523, 644, 650, 1004, 663, 326, 373, 373, 540, 673, 319, 465, 319, 379, 660, 423, 623, 636, 666, 612, 640,
-    576, 640, 640, 319, 329, 673, 673, 673, 543, 999, 728, 659, 737, 722, 605, 588, 749, 746, 277, 580, 703, 565, 922,
-    759, 769, 645, 773, 652, 650, 660, 736, 728, 1020, 720, 713, 652, 373, 379, 373, 481, 469, 351, 574, 624, 583, 624,
-    591, 389, 625, 612, 262, 262, 569, 262, 900, 612, 609, 624, 624, 397, 549, 353, 612, 587, 839, 569, 588, 566, 455,
-    359, 455, 673,
+    252, 321, 523, 644, 650, 1004, 663, 326, 373, 373, 540, 673, 319, 465, 319, 379, 660, 423, 623,
+    636, 666, 612, 640, 576, 640, 640, 319, 329, 673, 673, 673, 543, 999, 728, 659, 737, 722, 605,
+    588, 749, 746, 277, 580, 703, 565, 922, 759, 769, 645, 773, 652, 650, 660, 736, 728, 1020, 720,
+    713, 652, 373, 379, 373, 481, 469, 351, 574, 624, 583, 624, 591, 389, 625, 612, 262, 262, 569,
+    262, 900, 612, 609, 624, 624, 397, 549, 353, 612, 587, 839, 569, 588, 566, 455, 359, 455, 673,
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Places boxes in rows and lines between them: what is used stands below what it uses.
 
-The usual four steps (Sugiyama, Tagawa, Toda 1981): rows, order within the rows, horizontal places, vertical places.
-All targets of one value share one line that branches as late as it can. Rows are apart by gaps that hold nothing but
-lines, and a long line has a place of its own in every row it passes, so no line ever crosses a box.
+The usual four steps (Sugiyama, Tagawa, Toda 1981): rows, order within the rows, horizontal places, vertical
+places. All targets of one value share one line that branches as late as it can. Rows are apart by gaps that
+hold nothing but lines, and a long line has its own place in every row it passes: no line ever crosses a box.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Segment:
 
 @dataclass
 class Plan:
-    """The result: items with places (the first ones are those given), the pieces of the lines, the whole size."""
+    """The result: items with places (first those given), the pieces of the lines, the whole size."""
 
     items: list[Item]
     segments: list[Segment]
@@ -128,7 +128,9 @@ def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
         item.rank = used[item.rank]
 
 
-def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]) -> list[int]:
+def _sorted(
+    items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]
+) -> list[int]:
     """Every item after those whose values it uses."""
     waiting = [len(nets_in) for nets_in in ins]
     ready = [at for at in range(len(items)) if not waiting[at]]

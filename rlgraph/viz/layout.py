@@ -8,7 +8,7 @@ from rlgraph.viz.boxes import Body, Box, Link, Port, Scene
 from rlgraph.viz.fonts import width
 from rlgraph.viz.layered import Item, Net, Plan, arrange
 from rlgraph.viz.measure import label_size, side_width, size, title_size
-from rlgraph.viz.theme import CODE, HEAD, LABEL, NOTE, SECTION
+from rlgraph.viz.theme import CODE, HEAD, NOTE, SECTION
 
 PAD = 16.0
 MARGIN = 28.0
@@ -88,7 +88,10 @@ def to_drawing(scene: Scene) -> Drawing:
     for section in scene.sections:
         if len(scene.sections) > 1 or section.note:
             drawing.headings.append(Heading(section.title, section.note, MARGIN, y))
-            wide = max(wide, width(section.title, SECTION.face, SECTION.size) + 16 + width(section.note, NOTE.face, 11))
+            wide = max(
+                wide,
+                width(section.title, SECTION.face, SECTION.size) + 16 + width(section.note, NOTE.face, 11),
+            )
             y += SECTION.height + 10
         fit = _Fit(Box("", "loop", "", body=section.body), bare=True)
         fit.draw(drawing, MARGIN, y)
@@ -129,7 +132,10 @@ class _Fit:
         # Again, now that it is known from where the lines come into the boxes.
         orders = [self._order(body, at) for at in range(len(self.inner))]
         if any(orders):
-            self.inner = [_Fit(fit.box, order=order) if order else fit for fit, order in zip(self.inner, orders, strict=True)]
+            self.inner = [
+                _Fit(fit.box, order=order) if order else fit
+                for fit, order in zip(self.inner, orders, strict=True)
+            ]
             self._arrange(body)
 
     def _order(self, body: Body, at: int) -> tuple[str, ...]:
@@ -156,7 +162,9 @@ class _Fit:
             top[port.inside] = len(items)
             wide = width(port.label, CODE.face, CODE.size) + 18 if box.kind == "loop" else 6.0
             tall = TAB if box.kind == "loop" else 0.0
-            items.append(Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9))
+            items.append(
+                Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9)
+            )
         bottom: dict[str, int] = {}
         for port in box.outputs:
             bottom[port.inside] = len(items)
@@ -181,7 +189,9 @@ class _Fit:
             item = self.plan.items[bottom[port.inside]]
             self.outs[port.value] = self.left + item.x + item.width / 2
 
-    def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[Net]:
+    def _nets(
+        self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]
+    ) -> list[Net]:
         found: dict[tuple[int, str], Net] = {}
         for link in body.links:
             source = place[link.source] if link.source else top.get(link.out)
@@ -203,6 +213,8 @@ class _Fit:
             return
         sizes = [label_size(port) for port in ports]
         self.below = STUB + max(tall for _, tall in sizes)
+        if len(ports) == 1 and not self.outs:
+            self.outs[ports[0].value] = self.width / 2
         if not self.outs:
             total = sum(wide for wide, _ in sizes) + 12 * (len(ports) - 1)
             self.width = max(self.width, total)
@@ -217,7 +229,9 @@ class _Fit:
     def item(self) -> Item:
         """Its place in the layout around it: with the labels, which may be wider than the box."""
         self.before = max([0.0, *(label_size(p)[0] / 2 - self.outs[p.value] for p in self.box.outputs)])
-        after = max([0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)])
+        after = max(
+            [0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)]
+        )
         ins = {value: x + self.before for value, x in self.ins.items()}
         outs = {value: x + self.before for value, x in self.outs.items()}
         return Item(self.before + self.width + after, self.height + self.below, ins, outs)

@@ -35,7 +35,9 @@ def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
     """The entries in rows of at most that width, with the height and width of all."""
     found: list[Entry] = []
     x = y = widest = 0.0
-    for entry in _found([shape.box for shape in drawing.shapes], any(s.link.line == "weights" for s in drawing.strokes)):
+    for entry in _found(
+        [shape.box for shape in drawing.shapes], any(s.link.line == "weights" for s in drawing.strokes)
+    ):
         wide = 27 + text(entry.words, SMALL) + 22
         if x and x + wide > room:
             x, y = 0.0, y + ROW
@@ -49,7 +51,9 @@ def _found(boxes: list[Box], weights: bool) -> list[Entry]:
     roles = {box.role for box in boxes if box.kind in ("model", "train")}
     kinds = {box.kind for box in boxes}
     plain = Paint("", "", "", "")
-    found = [Entry("role", words, ROLES[role], "frozen" in role) for role, words in _ROLES.items() if role in roles]
+    found = [
+        Entry("role", words, ROLES[role], "frozen" in role) for role, words in _ROLES.items() if role in roles
+    ]
     named = (("loop", "loop"), ("call", "Python function"), ("tensor", "tensor maths"), ("state", "state"))
     found += [Entry("kind", words, KINDS[kind]) for kind, words in named if kind in kinds]
     if weights:

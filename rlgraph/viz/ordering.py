@@ -23,7 +23,7 @@ class Joined(Protocol):
 
 
 def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
-    """The rows in a better order: averages of the neighbours' places, up and down, then swaps; the best is kept."""
+    """The rows in a better order: by the neighbours' average places, then swaps; the best is kept."""
     above: dict[int, list[Joined]] = {}
     below: dict[int, list[Joined]] = {}
     for segment in segments:
@@ -41,7 +41,9 @@ def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
         rows = [list(row) for row in rows]
         down = sweep % 2 == 0
         for rank in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
-            rows[rank] = _by_average(items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below)
+            rows[rank] = _by_average(
+                items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below
+            )
         if sweep > 3 and len(items) < MANY:
             _swap(items, rows, between)
         found = _crossings(items, rows, between)
@@ -67,7 +69,9 @@ def _by_average(
     for at in row:
         ends = []
         for segment in joined.get(at, ()):
-            other, offset = (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
+            other, offset = (
+                (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
+            )
             ends.append(place[other] + offset / max(1.0, items[other].width))
         if ends:
             keys[at] = sum(ends) / len(ends)
@@ -75,7 +79,9 @@ def _by_average(
     return _kept(items, [next(moving) if at in keys else at for at in row])
 
 
-def _ends(items: Sequence[Placeable], rows: list[list[int]], rank: int, joined: list[Joined]) -> list[tuple[float, float]]:
+def _ends(
+    items: Sequence[Placeable], rows: list[list[int]], rank: int, joined: list[Joined]
+) -> list[tuple[float, float]]:
     up, low = _places(items, rows[rank - 1]), _places(items, rows[rank])
     return [
         (up[s.upper] + s.start / max(1.0, items[s.upper].width) / 1.01,

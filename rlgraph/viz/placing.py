@@ -27,7 +27,9 @@ class Joined(Protocol):
     end: float
 
 
-def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]) -> None:
+def place(
+    items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]
+) -> None:
     """Sets `x` of every item; the leftmost is at 0."""
     joined: list[list[tuple[int, float, float]]] = [[] for _ in items]
     up: list[list[tuple[int, float, float]]] = [[] for _ in items]
@@ -61,9 +63,10 @@ def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
 
 
 def _settle(
-    items: Sequence[Placeable], row: list[int], joined: list[list[tuple[int, float, float]]], still: bool = False
+    items: Sequence[Placeable], row: list[int], joined: Sequence[list[tuple[int, float, float]]],
+    still: bool = False,
 ) -> None:  # fmt: skip
-    """Moves a row's items as near as they can get to where each would like to be (with `still`, boxes only)."""
+    """Moves a row's items as near as they get to where each would like to be; with `still`, boxes only."""
     shift = 0.0
     blocks: list[tuple[float, float, int]] = []  # weighted sum of wished places, weight, number of items
     shifts: list[float] = []
@@ -121,7 +124,10 @@ def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None
     found: dict[int, tuple[int | None, int | None]] = {}
     for row in rows:
         for place_, at in enumerate(row):
-            found[at] = (row[place_ - 1] if place_ else None, row[place_ + 1] if place_ + 1 < len(row) else None)
+            found[at] = (
+                row[place_ - 1] if place_ else None,
+                row[place_ + 1] if place_ + 1 < len(row) else None,
+            )
     return found
 
 
@@ -158,6 +164,12 @@ def _room(
     """Between its neighbours, as they are placed now."""
     left, right = neighbours[at]
     item = items[at]
-    low = items[left].x + items[left].width + items[left].margin + item.margin if left is not None else float("-inf")
-    high = items[right].x - items[right].margin - item.margin - item.width if right is not None else float("inf")
+    low = (
+        items[left].x + items[left].width + items[left].margin + item.margin
+        if left is not None
+        else float("-inf")
+    )
+    high = (
+        items[right].x - items[right].margin - item.margin - item.width if right is not None else float("inf")
+    )
     return low, high

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
 from rlgraph.ir.text import print_node, show, show_constant
-from rlgraph.ir.types import Handle, Tensor
+from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import MODEL_CALLS
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import Body, Box, Kind, Line, Link, Port, Role, Scene, Section
@@ -53,7 +53,7 @@ class _Maker:
         return Section(phase.name, ", ".join(note), _pruned(draft.body()))
 
     def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
-        """Adds a box for each node; `trained` is the version of the weights whose container the frame itself is."""
+        """Adds a box for each node; `trained` is the version of the weights that the frame trains."""
         minor = _minor(graph)
         for node in graph.nodes:
             if node.op == "report":
@@ -85,7 +85,9 @@ class _Maker:
             name = str(names[at]) if isinstance(names, tuple) and at < len(names) else value
             source = minor.get(value)
             told = show(source.body[-1].expr) if source else value
-            title = captions.short(name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS)
+            title = captions.short(
+                name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS
+            )
             inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
             box = self.box(source or node, "report", title, "", inputs=inputs)
             text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
@@ -118,7 +120,9 @@ class _Maker:
         if node.op in _OF_MODELS:
             env = node.attr("env")
             with_env = f"with {env}" if env else ""
-            source = f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
+            source = (
+                f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
+            )
             return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
         axis = node.attr("axis")
         title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
@@ -133,24 +137,29 @@ class _Maker:
         name = value.name.split("@")[0]
         found = next((state for state in self.program.states if state.name == name), None)
         note = f"state, starts at {found.initial:g}" if found else "kept across steps"
-        return Box(self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),))
+        return Box(
+            self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),)
+        )
 
     def next(self, first: Value, last: str) -> Box:
         """Where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
         port = self.port(last, last)
-        return Box(self.id(), "next", name, "next step", role=self.role(name) if model else "", inputs=(port,),
+        role = self.role(name) if model else ""
+        return Box(self.id(), "next", name, "next step", role=role, inputs=(port,),
                    text=f"{last} is where the next step starts")  # fmt: skip
 
     def box(
         self, node: Node, kind: Kind, title: str, note: str, lines: tuple[str, ...] = (), *,
-        inputs: tuple[Port, ...] = (), outputs: tuple[Port, ...] = (), body: Body | None = None, role: Role = "",
+        inputs: tuple[Port, ...] = (), outputs: tuple[Port, ...] = (), body: Body | None = None,
+        role: Role = "",
     ) -> Box:  # fmt: skip
         waits = captions.barrier(node.unit, self.axes)
         return Box(
             self.id(), kind, title, note, lines, role, inputs, outputs, body, waits,
-            node.unit.reason if node.unit else "", "\n".join(print_node(node)), node.span.line, node.span.source.path,
+            node.unit.reason if node.unit else "", "\n".join(print_node(node)), node.span.line,
+            node.span.source.path,
         )  # fmt: skip
 
     # Frames
@@ -172,8 +181,16 @@ class _Maker:
             if _is_cursor(value) or (at < count and inner == region.inputs[at].name):
                 continue
             if at < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
-                goal = Box(self.id(), "minimize", "minimize", inner, inputs=(Port(inner, inner),),
-                           outputs=(self.port(value.name, ""),), role=self.role(trained), text=f"minimize {inner}")
+                goal = Box(
+                    self.id(),
+                    "minimize",
+                    "minimize",
+                    inner,
+                    inputs=(Port(inner, inner),),
+                    outputs=(self.port(value.name, ""),),
+                    role=self.role(trained),
+                    text=f"minimize {inner}",
+                )
                 self.add(draft, goal)
                 inner = value.name
             port = self.port(value.name, captions.label(value), inner)
@@ -231,19 +248,23 @@ def _base(version: str) -> str:
 
 
 def _is_cursor(value: Value) -> bool:
-    # Where in its file a data source has got to is nothing to look at, nor what `collect` keeps for the next step.
-    return isinstance(value.type, Handle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
+    # Where in its file a data source has got to is nothing to look at, nor what `collect` keeps for later.
+    return isinstance(value.type, Handle) and (
+        value.type.kind == "cursor" or value.type.name.endswith(".surplus")
+    )
 
 
 def _pruned(body: Body) -> Body:
-    """Without the ports that nothing comes through: first weights, and values that nobody uses after a loop."""
+    """Without ports that nothing comes through: first weights, values that nobody uses after a loop."""
     boxes = []
     used = {(link.source, link.out) for link in body.links}
     for box in body.boxes:
         given = {link.into for link in body.links if link.target == box.id}
         if box.body:
             missing = {port.inside for port in box.inputs if port.value not in given}
-            outputs = tuple(port for port in box.outputs if (box.id, port.value) in used or port.line != "data")
+            outputs = tuple(
+                port for port in box.outputs if (box.id, port.value) in used or port.line != "data"
+            )
             left = {port.inside for port in outputs}
             links = tuple(
                 link

@@ -12,8 +12,8 @@ from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import (
-    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES, SECTION, SMALL,
-    TITLE, Paint, Style,
+    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES, SECTION,
+    SMALL, TITLE, Paint, Style,
 )  # fmt: skip
 
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -73,15 +73,19 @@ class _Pen:
 
     # Pieces
 
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+    def text(
+        self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start"
+    ) -> None:
         at = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self.out.append(
             f'<text class="t-{name}" x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
-            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" xml:space="preserve">'
-            f"{escape(words)}</text>"
+            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
+            f'xml:space="preserve">{escape(words)}</text>'
         )
 
-    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
+    def rect(
+        self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = ""
+    ) -> None:
         self.out.append(
             f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
             f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
@@ -91,7 +95,9 @@ class _Pen:
         box = s.box
         role = f" r-{box.role.replace(' ', ' r-')}" if box.role else ""
         waits = " waits" if box.waits else ""
-        self.out.append(f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">')
+        self.out.append(
+            f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">'
+        )
         self.out.append(f"<title>{escape(box.tip)}</title>")
         if box.kind in ("model", "train"):
             self.container(s)
@@ -114,13 +120,16 @@ class _Pen:
     def badge(self, words: str, x: float, y: float) -> None:
         """An hourglass and what is waited for; y is the text's base line."""
         self.out.append(
-            f'<path class="glass" d="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z" fill="{BARRIER}"/>'
+            f'<path class="glass" fill="{BARRIER}" '
+            f'd="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z"/>'
         )
         self.text(words, x + 12, y, SMALL, BARRIER_TEXT, "badge")
 
     def container(self, s: Shape) -> None:
         box, paint = s.box, ROLES[s.box.role]
-        broken = ' stroke-width="1.5" stroke-dasharray="5 3"' if "frozen" in box.role else ' stroke-width="1.5"'
+        broken = (
+            ' stroke-width="1.5" stroke-dasharray="5 3"' if "frozen" in box.role else ' stroke-width="1.5"'
+        )
         self.rect(s.x, s.y, s.width, s.height, 10, paint, "container", broken)
         self.barrier(s, 8)
         x, y = s.x + 14, s.y + 22
@@ -138,8 +147,8 @@ class _Pen:
         self.barrier(s, 10)
         x, y = s.x + 14, s.y + 22
         self.out.append(
-            f'<path class="round" d="M{x + 11:.1f} {y - 6.5:.1f}a5 5 0 1 1 -2.2 -2.6m.4 -3.2v3.4h-3.4" fill="none" '
-            f'stroke="{paint.text}" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"/>'
+            f'<path class="round" d="M{x + 11:.1f} {y - 6.5:.1f}a5 5 0 1 1 -2.2 -2.6m.4 -3.2v3.4h-3.4" '
+            f'fill="none" stroke="{paint.text}" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"/>'
         )
         self.text(s.box.title, x + 20, y, TITLE, paint.text, "title")
         self.under_title(s.box, x, y)
@@ -163,10 +172,15 @@ class _Pen:
         if box.kind == "report":
             # A small bar chart.
             x, y = s.x + 10, s.y + s.height / 2 + 5
-            self.out.append(f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" stroke-width="2.4"/>')
+            self.out.append(
+                f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" '
+                'stroke-width="2.4"/>'
+            )
             self.text(pill(box), s.x + 26, base, LABEL, paint.text, "pill")
             return
-        self.text(pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle")
+        self.text(
+            pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle"
+        )
 
     def box(self, s: Shape) -> None:
         box = s.box
@@ -177,7 +191,16 @@ class _Pen:
             self.cylinder(s, paint)
             y += 6
         else:
-            self.rect(s.x, s.y, s.width, s.height, 7, paint, "box", ' stroke-dasharray="4 3"' if box.kind == "state" else "")
+            self.rect(
+                s.x,
+                s.y,
+                s.width,
+                s.height,
+                7,
+                paint,
+                "box",
+                ' stroke-dasharray="4 3"' if box.kind == "state" else "",
+            )
         self.barrier(s, 5)
         x = s.x + 12
         self.text(box.title, x, y, NAME, paint.text, "name")
@@ -210,11 +233,15 @@ class _Pen:
                 parts.append(f"M{x:.1f} {y:.1f}V{end_y:.1f}")
             else:
                 bend = (end_y - y) * 0.55
-                parts.append(f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y:.1f}")
+                parts.append(
+                    f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} "
+                    f"{end_x:.1f} {end_y:.1f}"
+                )
         role = f" r-{s.link.role.replace(' ', ' r-')}" if s.link.role else ""
         heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in s.arrows)
         self.out.append(
-            f'<g class="line l-{s.link.line}{role}" data-value="{escape(s.link.out)}"><title>{escape(s.link.out)}</title>'
+            f'<g class="line l-{s.link.line}{role}" data-value="{escape(s.link.out)}">'
+            f"<title>{escape(s.link.out)}</title>"
             f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}/>'
             + (f'<path class="arrow" d="{heads}" fill="{colour}"/>' if heads else "")
             + "</g>"
@@ -233,8 +260,8 @@ class _Pen:
         paint = ROLES[tab.port.role] if tab.port.role else Paint("#eceff4", "#c4cad4", "#344054", "")
         x, y, w, h, r = tab.x, tab.y, tab.width, tab.height, 7
         self.out.append(
-            f'<path class="tab" d="M{x:.1f} {y:.1f}v{h - r:.1f}q0 {r} {r} {r}h{w - 2 * r:.1f}q{r} 0 {r} {-r}v{r - h:.1f}z" '
-            f'fill="{paint.fill}" stroke="{paint.edge}"/>'
+            f'<path class="tab" d="M{x:.1f} {y:.1f}v{h - r:.1f}q0 {r} {r} {r}h{w - 2 * r:.1f}'
+            f'q{r} 0 {r} {-r}v{r - h:.1f}z" fill="{paint.fill}" stroke="{paint.edge}"/>'
         )
         self.text(tab.port.label, x + w / 2, y + h / 2 + 3.8, CODE, paint.text, "tab", "middle")
 
@@ -244,7 +271,10 @@ class _Pen:
         x, y = x + entry.x, y + entry.y
         self.out.append('<g class="legend">')
         if entry.kind == "barrier":
-            self.out.append(f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" stroke-linecap="round"/>')
+            self.out.append(
+                f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" '
+                'stroke-linecap="round"/>'
+            )
         elif entry.kind == "weights":
             self.out.append(
                 f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlgraph.engines.lowering import Lowered, lower
-from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, tensor_node
+from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.text import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
@@ -131,7 +131,7 @@ def test_shared_expressions_are_computed_once() -> None:
     expr: Expr = Ref("t", Type("float", TOKEN))
     for _ in range(200):  # as a tree this has 2 ** 200 nodes
         expr = Apply("add", (expr, expr), expr.type)
-    lowered = lower(tensor_node((Let("x", expr),), ("x",)))
+    lowered = lower(Node("tensor", ("t",), (Value("x", expr.type),), body=(Let("x", expr),)))
     assert len([n for n in lowered.module.graph.nodes if n.op == "call_function"]) == 200
 
 

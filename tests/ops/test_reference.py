@@ -307,7 +307,7 @@ def test_text() -> None:
 
 # Gradients
 
-AWAY = torch.tensor([0.7, -1.3, 2.4, 0.2, -0.6, 1.9], dtype=torch.float64)
+AWAY = torch.tensor([0.7, -1.3, 2.3, 0.2, -0.6, 1.9], dtype=torch.float64)
 """No ties, no whole numbers, nothing at a bound."""
 OTHER = torch.tensor([1.1, 0.4, -0.8, 1.7, 2.2, -1.5], dtype=torch.float64)
 INDEX = torch.tensor([0, 0, 0, 2, 3, 3])

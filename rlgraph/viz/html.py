@@ -1,0 +1,85 @@
+"""One self-contained page: the pictures of a program after each pass, to look around in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from rlgraph.ir.graph import Program
+from rlgraph.viz.boxes import Scene
+from rlgraph.viz.layout import to_drawing
+from rlgraph.viz.scene import to_scene
+from rlgraph.viz.svg import NAMESPACE, draw
+
+
+def to_html(programs: Sequence[tuple[str, Program]], source: str = "") -> str:
+    """A page with a picture for each (title, program), and the program's text beside it.
+
+    The titles say after which pass a picture was taken; with several there is a selector.
+    """
+    told: dict[str, dict[str, object]] = {}
+    pictures = []
+    for at, (title, program) in enumerate(programs):
+        prefix = f"g{at}-"
+        scene = to_scene(program)
+        # In HTML the name space goes without saying, and the page is free of addresses.
+        svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
+        told |= _told(scene, prefix)
+        hidden = " hidden" if at else ""
+        pictures.append(f'<div class="picture" data-title="{escape(title)}"{hidden}>\n{svg}</div>')
+    name = programs[0][1].name if programs else "rlgraph"
+    page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
+    parts = {
+        "TITLE": escape(name),
+        "STYLE": _asset("page.css"),
+        "SCRIPT": _asset("page.js"),
+        "OPTIONS": "".join(f"<option>{escape(title)}</option>" for title, _ in programs),
+        "ONE": " hidden" if len(programs) < 2 else "",
+        "PICTURES": "\n".join(pictures),
+        "SOURCE": _source(source),
+        "NODES": _json(told),
+    }
+    # Split at the marks, so that a mark in what is filled in stays what it is.
+    pieces = page.split("@@")
+    return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+
+
+def _asset(name: str) -> str:
+    return (files("rlgraph.viz") / "page" / name).read_text("utf-8")
+
+
+def _told(scene: Scene, prefix: str) -> dict[str, dict[str, object]]:
+    """What the side panel says of each box."""
+    return {
+        f"{prefix}{box.id}": {
+            "title": box.title, "kind": _KINDS.get(box.kind, box.kind), "note": box.note, "text": box.text,
+            "waits": box.waits, "reason": box.reason, "line": box.line, "file": box.file,
+        }
+        for box in scene.walk()
+    }  # fmt: skip
+
+
+_KINDS = {
+    "data": "data source", "op": "operation of a model", "call": "Python function",
+    "table": "table operation", "column": "column of a table", "tensor": "tensor maths", "report": "metric", "next": "result of the step",
+    "train": "training step",
+}  # fmt: skip
+
+
+def _source(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join(
+        f'<span class="src" data-line="{at}">{escape(line) or " "}</span>' for at, line in enumerate(lines, 1)
+    )
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return (
+        json.dumps(value, ensure_ascii=False)
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )

@@ -1,0 +1,112 @@
+"use strict";
+(() => {
+  const stage = document.getElementById("stage");
+  const told = document.getElementById("told");
+  const nodes = JSON.parse(document.getElementById("nodes").textContent);
+  const pictures = [...document.querySelectorAll(".picture")];
+  const view = { x: 0, y: 0, scale: 1 };
+  const current = () => pictures.find((picture) => !picture.hidden);
+
+  // Where one looks at: drag, scroll, buttons.
+  function show() {
+    const picture = current();
+    if (picture) picture.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.scale})`;
+  }
+  function fit() {
+    const svg = current()?.querySelector("svg");
+    if (!svg) return;
+    const box = svg.viewBox.baseVal;
+    view.scale = Math.min(1, stage.clientWidth / box.width, Math.max(0.55, stage.clientHeight / box.height));
+    view.x = Math.max(0, (stage.clientWidth - box.width * view.scale) / 2);
+    view.y = 0;
+    show();
+  }
+  function zoom(factor, x, y) {
+    const scale = Math.min(4, Math.max(0.05, view.scale * factor));
+    view.x = x - ((x - view.x) * scale) / view.scale;
+    view.y = y - ((y - view.y) * scale) / view.scale;
+    view.scale = scale;
+    show();
+  }
+  stage.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    const place = stage.getBoundingClientRect();
+    zoom(Math.exp(-event.deltaY * 0.0015), event.clientX - place.left, event.clientY - place.top);
+  }, { passive: false });
+  let held = null, moved = false;
+  stage.addEventListener("pointerdown", (event) => {
+    held = { x: event.clientX - view.x, y: event.clientY - view.y, startX: event.clientX, startY: event.clientY };
+    moved = false;
+  });
+  window.addEventListener("pointermove", (event) => {
+    if (!held) return;
+    moved ||= Math.hypot(event.clientX - held.startX, event.clientY - held.startY) > 4;
+    if (!moved) return;
+    stage.classList.add("moving");
+    view.x = event.clientX - held.x;
+    view.y = event.clientY - held.y;
+    show();
+  });
+  window.addEventListener("pointerup", () => { held = null; stage.classList.remove("moving"); });
+  document.getElementById("fit").onclick = fit;
+  document.getElementById("in").onclick = () => zoom(1.25, stage.clientWidth / 2, stage.clientHeight / 2);
+  document.getElementById("out").onclick = () => zoom(0.8, stage.clientWidth / 2, stage.clientHeight / 2);
+  document.getElementById("pass").onchange = (event) => {
+    pictures.forEach((picture, at) => { picture.hidden = at !== event.target.selectedIndex; });
+    choose(null);
+    fit();
+  };
+
+  // What a box is: its text, what it waits for, its line of the program.
+  function add(tag, text, name) {
+    const element = document.createElement(tag);
+    element.textContent = text;
+    if (name) element.className = name;
+    told.append(element);
+  }
+  function mark(line) {
+    document.querySelectorAll(".src.marked").forEach((found) => found.classList.remove("marked"));
+    const found = line && document.querySelector(`.src[data-line="${line}"]`);
+    if (!found) return;
+    found.classList.add("marked");
+    found.scrollIntoView({ block: "nearest" });
+  }
+  function choose(element) {
+    document.querySelectorAll(".node.chosen").forEach((found) => found.classList.remove("chosen"));
+    const node = element && nodes[element.id];
+    told.replaceChildren();
+    if (!node) {
+      add("p", "Click on a box to see what it is. Drag to move, scroll to zoom.", "hint");
+      mark(0);
+      return;
+    }
+    element.classList.add("chosen");
+    add("h2", node.title);
+    add("p", node.line ? `${node.kind}, ${node.file}:${node.line}` : node.kind);
+    if (node.waits) add("p", `${node.waits}: ${node.reason}`, "waits");
+    if (node.text) add("pre", node.text);
+    mark(node.line);
+  }
+  stage.addEventListener("click", (event) => { if (!moved) choose(event.target.closest(".node")); });
+
+  // A value under the pointer lights up wherever it goes.
+  stage.addEventListener("pointerover", (event) => {
+    const line = event.target.closest(".line");
+    const picture = current();
+    picture?.classList.toggle("dim", Boolean(line));
+    picture?.querySelectorAll(".line").forEach((found) => {
+      found.classList.toggle("lit", Boolean(line) && found.dataset.value === line.dataset.value);
+    });
+  });
+
+  // The other way: from a line of the program to its boxes.
+  document.querySelectorAll(".src").forEach((row) => {
+    const ids = Object.keys(nodes).filter((id) => nodes[id].line === Number(row.dataset.line));
+    if (!ids.length) return;
+    row.classList.add("known");
+    row.onclick = () => choose(ids.map((id) => document.getElementById(id)).find((box) => current()?.contains(box)));
+  });
+
+  window.addEventListener("resize", fit);
+  fit();
+})();
