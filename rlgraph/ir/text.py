@@ -68,7 +68,8 @@ def print_program(program: Program) -> str:
         shown = f" as {axis.name}" if axis.name != axis.key.rsplit(".", 1)[-1] else ""
         lines.append(f"axis {axis.key}{place}{shown}")
     for model in program.models:
-        source = f'copy("{model.copy_of}")' if model.copy_of else _call(model.kind, (model.source,), model.options)
+        made, of = ("copy", model.copy_of) if model.copy_of else (model.kind, model.source)
+        source = _call(made, (of,), model.options)
         lines.append(f"model {model.name} = {f'frozen({source})' if model.frozen else source}"
                      + (f" : {model.kind}" if model.copy_of else ""))  # fmt: skip
     lines += [f"{o.kind} {o.name} = {show_constant(o.record)}" for o in program.outside]
@@ -96,7 +97,7 @@ def print_node(node: Node, indent: str = "") -> Iterator[str]:
     unit = ""
     if node.unit:
         reason = f" because {json.dumps(node.unit.reason)}" if node.unit.reason else ""
-        unit = f" per {node.unit.axis or 'batch'}{reason}"
+        unit = f" per {_unit_axis(node.unit.axis)}{reason}"
     if node.op == "tensor":
         names = {value.name for value in node.outputs}
         if len(node.body) == 1 and len(names) == 1:
@@ -115,14 +116,17 @@ def print_node(node: Node, indent: str = "") -> Iterator[str]:
         yield from print_graph(region, indent + "  ")
 
 
+def _unit_axis(axis: str | None) -> str:
+    return "batch" if axis is None else '"batch"' if axis == "batch" else axis
+
+
 def show(expr: Expr, above: int = 0) -> str:
     """An expression in the language's own notation; `above` is the precedence of what it stands in."""
     if isinstance(expr, Ref):
         return expr.name
     if isinstance(expr, Const):
-        if isinstance(expr.value, (int, float)) and not isinstance(expr.value, bool) and expr.value < 0:
-            return f"({expr.value!r})"
-        return show_constant(expr.value)
+        shown_value = show_constant(expr.value)
+        return f"({shown_value})" if shown_value.startswith("-") else shown_value
     args = expr.args
     if expr.op in INFIX:
         level = INFIX[expr.op]
@@ -131,7 +135,10 @@ def show(expr: Expr, above: int = 0) -> str:
         return f"({text})" if level < above else text
     if expr.op in ("neg", "not"):
         level = NEG if expr.op == "neg" else NOT
-        text = f"{'-' if expr.op == 'neg' else 'not '}{show(args[0], level)}"
+        inner = show(args[0], level)
+        # `(-1)` is a constant, `-(1)` the negation of one.
+        inner = f"({inner})" if expr.op == "neg" and inner[0].isdigit() else inner
+        text = f"{'-' if expr.op == 'neg' else 'not '}{inner}"
         return f"({text})" if level < above else text
     shown = [show(arg) for arg in args]
     if expr.axis is not None:
@@ -166,9 +173,14 @@ def _type(kind: Type) -> str:
         return str(kind)
     said = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
     said += [f"sampled={kind.temperature!r}"] if kind.sampled else []
-    said += ["data=?"] if kind.data is None else [f"data={'+'.join(kind.data)}"] if kind.data else []
-    said += [f"with {name}={_type(inner)}" for name, inner in kind.extra]
+    said += ["data=?"] if kind.data is None else [f"data={'+'.join(map(_word, kind.data))}"] if kind.data else []
+    said += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]
     return f"table[{'; '.join([kind.axis.key, *said])}]"
+
+
+def _word(name: str) -> str:
+    """A column's name: data may call it anything."""
+    return name if re.fullmatch(r"[^\W\d][\w.@]*", name) else json.dumps(name, ensure_ascii=False)
 
 
 # Parsing
@@ -189,7 +201,7 @@ class _Reader:
         while place < len(line):
             match = _TOKEN.match(line, place)
             if not match:
-                raise ValueError(f"graph text: cannot read {line[place:]!r}")
+                raise ValueError(f"cannot read {line[place:]!r}")
             self.tokens.append((match.lastgroup or "", match[match.lastgroup or 0]))
             place = match.end()
 
@@ -201,6 +213,12 @@ class _Reader:
         self.at += 1
         return self.tokens[self.at - 1][1]
 
+    def word(self) -> str:
+        """A name, quoted where it is none of the language's."""
+        self.at += 1
+        kind, text = self.tokens[self.at - 1]
+        return str(json.loads(text)) if kind == "string" else text
+
     def take(self, *signs: str) -> bool:
         """Moves past the next token if it is one of these."""
         if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.text in signs:
@@ -210,7 +228,7 @@ class _Reader:
 
     def want(self, sign: str) -> None:
         if not self.take(sign):
-            raise ValueError(f"graph text: expected {sign!r}, found {self.text!r}")
+            raise ValueError(f"expected {sign!r}, found {self.text!r}")
 
     def constant(self) -> Constant:
         if self.take("["):
@@ -282,7 +300,7 @@ class _Reader:
         while self.take(";"):
             word = self.next()
             if word == "with":
-                name = self.next()
+                name = self.word()
                 self.want("=")
                 kind = self.type()
                 assert isinstance(kind, Tensor)
@@ -294,9 +312,9 @@ class _Reader:
             elif word == "data" and self.take("?"):
                 fields["data"] = None
             elif word == "data":
-                names = [self.next()]
+                names = [self.word()]
                 while self.take("+"):
-                    names.append(self.next())
+                    names.append(self.word())
                 fields["data"] = tuple(names)
             else:
                 fields[word] = self.axes[self.next()]
@@ -306,9 +324,9 @@ class _Reader:
     def unit(self) -> Unit | None:
         if not self.take("per"):
             return None
-        axis = self.next()
-        reason = str(json.loads(self.next())) if self.take("because") else ""
-        return Unit(None if axis == "batch" else axis, reason)
+        axis = None if self.take("batch") else self.word()
+        reason = self.word() if self.take("because") else ""
+        return Unit(axis, reason)
 
     def expression(self, level: int = 0) -> Expr:
         """Precedence climbing over the signs of INFIX."""
@@ -375,12 +393,14 @@ class _Parser:
     """The lines of a program; indentation says which region a line belongs to."""
 
     def __init__(self, text: str, infer: Infer) -> None:
-        self.lines = [line for line in text.splitlines() if line.strip()]
+        self.lines = [line for line in text.split("\n") if line.strip()]
         self.at, self.infer = 0, infer
         self.axes: dict[str, Axis] = {}
         self.values: dict[str, Type] = {}
 
     def reader(self) -> _Reader:
+        if self.at == len(self.lines):
+            raise ValueError("the text ends too early")
         self.at += 1
         return _Reader(self.lines[self.at - 1].strip(), self.axes, self.values, self.infer)
 
@@ -438,7 +458,7 @@ class _Parser:
             original = record.args[0]
             assert isinstance(original, str)
             line.want(":")
-            return Model(name, line.next(), None, original, frozen)
+            return Model(name, line.next(), None, original, frozen, record.options)
         return Model(name, record.name, record.args[0], None, frozen, record.options)
 
     def phase(self, line: _Reader) -> Phase:
@@ -460,7 +480,8 @@ class _Parser:
         nodes: list[Node] = []
         while True:
             line = self.reader()
-            if line.take("yield"):
+            if line.text == "yield" and ":" not in (sign for _, sign in line.tokens):
+                line.next()
                 outputs: list[str] = []
                 while line.at < len(line.tokens):
                     outputs.append(line.next())
@@ -500,9 +521,10 @@ class _Parser:
         return Node(op, tuple(inputs), tuple(made), attrs, regions=regions, unit=unit)
 
     def tensor(self, line: _Reader, names: tuple[str, ...], indent: int) -> Node:
-        if not line.take("tensor"):
+        if line.tokens[-1][1] != ":":
             node = tensor_node((Let(names[0], line.expression()),), names)
             return replace(node, unit=line.unit())
+        line.want("tensor")
         unit = line.unit()
         body: list[Let] = []
         while self.at < len(self.lines) and _indent(self.lines[self.at]) > indent:
@@ -520,4 +542,9 @@ def _indent(line: str) -> int:
 
 def parse_program(text: str, infer: Infer) -> Program:
     """Reads what `print_program` wrote; raises ValueError on anything else."""
-    return _Parser(text, infer).program()
+    parser = _Parser(text, infer)
+    try:
+        return parser.program()
+    except (ValueError, LookupError, AssertionError) as error:
+        line = parser.lines[parser.at - 1].strip() if parser.at else ""
+        raise ValueError(f"graph text: {error!r} in {line!r}") from error

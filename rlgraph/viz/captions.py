@@ -17,8 +17,8 @@ OPTION_COLUMNS = 40
 _HIDDEN = {"key", "func", "names", "env", "axis", "name", "column"}
 _NEUTRAL: dict[str, Constant] = {
     "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "shuffle": False,
-    "rounds": 64, "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "dtype": "float32",
-    "timeout": 60.0, "batch": 0,
+    "rounds": 64, "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+    "dtype": "float32", "timeout": 60.0, "batch": 0,
 }  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def _told(scene: Scene, prefix: str) -> dict[str, dict[str, object]]:
 
 _KINDS = {
     "data": "data source", "op": "operation of a model", "call": "Python function",
-    "table": "table operation", "column": "column of a table", "tensor": "tensor maths", "report": "metric", "next": "result of the step",
-    "train": "training step",
+    "table": "table operation", "column": "column of a table", "tensor": "tensor maths", "report": "metric",
+    "next": "result of the step", "train": "training step",
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import (
-    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES, SECTION,
-    SMALL, TITLE, Paint, Style,
+    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES,
+    SECTION, SMALL, TITLE, Paint, Style,
 )  # fmt: skip
 
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -148,7 +148,7 @@ class _Pen:
         x, y = s.x + 14, s.y + 22
         self.out.append(
             f'<path class="round" d="M{x + 11:.1f} {y - 6.5:.1f}a5 5 0 1 1 -2.2 -2.6m.4 -3.2v3.4h-3.4" '
-            f'fill="none" stroke="{paint.text}" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"/>'
+            f'fill="none" stroke="{paint.text}" stroke-width="1.6" stroke-linecap="round"/>'
         )
         self.text(s.box.title, x + 20, y, TITLE, paint.text, "title")
         self.under_title(s.box, x, y)

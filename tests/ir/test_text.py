@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ from rlgraph.ir.graph import (
     tensor_node,
 )
 from rlgraph.ir.text import parse_program, print_program, show
-from rlgraph.ir.types import Axis, Handle, Table, Tensor, Type
+from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, infer
 
 PROMPTS = Axis("prompts", "prompts")
@@ -59,16 +60,25 @@ def records(inner: st.SearchStrategy[Constant]) -> st.SearchStrategy[Record]:
 
 
 AXIS = st.sampled_from(AXES)
-TENSORS = st.builds(Tensor, st.sampled_from(["float", "int", "bool", "text", "any", "row"]), st.one_of(st.none(), AXIS))
+DTYPES = st.sampled_from(get_args(DType))
+TENSORS = st.builds(Tensor, DTYPES, st.one_of(st.none(), AXIS))
+
+
+def table(sampled: bool, temperature: float, extra: list[tuple[str, DType]], **rest: Any) -> Table:
+    """A table with columns of its own on its own axis."""
+    columns = tuple((name, Tensor(dtype, rest["axis"])) for name, dtype in extra)
+    return Table(sampled=sampled, temperature=temperature if sampled else 1.0, extra=columns, **rest)
+
+
 TABLES = st.builds(
-    lambda sampled, temperature, **rest: Table(sampled=sampled, temperature=temperature if sampled else 1.0, **rest),
+    table,
+    extra=st.lists(st.tuples(st.one_of(NAMES, TEXTS), DTYPES), max_size=2),
     axis=AXIS,
     token=st.one_of(st.none(), AXIS),
     turn=st.one_of(st.none(), AXIS),
     sampled=st.booleans(),
     temperature=st.floats(0, 10),
     data=st.one_of(st.none(), st.lists(st.one_of(NAMES, TEXTS), max_size=3).map(tuple)),
-    extra=st.lists(st.tuples(NAMES, TENSORS), max_size=2).map(tuple),
 )
 HANDLES = st.builds(Handle, st.sampled_from(["model", "cursor", "keyed", "buffer"]), st.sampled_from(["actor", "b.2"]))
 UNITS = st.one_of(
@@ -116,9 +126,7 @@ class Programs:
             expr = self.expr(3)
             body.append(Let(self.value(expr.type).name, expr))
         outputs = self.draw(st.lists(st.sampled_from([let.name for let in body]), min_size=1, unique=True))
-        node = tensor_node(tuple(body), tuple(outputs))
-        if len(body) == len(outputs) == 1 or True:
-            node = Node(node.op, node.inputs, node.outputs, body=node.body, unit=self.draw(UNITS))
+        node = replace(tensor_node(tuple(body), tuple(outputs)), unit=self.draw(UNITS))
         for let in body:
             if let.name not in outputs:
                 del self.known[let.name]
