@@ -1,7 +1,7 @@
 """One GRPO step on the transformers engine alone, on the toy task of peers/: samples a second, and where the time goes.
 
-    python benchmarks/engine_grpo.py --threads 1
-    python benchmarks/engine_grpo.py --threads 2 --profile
+python benchmarks/engine_grpo.py --threads 1
+python benchmarks/engine_grpo.py --threads 2 --profile
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ import toy
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples a prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens a sample")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--block-tokens", type=int, default=0, help="padded tokens in a training block; 0: the engine's choice")
+    parser.add_argument(
+        "--block-tokens",
+        type=int,
+        default=0,
+        help="padded tokens in a training block; 0: the engine's choice",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="print what the operators of one step cost")
     parser.add_argument("--out", default="", help="append the result to this file")
@@ -133,7 +140,11 @@ def main() -> None:
     if options.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             step(options.steps)
-        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60))
+        print(
+            profile.key_averages().table(
+                sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from rlgraph.dsl.statements import Statements
 from rlgraph.dsl.expressions import names_in
 from rlgraph.dsl.use import Read, assemble
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
-from rlgraph.ir.graph import Const, Graph, Model, Outside, Phase, Program, Record, State, Value
-from rlgraph.ir.types import Handle, Tensor
+from rlgraph.ir.graph import Const, Constant, Graph, Model, Outside, Phase, Program, Record, State, Value
+from rlgraph.ir.types import DType, Handle, Tensor
 
 Columns = Callable[[Record], tuple[str, ...] | None]
 """Column names of a data source as far as they can be known without running anything."""
@@ -72,9 +72,7 @@ class Checker(Statements):
         super().__init__()
         self.look = columns
         self.known_columns: dict[str, tuple[str, ...] | None] = {}
-        self.declared: dict[str, Span] = {}
         self.scope: dict[str, Meaning] = {}
-        self.collected: set[str] = set()
 
     def program(self, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
         top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
@@ -139,8 +137,7 @@ class Checker(Statements):
         if item.kind == "param":
             value = self.constants.evaluate(item.value, self.scope)
             if isinstance(value, (bool, int, float)):
-                dtype = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
-                return Const(value, Tensor(dtype), item.value.span)
+                return Const(value, Tensor(_dtype(value)), item.value.span)
             return Literal(value)
         if item.kind == "model":
             return ModelName(self.model(item))
@@ -220,7 +217,8 @@ class Checker(Statements):
         return sorted(phases, key=lambda phase: phase.name == "step")
 
     def phase(self, item: tree.Phase) -> Phase:
-        steps, self.staleness = None, 0
+        steps: Constant = None
+        self.staleness = 0
         if item.asynchronous:
             options = self.constants.options(STATEMENTS["async"], item.options, item.span, self.scope)
             staleness = options["staleness"]
@@ -228,7 +226,6 @@ class Checker(Statements):
             self.staleness = staleness
         elif item.name != "step":
             steps = self.constants.options(STATEMENTS["phase"], item.options, item.span, self.scope)["steps"]
-            assert isinstance(steps, int)
         elif item.options:
             raise self.stop("E0401", f"`step` has no option `{item.options[0].name}`", item.options[0].name_span,
                             "write `step async(staleness=2):` to let sampling run ahead")  # fmt: skip
@@ -249,6 +246,7 @@ class Checker(Statements):
         self.unused_values()
         names = tuple(self.block.versions[name].name for name in versions)
         graph = Graph(tuple(given.values()), tuple(self.block.nodes), names)
+        assert steps is None or isinstance(steps, int)
         return Phase(item.name, graph, steps, self.staleness)
 
     def is_data(self, name: str) -> bool:
@@ -294,6 +292,10 @@ class Checker(Statements):
             if isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
                 kind = item.kind if isinstance(item, tree.Declaration) else "state"
                 self.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out", "warning")
+
+
+def _dtype(value: bool | int | float) -> DType:
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
 def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe, nearest
-from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, REQUIRED, Opt, Signature
+from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Opt, Required, Signature
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Const, Constant, Record
 
@@ -146,12 +146,15 @@ class Constants:
         if failed:
             raise Stop
         for opt in signature.options:
-            if opt.name not in given and opt.default is REQUIRED:
+            if opt.name not in given and isinstance(opt.default, Required):
                 raise self.reporter.stop(
                     "E0402", f"`{signature.name}` needs `{opt.name}`", span, f"add `{opt.name}=...`: {opt.doc}".rstrip(": ")
                 )
-        defaults = {o.name: o.default for o in signature.options if o.default is not REQUIRED}
-        return {name: given.get(name, defaults.get(name)) for name in [*known, *(n for n in given if n not in known)]}  # type: ignore[misc]
+        found: dict[str, Constant] = {}
+        for opt in signature.options:
+            default = None if isinstance(opt.default, Required) else opt.default
+            found[opt.name] = given[opt.name] if opt.name in given else default
+        return found | {name: value for name, value in given.items() if name not in known}
 
     def value(self, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]) -> Constant:
         """A value of an option, of the right kind and in its range."""

@@ -14,19 +14,19 @@ Kind = Literal["int", "float", "bool", "text", "texts", "rate", "source", "any"]
 """`rate`: a number or a schedule (`cosine(...)`); `source`: a path, a hub name or `random(...)`."""
 
 
-class _Required:
+class Required:
     def __repr__(self) -> str:
         return "required"
 
 
-REQUIRED = _Required()
+REQUIRED = Required()
 
 
 @dataclass(frozen=True, slots=True)
 class Opt:
     name: str
     kind: Kind
-    default: Constant | _Required = REQUIRED
+    default: Constant | Required = REQUIRED
     low: float | None = None
     high: float | None = None
     doc: str = ""

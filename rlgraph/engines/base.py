@@ -19,7 +19,8 @@ State = dict[str, Tensor]
 
 
 class EngineError(ValueError):
-    """Something a user can act on: a missing model, a prompt without a chat template, a gradient that is not finite."""
+    """Something a user can act on: a missing model, a prompt without a chat template, a gradient that is not
+    finite."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """One model's optimizer: AdamW (arXiv 1711.05101) with a learning rate that depends on the number of the update."""
+    """One model's optimizer: AdamW (arXiv 1711.05101) with a learning rate that depends on the number of the
+    update."""
 
     lr: float
     """Peak learning rate."""
@@ -78,7 +80,9 @@ class TrainOptions:
     """Scale the gradient down to this global norm; None or 0: do not."""
 
     def __post_init__(self) -> None:
-        _require(self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}")
+        _require(
+            self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}"
+        )
         _require(
             self.schedule == "constant" or self.total_steps is not None,
             f"the {self.schedule} schedule needs total_steps",
@@ -102,18 +106,25 @@ def _require(condition: bool, message: str) -> None:
 class Engine(Protocol):
     """One model: what can be computed with it, how it is trained, and its weights.
 
-    `logprobs`, `entropy`, `values` and `score` build a graph for gradients exactly where torch's gradient mode is on.
-    Dropout is off everywhere, in training too: the log-probability of a row is a function of the weights alone.
+    `logprobs`, `entropy`, `values` and `score` build a graph for gradients exactly where torch's gradient
+    mode is on. Dropout is off everywhere, in training too: the log-probability of a row is a function of the
+    weights alone.
     """
 
     def generate(
-        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt.
 
-        The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N * n]) and t.
-        A token's log-probability is log softmax(logits / temperature) over the whole vocabulary, also under top_p, top_k
-        and min_tokens, and at temperature 1 when decoding greedily: what `logprobs` gives for the same tokens.
+        The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
+        n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,
+        also under top_p, top_k and min_tokens, and at temperature 1 when decoding greedily: what `logprobs`
+        gives for the same tokens.
         """
         ...
 
@@ -140,7 +151,8 @@ class Engine(Protocol):
     def train_step(
         self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of `loss(block)`: its `loss`, its `grad_norm` (before clipping), its `lr`."""
+        """One update with the gradient of the sum of `loss(block)`: its `loss`, its `grad_norm` (before
+        clipping), its `lr`."""
         ...
 
     def state(self) -> State:

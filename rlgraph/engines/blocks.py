@@ -9,25 +9,25 @@ from torch import Tensor
 def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1) -> list[Tensor]:
     """Cut N rows into blocks of row indices, the longest rows first.
 
-    lengths: int64 [N]. A block's padded size (rows times its longest row) is at most `token_budget`, but for a single row
-    that is longer. There are at least `threads` blocks where there are that many rows, of about the same size, and as far
-    as the budget allows a multiple of `threads` of them, so that no thread waits at the end.
+    lengths: int64 [N]. A block's padded size (rows times its longest row) is at most `token_budget`, but for
+    a single row that is longer. There are at least `threads` blocks where there are that many rows, of about
+    the same size, and as far as the budget allows a multiple of `threads` of them, so that no thread waits at
+    the end.
     """
     count = lengths.shape[0]
     if not count:
         return []
     order = lengths.argsort(descending=True, stable=True)
     sizes = lengths[order].tolist()
-    blocks = len(_fill(sizes, token_budget))
-    if threads > 1:
-        wanted = -(-blocks // threads) * threads
-        total = sum(max(1, size) for size in sizes)
-        even = max(-(-total // wanted), sizes[0])
-        cuts = _fill(sizes, min(token_budget, even))
-        if len(cuts) < min(threads, count):
-            return list(order.tensor_split(min(threads, count)))
-    else:
-        cuts = _fill(sizes, token_budget)
+    wanted = -(-len(_fill(sizes, token_budget)) // threads) * threads
+    # The smallest budget that still makes no more blocks than wanted: so they are of about the same size.
+    low, high = 0, max(token_budget, sizes[0])
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_fill(sizes, middle)) <= wanted else (middle, high)
+    cuts = _fill(sizes, min(high, token_budget))
+    if len(cuts) < min(threads, count):
+        return list(order.tensor_split(min(threads, count)))
     return list(torch.split(order, cuts))
 
 

@@ -13,9 +13,11 @@ _FIRST_ROOM = 64
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for each token.
+    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for
+    each token.
 
-    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short.
+    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay
+    short.
     """
 
     def __init__(self, room: int) -> None:
@@ -28,7 +30,9 @@ class RoomyLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append [N, heads, places, head size] to what is stored, and return all of it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -16,7 +16,8 @@ from rlgraph.engines.sampling import draw
 from rlgraph.engines.sequences import Sequences, ragged_index
 
 _DROP_AT = 0.75
-"""Finished rows leave the batch when at most this share of it is still running: a copy of the cache then pays."""
+"""Finished rows leave the batch when at most this share of it is still running: a copy of the cache then
+pays."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def generate(
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
-    Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least `threads` blocks,
-    which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`.
+    Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least
+    `threads` blocks, which `pool` runs side by side. An empty prompt becomes the single token
+    `ends.start_id`.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     count = len(prompts) * n
@@ -75,8 +77,8 @@ def generate(
     def run(rows: Tensor) -> _Rows:
         return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id)
 
-    # Threads with a block each, not operators with two threads each: those wait for one another hundreds of times a token,
-    # which on a machine that has other work to do takes tens of times as long.
+    # Threads with a block each, not operators with two threads each: those wait for one another hundreds of
+    # times a token, which on a machine that has other work to do takes tens of times as long.
     parts = list(map(run, blocks) if pool is None else pool.map(run, blocks))
     return _assemble(prompts, n, blocks, parts, sampling.max_tokens)
 
@@ -125,7 +127,9 @@ def _decode(
     tokens = torch.full((count, limit), pad_id)
     lengths = torch.zeros(count, dtype=torch.long)
     finished = torch.zeros(count, dtype=torch.bool)
-    logprobs = torch.zeros(count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32)
+    logprobs = torch.zeros(
+        count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32
+    )
     if not limit:
         return _Rows(tokens, logprobs, lengths, finished)
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
@@ -141,7 +145,8 @@ def _decode(
         logits = logits.index_select(0, local.to(device))
         cache.batch_select_indices(local.to(device))
         mask, start = mask[local], start[local]
-    # From here on a batch row is `active[i]`: those that run, and a few that have finished since the last compaction.
+    # From here on a batch row is `active[i]`: those that run, and a few that have finished since the last
+    # compaction.
     active = torch.arange(count)
     seen = torch.cat([mask, torch.ones(count, limit, dtype=torch.bool)], 1).to(device) if ragged else None
     stops = stops[stops < logits.shape[1]]

@@ -1,14 +1,15 @@
-"""Functions of the language, called from Python on padded tensors: `gae(reward, value, 1.0, 0.95, mask=mask)`.
+"""Functions of the language on padded tensors, from Python: `gae(reward, value, 1.0, 0.95, mask=mask)`.
 
-    Python number, 0-d tensor    a single value
-    1-D tensor [rows]            an entry for each row
-    2-D tensor [rows, tokens]    an entry for each token that the mask keeps, in order; the mask may have holes
+Python number, 0-d tensor    a single value
+1-D tensor [rows]            an entry for each row
+2-D tensor [rows, tokens]    an entry for each token that the mask keeps, in order; the mask may have holes
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ ROW = Axis("row", "row")
 TOKEN = Axis("row.token", "token", ROW, inner=True)
 _AXES = (None, ROW, TOKEN)
 
-Argument = Tensor | float
+Argument: TypeAlias = "Tensor | float"
 """A tensor or a Python number (int and bool too)."""
 
 
@@ -32,9 +33,10 @@ def types_of(arguments: Mapping[str, Argument]) -> dict[str, Type]:
 
 
 def call_padded(node: Node, arguments: Mapping[str, Argument], mask: Tensor | None = None) -> Tensor:
-    """The one output of a `tensor` node typed by `types_of`, as wide as the arguments, 0 where the mask is false.
+    """The one output of a `tensor` node typed by `types_of`, padded as the arguments are, with 0.
 
-    mask: [rows, tokens], true or not 0 where a token counts; None for all. Gradients go through. Raises ValueError for shapes that do not fit.
+    mask: [rows, tokens], true or not 0 where a token counts; None for all. Gradients go through.
+    Raises ValueError for shapes that do not fit.
     """
     assert len(node.outputs) == 1, "a function returns one value"
     tensors = [argument for argument in arguments.values() if isinstance(argument, Tensor)]
@@ -75,10 +77,14 @@ class _PaddedRows:
 
 def _type(name: str, argument: Argument) -> Type:
     if not isinstance(argument, Tensor):
-        kind: DType = "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
+        kind: DType = (
+            "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
+        )
         return Type(kind)
     if argument.dim() > 2:
-        raise ValueError(f"{name} has {argument.dim()} dimensions: give [rows], [rows, tokens] or a single value")
+        raise ValueError(
+            f"{name} has {argument.dim()} dimensions: give [rows], [rows, tokens] or a single value"
+        )
     kind = "bool" if argument.dtype == torch.bool else "float" if argument.is_floating_point() else "int"
     return Type(kind, _AXES[argument.dim()])
 

@@ -1,7 +1,8 @@
 """Faster matrix products for float32 models on a CPU.
 
-torch multiplies float32 matrices with MKL, which on processors that are not Intel's keeps to narrow vectors; the oneDNN
-that torch also carries has no such limit and was 2.2 times as fast on the machine this was written on (AMD EPYC, AVX-512).
+torch multiplies float32 matrices with MKL, which on processors that are not Intel's keeps to narrow vectors;
+the oneDNN that torch also carries has no such limit and was 2.2 times as fast on the machine this was written
+on (AMD EPYC, AVX-512).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _WORTH = 1 << 20
 def use_onednn(model: nn.Module) -> int:
     """Let the plain linear layers of a float32 CPU model multiply with oneDNN; how many were changed.
 
-    Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or does not agree
-    with torch on a small product.
+    Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or
+    does not agree with torch on a small product.
     """
     if not _agrees():
         return 0
@@ -28,7 +29,9 @@ def use_onednn(model: nn.Module) -> int:
     for module in model.modules():
         # Subclasses may compute something else: only the two plain classes are known.
         faster = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
-        if faster is not None and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()):
+        if faster is not None and all(
+            p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()
+        ):
             module.__class__ = faster
             changed += 1
     return changed
@@ -78,7 +81,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _outer(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient' x, [M, outputs] and [M, inputs] to [outputs, inputs]; oneDNN copies its first argument: the narrower one."""
+    """gradient' x, [M, outputs] and [M, inputs] to [outputs, inputs]; oneDNN copies its first argument: the
+    narrower one."""
     if gradient.shape[1] > x.shape[1]:
         return _multiply(x.t(), gradient.t(), None).t()
     return _multiply(gradient.t(), x.t(), None)

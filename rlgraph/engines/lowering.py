@@ -1,7 +1,7 @@
 """Tensor mathematics as torch code: the body of a `tensor` node becomes one `torch.fx.GraphModule`.
 
-Broadcasts are written out as gathers, reductions as sums over an index, and an expression that occurs twice is computed
-once. The code can be read (`lowered.module.code`), run alone, differentiated and compiled.
+Broadcasts are written out as gathers, reductions as sums over an index, and an expression that occurs twice
+is computed once. The code can be read (`lowered.module.code`), run alone, differentiated and compiled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowsOf(Protocol):
         ...
 
     def index(self, child: str, ancestor: str) -> Tensor:
-        """The row of the axis `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
+        """The row of `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
         ...
 
     def size(self, axis: str) -> int:
@@ -47,7 +47,7 @@ class Lowered:
     """What a tensor node computes; calling it gives the node's outputs by name."""
 
     module: fx.GraphModule
-    """Takes the values of `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
+    """Takes the `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
     inputs: tuple[str, ...]
     """Names of the values it needs."""
     pairs: tuple[tuple[str, str], ...]
@@ -85,9 +85,8 @@ class _Lowering:
         self.dtype = self.placeholder("dtype")
         self.known: dict[str, Any] = dict(self.inputs)
         self.seen: dict[int, Any] = {}
-        """By identity of the expression: passes share sub-expressions, and walking each use would be exponential."""
+        """By identity: passes share sub-expressions, and walking each use of one would be exponential."""
         self.calls: dict[tuple[Any, ...], fx.Node] = {}
-        self.hint: str | None = None
 
     def lowered(self) -> Lowered:
         for let in self.node.body:
@@ -131,18 +130,26 @@ class _Lowering:
         else:
             args = self.numbers(expr, args)
         if kind == "elementwise":
-            met = [self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)]
+            met = [
+                self.broadcast(arg, of.type.axis, expr.type.axis)
+                for arg, of in zip(args, expr.args, strict=True)
+            ]
             return self.call(function, tuple(met), hint)
         source = expr.args[0].type.axis
         assert source is not None
         if kind == "scan":
             assert source.parent is not None
             # The decay of `discount` meets the entries along which it runs.
-            rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
+            rest = [
+                self.broadcast(arg, of.type.axis, source)
+                for arg, of in zip(args[1:], expr.args[1:], strict=True)
+            ]
             return self.call(function, (args[0], *rest, self.index(source, source.parent)), hint)
         target = expr.type.axis
         # The share of `quantile` meets what is left over.
-        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
+        rest = [
+            self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)
+        ]
         if target is None:
             return self.call(function, (args[0], *rest, None, 1), hint)
         own = source.key == target.key
@@ -172,7 +179,9 @@ class _Lowering:
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
         if source is None or not isinstance(value, fx.Node):
             return value
-        assert target is not None and target.within(source), f"{source.key} cannot reach {target and target.key}"
+        assert target is not None and target.within(source), (
+            f"{source.key} cannot reach {target and target.key}"
+        )
         if source.key == target.key:
             return value
         return self.call(reference.gather, (value, self.index(target, source)))

@@ -18,8 +18,8 @@ _HEADS = ("score", "classifier", "lm_head")
 class Network:
     """Splits a model into backbone and head, so that the head runs only at the positions that are needed.
 
-    Whether head(backbone(x)) is really what the model computes is tried once on a few tokens: a model that scales or caps
-    its logits in between is run whole instead, at every position.
+    Whether head(backbone(x)) is really what the model computes is tried once on a few tokens: a model that
+    scales or caps its logits in between is run whole instead, at every position.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -38,7 +38,8 @@ class Network:
     def read(self, ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """What the head says at some places of right-padded rows: float [M, outputs].
 
-        ids: int64 [N, T]. rows, columns: int64 [M]. The padding needs no mask: a causal model never looks to the right.
+        ids: int64 [N, T]. rows, columns: int64 [M]. The padding needs no mask: a causal model never looks to
+        the right.
         """
         ids, rows, columns = ids.to(self.device), rows.to(self.device), columns.to(self.device)
         if self._head is None:
@@ -61,9 +62,11 @@ class Network:
         return out
 
     def step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits after the last of the new tokens `ids`, int64 [N, T]: float [N, V]; appends the tokens to the cache.
+        """Logits after the last of the new tokens `ids`, int64 [N, T]: float [N, V]; appends the tokens to
+        the cache.
 
-        positions: int64 [N or 1, T]. mask: bool [N, places in the cache and T], None where there is no padding.
+        positions: int64 [N or 1, T]. mask: bool [N, places in the cache and T], None where there is no
+        padding.
         """
         given = {
             "input_ids": ids,
@@ -82,7 +85,9 @@ class Network:
         """The model's own output at every position, [N, T, outputs]."""
         out: Tensor = self.model(input_ids=ids, use_cache=False).logits
         if out.dim() != 3:
-            raise EngineError(f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone")
+            raise EngineError(
+                f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone"
+            )
         return out
 
     @cached_property
@@ -90,7 +95,8 @@ class Network:
     def pads(self) -> bool:
         """Whether a row that is padded on the left in a cached pass gives what it gives alone.
 
-        It does not for some recurrent models, nor in float64 where transformers computes attention itself in float32.
+        It does not for some recurrent models, nor in float64 where transformers computes attention itself in
+        float32.
         """
         ids = self._probe()
         mask = torch.ones(2, 8, dtype=torch.bool, device=self.device)
@@ -102,7 +108,8 @@ class Network:
         return bool((padded - alone).abs().max() <= _tolerance(alone))
 
     def _probe(self) -> Tensor:
-        """A few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn, once."""
+        """A few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn,
+        once."""
         config = self.model.config.get_text_config()
         ids = torch.arange(1, 9, device=self.device)[None] % config.vocab_size
         ids[0, 0] = config.pad_token_id or 0

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 
 def use_lean_norms(model: nn.Module) -> int:
-    """Let the RMS normalizations of a float32 CPU model compute their gradient by hand; how many were changed.
+    """Let the RMS normalizations of a float32 CPU model compute their gradient by hand; how many were
+    changed.
 
-    transformers writes the formula out in eight operators, each of which keeps a copy for the gradient. A module is changed
-    only if it is called an RMSNorm, has a weight and an epsilon, and gives on a random input what the formula gives.
+    transformers writes the formula out in eight operators, each of which keeps a copy for the gradient. A
+    module is changed only if it is called an RMSNorm, has a weight and an epsilon, and gives on a random
+    input what the formula gives.
     """
     changed = 0
     lean: dict[type[nn.Module], type[nn.Module]] = {}
@@ -64,7 +66,12 @@ def _epsilon(module: nn.Module) -> float:
 def _fits(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     own = dict(module.named_parameters())
-    if list(own) != ["weight"] or weight.dim() != 1 or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if (
+        list(own) != ["weight"]
+        or weight.dim() != 1
+        or weight.dtype != torch.float32
+        or weight.device.type != "cpu"
+    ):
         return False
     # Not ones: a module that multiplies by 1 + weight, or not at all, has to be told apart.
     x = torch.linspace(-1, 2, 3 * weight.shape[0]).view(3, -1)

@@ -11,17 +11,23 @@ from rlgraph.engines.base import EngineError, TrainOptions
 
 
 class Optimizer:
-    """AdamW over a model's parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
+    """AdamW over a model's parameters; narrow ones are updated through float32 copies, so that small steps
+    are not lost."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = [parameter for _, parameter in model.named_parameters()]
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
-        self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
+        self._masters = (
+            [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
+        )
         self._adam = torch.optim.AdamW(self._masters or self._parameters, fused=True)
 
-    def step(self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int) -> dict[str, float]:
-        """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the learning rate.
+    def step(
+        self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int
+    ) -> dict[str, float]:
+        """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
+        learning rate.
 
         A gradient that is not finite raises `EngineError` and leaves the weights as they are.
         """
@@ -57,7 +63,9 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Copies of the moments, the number of updates and the wide copies, by parameter name."""
         kept = {}
-        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
+        for index, (name, target) in enumerate(
+            zip(self._names, self._masters or self._parameters, strict=True)
+        ):
             for key, value in self._adam.state.get(target, {}).items():
                 kept[f"{key}:{name}"] = value.clone()
             if self._masters is not None:
@@ -66,15 +74,27 @@ class Optimizer:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
-            moments = {key: state[f"{key}:{name}"].clone() for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}:{name}" in state}
+        for index, (name, target) in enumerate(
+            zip(self._names, self._masters or self._parameters, strict=True)
+        ):
+            moments = {
+                key: state[f"{key}:{name}"].clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}:{name}" in state
+            }
             self._adam.state[target] = moments
             if self._masters is not None and f"master:{name}" in state:
                 self._masters[index].copy_(state[f"master:{name}"])
 
     def _refuse(self, gradients: Sequence[Tensor]) -> None:
-        bad = [name for name, gradient in zip(self._names, gradients, strict=True) if not gradient.isfinite().all()]
+        bad = [
+            name
+            for name, gradient in zip(self._names, gradients, strict=True)
+            if not gradient.isfinite().all()
+        ]
         if not bad:
-            raise EngineError("the gradient's norm overflows: the loss is far too large; the weights were left as they are")
+            raise EngineError(
+                "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
+            )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise EngineError(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")

@@ -14,7 +14,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input bits."""
+    """The finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input
+    bits."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
@@ -30,11 +31,14 @@ def uniforms(keys: np.ndarray, place: int) -> Tensor:
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def draw(logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banned: Tensor | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banned: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64, overwritten. banned: tokens that must not be drawn, int64 [B]; the log-probability is
-    still taken over the whole vocabulary. A random token is found by inverting the cumulative distribution at one uniform.
+    logits: float [N, V], float32 or float64, overwritten. banned: tokens that must not be drawn, int64 [B];
+    the log-probability is still taken over the whole vocabulary. A random token is found by inverting the
+    cumulative distribution at one uniform.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)
@@ -46,7 +50,9 @@ def draw(logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banne
     if forbidden is not None:
         log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
     if not bool(torch.isfinite(log_total).all()):
-        raise EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
+        raise EngineError(
+            "the model's logits are not finite: its weights have diverged, or its dtype is too narrow"
+        )
     if sampling.temperature == 0:
         token = allowed.argmax(1)
     else:

@@ -19,7 +19,8 @@ class Sequences:
     lengths: Tensor
     """int64 [N]: tokens in each row."""
     scored: Tensor
-    """bool [total]: True where the model wrote the token; log-probabilities, values and losses live exactly there."""
+    """bool [total]: True where the model wrote the token; log-probabilities, values and losses live exactly
+    there."""
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.scored.shape and self.tokens.dim() == self.lengths.dim() == 1
@@ -29,7 +30,9 @@ class Sequences:
         return self.lengths.shape[0]
 
     @classmethod
-    def from_lists(cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None) -> Sequences:
+    def from_lists(
+        cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None
+    ) -> Sequences:
         """From N lists of token ids, and N lists of flags of the same lengths (none: no token is scored)."""
         lists = [list(row) for row in rows]
         tokens = torch.tensor([token for row in lists for token in row], dtype=torch.long)
@@ -104,6 +107,7 @@ class Sequences:
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The places starts[i], starts[i] + 1, ... (lengths[i] of them) for each i in turn, int64 [sum(lengths)]."""
+    """The places starts[i], starts[i] + 1, ... (lengths[i] of them) for each i in turn, int64
+    [sum(lengths)]."""
     offset = starts - (lengths.cumsum(0) - lengths)
     return torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
 
@@ -66,7 +67,8 @@ class Loaded:
     model: PreTrainedModel
     codec: Codec
     new_parameters: tuple[str, ...] = field(default=())
-    """Parameters that the source's files do not hold: the head of a value model made from a language model, set to 0."""
+    """Parameters that the source's files do not hold: the head of a value model made from a language model,
+    set to 0."""
 
 
 def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
@@ -91,7 +93,22 @@ def load_codec(spec: ModelSpec) -> Codec:
     if not isinstance(wanted, str):
         return Codec(build_tokenizer(wanted))
     with quiet():
-        return Codec(_found(wanted, "tokenizer", lambda: AutoTokenizer.from_pretrained(wanted)))
+        return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted)))
+
+
+def _tokenizer_class(folder: str) -> Any:
+    """AutoTokenizer, but for a folder that asks for the plain class: it would take the model family's own in
+    its place."""
+    try:
+        with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
+            wanted = json.load(file).get("tokenizer_class")
+    except (OSError, ValueError):
+        return AutoTokenizer
+    return (
+        PreTrainedTokenizerFast
+        if wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        else AutoTokenizer
+    )
 
 
 def _pretrained(kind: Kind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
@@ -103,11 +120,14 @@ def _pretrained(kind: Kind, source: str, dtype: torch.dtype) -> tuple[PreTrained
     )
     new = tuple(sorted(info["missing_keys"]))
     if kind == "causal_lm" and new:
-        raise EngineError(f"the model {source!r} lacks the weights {', '.join(new[:3])}: it is no causal language model")
+        raise EngineError(
+            f"the model {source!r} lacks the weights {', '.join(new[:3])}: it is no causal language model"
+        )
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name in new:
-            # transformers draws them from the global generator; at 0 they say nothing yet, and always the same.
+            # transformers draws them from the global generator; at 0 they say nothing yet, and always the
+            # same.
             parameters[name].zero_()
     return model, new
 
@@ -137,7 +157,9 @@ def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
         base = _seeded(AutoModelForCausalLM, AutoConfig.for_model(source.family, **fields), source.seed)
         if kind == "causal_lm":
             return base
-        model = _seeded(_AUTO[kind], AutoConfig.for_model(source.family, **fields, num_labels=1), source.seed + 1)
+        model = _seeded(
+            _AUTO[kind], AutoConfig.for_model(source.family, **fields, num_labels=1), source.seed + 1
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
     model.base_model.load_state_dict(base.base_model.state_dict())
@@ -152,15 +174,10 @@ def _seeded(auto: Any, config: Any, seed: int) -> PreTrainedModel:
     return model
 
 
-def head_of(model: nn.Module) -> list[str]:
-    """The names of the parameters that are not the backbone's."""
-    prefix = str(getattr(model, "base_model_prefix", "")) + "."
-    return [name for name, _ in model.named_parameters() if not name.startswith(prefix)]
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still raise."""
+    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still
+    raise."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

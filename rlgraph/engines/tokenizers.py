@@ -45,7 +45,9 @@ def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
     special = [PAD, EOS, UNK]
     match spec:
         case Chars(alphabet):
-            backend = Tokenizer(models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK))
+            backend = Tokenizer(
+                models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK)
+            )
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
             backend.decoder = decoders.Fuse()
         case Words(words):
@@ -94,16 +96,20 @@ class Codec:
 
     @property
     def start_id(self) -> int | None:
-        """What an empty prompt is replaced with: the token that begins a text, or else the one that ends it."""
+        """What an empty prompt is replaced with: the token that begins a text, or else the one that ends
+        it."""
         bos = _token_id(self.tokenizer.bos_token_id)
         return bos if bos is not None else self.eos_id
 
     def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
-        """The tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the chat template."""
+        """The tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by
+        the chat template."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         if self.tokenizer.chat_template is None:
-            raise EngineError("the prompt is a list of messages, but the model's tokenizer has no chat template")
+            raise EngineError(
+                "the prompt is a list of messages, but the model's tokenizer has no chat template"
+            )
         messages = [dict(message) for message in prompt]
         rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         # The template writes its special tokens itself.
@@ -114,7 +120,8 @@ class Codec:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode_response(self, text: str) -> list[int]:
-        """The tokens of a whole response, its end included: what supervised training and pairs are made of."""
+        """The tokens of a whole response, its end included: what supervised training and pairs are made
+        of."""
         end = [] if self.eos_id is None else [self.eos_id]
         return self.encode_text(text) + end
 

@@ -25,7 +25,8 @@ from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M entries each."""
+"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
+entries each."""
 
 
 class TransformersEngine:
@@ -43,16 +44,21 @@ class TransformersEngine:
     ) -> None:
         """A model that is loaded.
 
-        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own operators.
-        block_tokens: padded tokens in a block, where no gradient is kept. logit_numbers: most entries of a matrix of logits
-        there. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
+        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
+        operators. block_tokens: padded tokens in a block, where no gradient is kept. logit_numbers: most
+        entries of a matrix of logits there. cache_tokens: places of the key-value cache, of all rows
+        together, that are decoded at a time.
         """
         self.spec = spec
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
         self.threads = threads
-        self._block_tokens, self._logit_numbers, self._cache_tokens = block_tokens, logit_numbers, cache_tokens
+        self._block_tokens, self._logit_numbers, self._cache_tokens = (
+            block_tokens,
+            logit_numbers,
+            cache_tokens,
+        )
         use_onednn(self.model)
         use_lean_norms(self.model)
         use_fast_decoding(self.model)
@@ -60,10 +66,14 @@ class TransformersEngine:
         self._optimizer: Optimizer | None = None
         self._pool: Executor | None = None
         if threads > 1:
-            self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(
+                threads, "engine", initializer=torch.set_num_threads, initargs=(1,)
+            )
 
     @classmethod
-    def open(cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", **limits: int) -> TransformersEngine:
+    def open(
+        cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", **limits: int
+    ) -> TransformersEngine:
         """Load the model of `spec`; a source that cannot be used raises `EngineError`."""
         return cls(load(spec, device), spec, threads=threads, **limits)
 
@@ -77,7 +87,12 @@ class TransformersEngine:
         return tuple(sorted({*own, *listed}))
 
     def generate(
-        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
         self._require("causal_lm", "generate")
@@ -98,7 +113,9 @@ class TransformersEngine:
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature) of each scored token, float [total scored]."""
         self._require("causal_lm", "log-probabilities")
-        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[0]
+        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[
+            0
+        ]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """Entropy in nats of the distribution of each scored token, float [total scored]."""
@@ -137,9 +154,11 @@ class TransformersEngine:
     def train_step(
         self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of `loss(block)`: its `loss`, `grad_norm` before clipping, and `lr`.
+        """One update with the gradient of the sum of `loss(block)`: its `loss`, `grad_norm` before clipping,
+        and `lr`.
 
-        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the result.
+        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change
+        the result.
         """
         if self._optimizer is None:
             self._optimizer = Optimizer(self.model)
@@ -147,7 +166,8 @@ class TransformersEngine:
         return {"loss": total, **self._optimizer.step(gradients, options, step)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this engine's threads."""
+        """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this
+        engine's threads."""
         return plan_blocks(lengths, token_budget or self._block_tokens, self.threads)
 
     def state(self) -> State:
@@ -170,13 +190,16 @@ class TransformersEngine:
         tensors = self._tensors()
         _same_names(tensors, other)
         for name, tensor in tensors.items():
-            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
+            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(
+                other[name]
+            )
         if self._optimizer is not None:
             self._optimizer.reread()
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
-        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a time."""
+        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
+        at a time."""
         tensors = self._tensors()
         _same_names(tensors, state)
         own = {name: tensor.data for name, tensor in tensors.items()}
@@ -228,7 +251,9 @@ class TransformersEngine:
     def _tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """`read` of what the head says before each scored token: `results` tensors [total scored]."""
         if bool(((sequences.column_of == 0) & sequences.scored).any()):
-            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
+            raise EngineError(
+                "a row's first token cannot be scored: there is nothing before it to predict it from"
+            )
         counts = sequences.counts()
 
         def block(rows: Tensor) -> Sequence[Tensor]:
@@ -242,8 +267,11 @@ class TransformersEngine:
 
         return self._over_blocks(sequences.lengths, counts, block, results)
 
-    def _read(self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
-        """`read` at some places of one block, in pieces where the logits would be large and no gradient is kept."""
+    def _read(
+        self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read
+    ) -> Sequence[Tensor]:
+        """`read` at some places of one block, in pieces where the logits would be large and no gradient is
+        kept."""
         tokens = tokens.to(self._network.device)
         most = max(1, self._logit_numbers // self.model.config.get_text_config().vocab_size)
         if torch.is_grad_enabled() or tokens.shape[0] <= most or not self._network.splits:
@@ -262,7 +290,9 @@ class TransformersEngine:
         device = self._network.device
         busy = counts.nonzero()[:, 0]
         if not busy.shape[0]:
-            return [torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)]
+            return [
+                torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)
+            ]
         if torch.is_grad_enabled():
             # With gradients the caller has chosen the block: this is it.
             whole = busy.shape[0] == lengths.shape[0]
@@ -306,7 +336,9 @@ class TransformersEngine:
         return total, sums
 
 
-def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
+def _in_order(
+    work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int
+) -> Iterator[Any]:
     """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
     if pool is None or len(items) < 2:
         yield from (work(item) for item in items)

@@ -131,7 +131,8 @@ def show(expr: Expr, above: int = 0) -> str:
     if expr.op in INFIX:
         level = INFIX[expr.op]
         right_first = expr.op == "pow"
-        text = f"{show(args[0], level + right_first)} {SIGNS[expr.op]} {show(args[1], level + (not right_first))}"
+        left, right = show(args[0], level + right_first), show(args[1], level + (not right_first))
+        text = f"{left} {SIGNS[expr.op]} {right}"
         return f"({text})" if level < above else text
     if expr.op in ("neg", "not"):
         level = NEG if expr.op == "neg" else NOT
@@ -173,7 +174,8 @@ def _type(kind: Type) -> str:
         return str(kind)
     said = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
     said += [f"sampled={kind.temperature!r}"] if kind.sampled else []
-    said += ["data=?"] if kind.data is None else [f"data={'+'.join(map(_word, kind.data))}"] if kind.data else []
+    columns = "?" if kind.data is None else "+".join(map(_word, kind.data))
+    said += [f"data={columns}"] if columns else []
     said += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]
     return f"table[{'; '.join([kind.axis.key, *said])}]"
 
@@ -346,7 +348,8 @@ class _Reader:
             return self.apply("not", (self.expression(NOT),))
         if self.take("("):
             # A negative constant is written in brackets; a negation of a constant is not.
-            if self.text == "-" and self.tokens[self.at + 1][0] == "number" and self.tokens[self.at + 2][1] == ")":
+            ahead = self.tokens[self.at : self.at + 3]
+            if [text for _, text in ahead[::2]] == ["-", ")"] and ahead[1][0] == "number":
                 self.at += 3
                 value = -_number(self.tokens[self.at - 2][1])
                 return Const(value, Tensor("float" if isinstance(value, float) else "int"))

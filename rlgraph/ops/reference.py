@@ -1,13 +1,13 @@
 """What each tensor operation computes: one torch function for each name in `tensor`.
 
-There is no padding and no mask. A value on an axis is a 1-D tensor with one entry for each row of that axis: the tokens
-of all rows, one after another. A single value is a 0-d tensor or a Python number. Which row of an outer axis an entry
-lies in is an index: int64 [entries], ascending, so the entries of a row lie together and an empty row is an index that
-does not occur.
+There is no padding and no mask. A value on an axis is a 1-D tensor with one entry for each row of that axis:
+the tokens of all rows, one after another. A single value is a 0-d tensor or a Python number. Which row of an
+outer axis an entry lies in is an index: int64 [entries], ascending, so the entries of a row lie together and
+an empty row is an index that does not occur.
 
-    elementwise   f(*values)                entries that already meet on one axis
-    reduction     f(x, index, size)         [size], one for each row that `index` points at; index None: 0-d, over all
-    scan          f(x, index)               along the entries of each row
+    elementwise   f(*values)           entries that already meet on one axis
+    reduction     f(x, index, size)    [size], an entry for each row that `index` points at; index None: 0-d
+    scan          f(x, index)          along the entries of each row
 
 Where the result is a number, numbers come in its kind: `lowering` has made floats of ints, and ints of bools.
 """
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Number = Tensor | float
+Number: TypeAlias = "Tensor | float"
 """A tensor or a Python number (int and bool too), which never changes the dtype of what it meets."""
 
 
@@ -74,7 +74,10 @@ def float_(x: Tensor) -> Tensor:
 
 
 def same_text(a: Any, b: Any) -> Tensor:
-    """Whether texts are equal, bool. A column of texts is a list, a single text a str; numbers compare as numbers."""
+    """Whether texts are equal, bool; numbers compare as numbers.
+
+    A column of texts is a list, a single text a str.
+    """
     if not isinstance(a, (str, list)) and not isinstance(b, (str, list)):
         return torch.eq(*_tensors(a, b))
     left, right = (value.tolist() if isinstance(value, Tensor) else value for value in (a, b))
@@ -94,7 +97,7 @@ def other_text(a: Any, b: Any) -> Tensor:
 
 
 def mean(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """0 of none. The mean of equal entries is exactly that entry: a group without spread has no advantage at all."""
+    """0 of none. The mean of equal entries is exactly that entry: a group without spread has no advantage."""
     count = _count(x, index, size).clamp(min=1)
     middle = (_total(x, index, size) / count).to(x.dtype)
     if x.dtype != torch.float64:
@@ -191,7 +194,7 @@ def prev(x: Tensor, index: Tensor) -> Tensor:
 
 
 def cumsum(x: Tensor, index: Tensor) -> Tensor:
-    """In log2(longest row) steps, each of which doubles how many entries a sum covers; no row touches another."""
+    """In log2(longest row) steps: each doubles how many entries a sum covers, and no row touches another."""
     step, longest = 1, _longest(index)
     while step < longest:
         x = x + _shift(x, index, -step)
@@ -220,12 +223,12 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
 
 
 def constant(value: float, dtype: torch.dtype | None) -> Tensor:
-    """A Python number as a 0-d tensor, where a tensor has to stand; dtype None: int64 or bool, as the number is."""
+    """A Python number as a 0-d tensor, where a tensor has to stand; dtype None: int64 or bool, as it is."""
     return torch.tensor(value, dtype=dtype)
 
 
 def gather(x: Any, index: Tensor | None) -> Any:
-    """The value of the row that each entry lies in: broadcast from an outer axis. A list (texts) stays a list."""
+    """The value of the row that each entry lies in, broadcast from outside. A list of texts stays one."""
     if index is None:
         return x
     if isinstance(x, list):
@@ -242,7 +245,7 @@ def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
 
 
 def _total(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """Sums in double precision (or int64): the same to the last bit of a float32, however rows are grouped and split."""
+    """Sums in double precision (or int64): the same to the last bit of a float32, however rows are split."""
     wide = x.double() if x.is_floating_point() else x.long()
     return wide.sum() if index is None else wide.new_zeros(size).index_add(0, index, wide)
 

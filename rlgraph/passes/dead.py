@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, Value, carried, refs, region_node, tensor_node
+from rlgraph.ir.types import axis_of
 from rlgraph.ops import NODES
 
 
@@ -57,8 +58,8 @@ def _carries_axis(node: Node, at: int) -> bool:
     """Whether a `collect` counts its rows on this export."""
     if node.op != "collect":
         return False
-    kind = node.outputs[at].type
-    return getattr(getattr(kind, "axis", None), "key", None) == node.attr("axis")
+    axis = axis_of(node.outputs[at].type)
+    return axis is not None and axis.key == str(node.attr("axis"))
 
 
 def _slim_tensor(node: Node, needed: set[str]) -> Node:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Program
 from rlgraph.ir.types import Tensor
 
-_PYTHON = {
+_PYTHON: Mapping[str, Callable[..., object]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
     "minimum": min, "maximum": max, "pow": operator.pow,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """A program as boxes in boxes, ports and links: what there is to draw, without where.
 
-Every value has one source in a body: a box, or a port of the frame around it (the empty id). So a value enters
-a frame once, however many boxes in it use the value.
+Every value has one source in a body: a box, or a port of the frame around it (the empty id). So a value
+enters a frame once, however many boxes in it use the value.
 """
 
 from __future__ import annotations

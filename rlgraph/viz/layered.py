@@ -25,6 +25,9 @@ class Item:
     ins: dict[str, float] = field(default_factory=dict)
     """Where lines enter, from the left edge; those that are missing are spread when all places are known."""
     outs: dict[str, float] = field(default_factory=dict)
+    left: float = 0.0
+    """How far what is written below a box stands out on its left; no line enters there."""
+    right: float = 0.0
     pin: int = 0
     """-1: in the first row; 1: in the last one."""
     first: bool = False
@@ -177,7 +180,8 @@ def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
             for target, into in goals:
                 if items[target].rank == rank:
                     fixed = items[target].ins.get(into)
-                    end = items[target].width / 2 if fixed is None else fixed
+                    end = (items[target].left + items[target].width - items[target].right) / 2
+                    end = end if fixed is None else fixed
                     yield Segment(at, here, target, into, start, end, fixed is None)
             if rank < items[goals[-1][0]].rank:
                 items.append(Item(0, 0, margin=8.0, rank=rank, line=True))
@@ -194,16 +198,18 @@ def _spread(plan: Plan) -> None:
     for at, segments in entering.items():
         item = plan.items[at]
         segments.sort(key=lambda s: plan.items[s.upper].x + s.start)
-        room = min(14.0, item.width / 2)
-        apart = min(18.0, (item.width - 2 * room) / max(1, len(segments) - 1))
+        wide = item.width - item.left - item.right
+        room = min(14.0, wide / 2)
+        apart = min(18.0, (wide - 2 * room) / max(1, len(segments) - 1))
+        start = item.x + item.left
         wanted = [
-            min(max(plan.items[s.upper].x + s.start - item.x, room), item.width - room) - apart * i
+            min(max(plan.items[s.upper].x + s.start - start, room), wide - room) - apart * i
             for i, s in enumerate(segments)
         ]
         # Equal distances from the left: what is left over is a rising sequence, nearest to the wanted places.
         for i, (segment, place_) in enumerate(zip(segments, _rising(wanted), strict=True)):
-            low, high = room + apart * i, item.width - room - apart * (len(segments) - 1 - i)
-            segment.end = min(max(place_ + apart * i, low), max(low, high))
+            low, high = room + apart * i, wide - room - apart * (len(segments) - 1 - i)
+            segment.end = item.left + min(max(place_ + apart * i, low), max(low, high))
         for segment in segments:
             item.ins[segment.into] = segment.end
 

@@ -234,7 +234,8 @@ class _Fit:
         )
         ins = {value: x + self.before for value, x in self.ins.items()}
         outs = {value: x + self.before for value, x in self.outs.items()}
-        return Item(self.before + self.width + after, self.height + self.below, ins, outs)
+        wide = self.before + self.width + after
+        return Item(wide, self.height + self.below, ins, outs, self.before, after)
 
     # Drawing
 

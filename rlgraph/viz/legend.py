@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlgraph.viz.boxes import Box, Role
 from rlgraph.viz.layout import Drawing
@@ -27,6 +27,8 @@ class Entry:
     words: str
     paint: Paint
     broken: bool = False
+    name: str = ""
+    """Classes, for a page's style sheet: those of what is explained."""
     x: float = 0.0
     y: float = 0.0
 
@@ -41,7 +43,7 @@ def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
         wide = 27 + text(entry.words, SMALL) + 22
         if x and x + wide > room:
             x, y = 0.0, y + ROW
-        found.append(Entry(entry.kind, entry.words, entry.paint, entry.broken, x, y))
+        found.append(replace(entry, x=x, y=y))
         x += wide
         widest = max(widest, x)
     return found, y + ROW if found else 0.0, widest
@@ -52,10 +54,16 @@ def _found(boxes: list[Box], weights: bool) -> list[Entry]:
     kinds = {box.kind for box in boxes}
     plain = Paint("", "", "", "")
     found = [
-        Entry("role", words, ROLES[role], "frozen" in role) for role, words in _ROLES.items() if role in roles
+        Entry("container", words, ROLES[role], "frozen" in role, f"r-{role.replace(' ', ' r-')}")
+        for role, words in _ROLES.items()
+        if role in roles
     ]
     named = (("loop", "loop"), ("call", "Python function"), ("tensor", "tensor maths"), ("state", "state"))
-    found += [Entry("kind", words, KINDS[kind]) for kind, words in named if kind in kinds]
+    found += [
+        Entry("frame" if kind == "loop" else "box", words, KINDS[kind], name=f"k-{kind}")
+        for kind, words in named
+        if kind in kinds
+    ]
     if weights:
         found.append(Entry("weights", "weights", plain))
     if any(box.waits for box in boxes):

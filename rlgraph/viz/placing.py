@@ -7,7 +7,7 @@ from typing import Protocol
 
 SWEEPS = 30
 MANY = 1500
-STRAIGHT = 6.0
+STRAIGHT = 1.5
 """How much more than others a line between two of its own places wants to be straight."""
 
 
@@ -49,14 +49,19 @@ def place(
             _settle(items, row, up if sweep < 2 else joined)
     runs = _runs(items, segments)
     ends = _ends(segments)
+    lines = frozenset(at for at, item in enumerate(items) if item.line)
     neighbours = _neighbours(rows)
     for sweep in range(8 if len(items) < MANY else 2):
         for net, run in runs:
             _straighten(items, run, ends[net], neighbours)
         for row in reversed(rows) if sweep % 2 else rows:
-            _settle(items, row, joined, still=True)
+            _settle(items, row, joined, lines)
     for net, run in runs:
         _straighten(items, run, ends[net], neighbours)
+    # What hangs on a single line stands straight above or below its other end.
+    held = lines | {at for at, found in enumerate(joined) if len(found) != 1}
+    for row in rows:
+        _settle(items, row, joined, held)
     left = min(item.x for item in items)
     for item in items:
         item.x -= left
@@ -64,9 +69,9 @@ def place(
 
 def _settle(
     items: Sequence[Placeable], row: list[int], joined: Sequence[list[tuple[int, float, float]]],
-    still: bool = False,
+    still: frozenset[int] = frozenset(),
 ) -> None:  # fmt: skip
-    """Moves a row's items as near as they get to where each would like to be; with `still`, boxes only."""
+    """Moves a row's items as near as they get to where each would like to be; those that are `still` stay."""
     shift = 0.0
     blocks: list[tuple[float, float, int]] = []  # weighted sum of wished places, weight, number of items
     shifts: list[float] = []
@@ -79,7 +84,7 @@ def _settle(
         wish, weight = _wish(items, at, joined[at])
         if item.first:
             wish, weight = item.x, 0.01
-        if still and item.line:
+        if at in still:
             wish, weight = item.x, 1e6
         total, count = (wish - shift) * weight, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:

@@ -31,8 +31,7 @@ def render(svg: str, scale: float = SCALE) -> bytes:
     return bytes(
         resvg_py.svg_to_bytes(
             svg_string=svg,
-            width=max(1, round(wide * zoom)),
-            height=max(1, round(tall * zoom)),
+            zoom=zoom,
             font_files=fonts.files(),
             font_family="Inter",
             sans_serif_family="Inter",

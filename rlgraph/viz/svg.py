@@ -12,9 +12,26 @@ from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import (
-    BARRIER, BARRIER_TEXT, CODE, FAINT, HEAD, INK, KINDS, LABEL, LINE, MUTED, NAME, NOTE, PAPER, ROLES,
-    SECTION, SMALL, TITLE, Paint, Style,
-)  # fmt: skip
+    BARRIER,
+    BARRIER_TEXT,
+    CODE,
+    FAINT,
+    HEAD,
+    INK,
+    KINDS,
+    LABEL,
+    LINE,
+    MUTED,
+    NAME,
+    NOTE,
+    PAPER,
+    ROLES,
+    SECTION,
+    SMALL,
+    TITLE,
+    Paint,
+    Style,
+)
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 
@@ -269,7 +286,7 @@ class _Pen:
 
     def legend(self, entry: Entry, x: float, y: float) -> None:
         x, y = x + entry.x, y + entry.y
-        self.out.append('<g class="legend">')
+        self.out.append(f'<g class="legend {entry.name}">')
         if entry.kind == "barrier":
             self.out.append(
                 f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" '
@@ -282,6 +299,15 @@ class _Pen:
             )
         else:
             paint = entry.paint
-            self.rect(x, y, 20, 12, 4, paint, "swatch", ' stroke-dasharray="4 2"' if entry.broken else "")
-        self.text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
+            self.rect(
+                x,
+                y,
+                20,
+                12,
+                4,
+                paint,
+                f"swatch {entry.kind}",
+                ' stroke-dasharray="4 2"' if entry.broken else "",
+            )
+        self.text(entry.words, x + (14 if entry.kind == "barrier" else 27), y + 10, SMALL, MUTED, "legend")
         self.out.append("</g>")

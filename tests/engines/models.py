@@ -42,6 +42,11 @@ def source(family: str = "qwen2", seed: int = 0) -> RandomSource:
 
 
 def engine(
-    family: str = "qwen2", kind: Kind = "causal_lm", dtype: str = "float64", threads: int = 1, seed: int = 0, **limits: int
+    family: str = "qwen2",
+    kind: Kind = "causal_lm",
+    dtype: str = "float64",
+    threads: int = 1,
+    seed: int = 0,
+    **limits: int,
 ) -> TransformersEngine:
     return TransformersEngine.open(ModelSpec(kind, source(family, seed), dtype), threads=threads, **limits)

@@ -70,7 +70,13 @@ def node(*lines: str, yields: str) -> Node:
 def values(shape: Shape, seed: int = 0) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(seed)
     found: dict[str, Any] = {"s": torch.tensor(0.7, dtype=shape.dtype)}
-    for name, axis in (("given_token", TOKEN), ("t", TOKEN), ("r", ROLLOUT), ("p", PROMPTS), ("any", ROLLOUT)):
+    for name, axis in (
+        ("given_token", TOKEN),
+        ("t", TOKEN),
+        ("r", ROLLOUT),
+        ("p", PROMPTS),
+        ("any", ROLLOUT),
+    ):
         found[name] = torch.randn(shape.size(axis.key), generator=draw, dtype=shape.dtype)
     found["n"] = torch.randint(1, 5, (shape.size("rollout"),), generator=draw)
     found["b"] = torch.rand(shape.size("rollout.token"), generator=draw) > 0.5
@@ -136,7 +142,11 @@ def test_shared_expressions_are_computed_once() -> None:
 
 
 def test_equal_expressions_are_computed_once() -> None:
-    lowered = lower(node("x = exp(t) + exp(t)", "y = exp(t) * 2", yields="x: float[rollout.token], y: float[rollout.token]"))
+    lowered = lower(
+        node(
+            "x = exp(t) + exp(t)", "y = exp(t) * 2", yields="x: float[rollout.token], y: float[rollout.token]"
+        )
+    )
     assert lowered.module.code.count("torch.exp") == 1
     # 1 and 1.0 are equal to Python, not to torch.
     lowered = lower(node("x = n + 1", "y = n + 1.0", yields="x: int[rollout], y: float[rollout]"))
@@ -153,8 +163,17 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
     """For ints, bools, floats, constants and single values in every place of every operation."""
     shape = Shape(SHAPE.tokens, dtype)
     given = values(shape)
-    leaves: list[Expr] = [Ref("t", Type("float", TOKEN)), Ref("n", Type("int", ROLLOUT)), Ref("b", Type("bool", TOKEN))]
-    leaves += [Ref("s", Type("float")), Const(1, Type("int")), Const(0.5, Type("float")), Const(True, Type("bool"))]
+    leaves: list[Expr] = [
+        Ref("t", Type("float", TOKEN)),
+        Ref("n", Type("int", ROLLOUT)),
+        Ref("b", Type("bool", TOKEN)),
+    ]
+    leaves += [
+        Ref("s", Type("float")),
+        Const(1, Type("int")),
+        Const(0.5, Type("float")),
+        Const(True, Type("bool")),
+    ]
     wanted: dict[str, Any] = {"float": dtype, "int": torch.int64, "bool": torch.bool, "row": torch.int64}
     tried = 0
     for args in itertools.product(leaves, repeat=TENSOR[op].args):
@@ -216,7 +235,9 @@ def test_text() -> None:
     torch.testing.assert_close(found["c"], given["t"].sum())
     assert found["d"].tolist() == [True, False, True, False]
     assert found["e"].item() == 3
-    assert lower(node('x = any == "1"', yields="x: bool[rollout]"))({"any": ["1", "2"]}, SHAPE)["x"].tolist() == [1, 0]
+    assert lower(node('x = any == "1"', yields="x: bool[rollout]"))({"any": ["1", "2"]}, SHAPE)[
+        "x"
+    ].tolist() == [1, 0]
 
 
 def test_a_reduction_to_its_own_axis() -> None:
@@ -257,7 +278,9 @@ def eager_grpo(given: dict[str, Any], shape: Shape) -> Tensor:
         adv[group == g] = (of - of.mean()) / (spread + 1e-6)
     ratio = torch.exp(given["t"] - given["given_token"])
     loss = torch.max(-ratio * adv[row], -ratio.clamp(0.8, 1.2) * adv[row])
-    means = [loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.size("rollout"))]
+    means = [
+        loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.size("rollout"))
+    ]
     return torch.stack([mean.to(shape.dtype) for mean in means]).mean()
 
 
@@ -330,7 +353,9 @@ def interpret(expr: Expr, given: dict[str, Any], shape: Shape) -> dict[tuple[int
     args = [interpret(arg, given, shape) for arg in expr.args]
     depths = [depth(arg.type.axis) for arg in expr.args]
     if expr.op in BINARY:
-        return {path: BINARY[expr.op](args[0][path[: depths[0]]], args[1][path[: depths[1]]]) for path in paths}
+        return {
+            path: BINARY[expr.op](args[0][path[: depths[0]]], args[1][path[: depths[1]]]) for path in paths
+        }
     if expr.op == "tanh":
         return {path: math.tanh(x) for path, x in args[0].items()}
     if expr.op in REDUCED:

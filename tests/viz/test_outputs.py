@@ -18,7 +18,7 @@ import pytest
 from rlgraph.viz import fonts
 from rlgraph.viz.dot import to_dot
 from rlgraph.viz.html import to_html
-from rlgraph.viz.png import to_png
+from rlgraph.viz.png import MOST_PIXELS, to_png
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import to_svg
 from tests.viz.programs import ALL, AWKWARD, EMPTY, GRPO, LOOPS, PPO, long_program, program
@@ -56,9 +56,7 @@ def test_dot_joins_boxes_through_frames() -> None:
     assert ("score", "r", "float[prompts]") in edges
     assert ("adv", "target", "float[prompts, token]") in edges
     assert ("generate", "values", "rollout: table[prompts]") in edges
-    assert ("target", "critic.loss", "float[prompts, token]") in edges or (
-        "target", "loss", "float[prompts, token]"
-    ) in edges  # fmt: skip
+    assert ("target", "loss", "float[prompts, token]") in edges
     assert ("minimize", "actor", "actor@1") in edges
 
 
@@ -93,11 +91,13 @@ def test_png_has_the_size_of_the_svg(name: str, tmp_path: Path) -> None:
     wide, tall = svg_size(to_svg(found))
     data = to_png(found, tmp_path / "a.png", scale=1.5)
     assert (tmp_path / "a.png").read_bytes() == data
-    assert size(data) == (round(1.5 * wide), round(1.5 * tall))
+    assert size(data) == (pytest.approx(1.5 * wide, abs=1), pytest.approx(1.5 * tall, abs=1))
 
 
 def test_a_tall_png_is_drawn_smaller() -> None:
-    assert max(size(to_png(long_program(250)))) <= 12_000
+    assert (
+        max(size(to_png(long_program(150)))) <= MOST_PIXELS + 1 < svg_size(to_svg(long_program(150)))[1] * 2
+    )
 
 
 def test_png_has_text_on_a_machine_without_fonts() -> None:
@@ -107,16 +107,27 @@ def test_png_has_text_on_a_machine_without_fonts() -> None:
     svg = to_svg(program(EMPTY))
     bare = bytes(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))
     ours = bytes(
-        resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, font_files=fonts.files(), font_family="Inter")
+        resvg_py.svg_to_bytes(
+            svg_string=svg, skip_system_fonts=True, font_files=fonts.files(), font_family="Inter"
+        )
     )
     assert len(ours) > len(bare)
 
 
 def test_the_widths_are_those_of_the_fonts() -> None:
     ttf = pytest.importorskip("fontTools.ttLib").TTFont
-    for face, name in (("bold", "Inter-SemiBold"), ("sans", "Inter-Regular"), ("strong", "JetBrainsMono-SemiBold")):
+    for face, name in (
+        ("bold", "Inter-SemiBold"),
+        ("sans", "Inter-Regular"),
+        ("strong", "JetBrainsMono-SemiBold"),
+    ):
         font = ttf(next(path for path in fonts.files() if name in path))
-        for words in ("mean(score, to=prompts)", "waits for the batch", "minibatch prompts", "float[rollout, token]"):
+        for words in (
+            "mean(score, to=prompts)",
+            "waits for the batch",
+            "minibatch prompts",
+            "float[rollout, token]",
+        ):
             real = sum(font["hmtx"][font.getBestCmap()[ord(c)]][0] for c in words) / font["head"].unitsPerEm
             told = fonts.width(words, face, 1)  # type: ignore[arg-type]
             assert real <= told + 0.01 and told <= real * 1.08

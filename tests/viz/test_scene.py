@@ -70,7 +70,14 @@ def test_a_model_holds_its_operations() -> None:
 def test_a_training_step_is_a_container_of_its_model() -> None:
     step = box(GRPO, "train actor")
     assert step.role == "policy" and step.note == "lr=1e-06, clip_norm=1.0"
-    assert step.body and [b.kind for b in step.body.boxes] == ["op", "tensor", "tensor", "tensor", "tensor", "minimize"]
+    assert step.body and [b.kind for b in step.body.boxes] == [
+        "op",
+        "tensor",
+        "tensor",
+        "tensor",
+        "tensor",
+        "minimize",
+    ]
 
 
 def test_loops_say_how_often() -> None:
@@ -97,7 +104,9 @@ def test_a_metric_is_a_tag_with_its_mathematics() -> None:
 
 def test_weights_go_from_version_to_version() -> None:
     section = to_scene(program(PPO)).sections[0]
-    weights = {(link.source.split("_")[-1], link.out) for link in section.body.links if link.line == "weights"}
+    weights = {
+        (link.source.split("_")[-1], link.out) for link in section.body.links if link.line == "weights"
+    }
     assert ("actor", "actor@0") in weights and ("critic", "critic@0") in weights
     assert {link.role for link in section.body.links if link.out == "critic@1"} == {"critic"}
 

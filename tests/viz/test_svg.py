@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 
+from rlgraph.viz.boxes import walk
 from rlgraph.viz.layout import Drawing, Shape, to_drawing
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import NAMESPACE, to_svg
@@ -41,14 +42,7 @@ def around(s: Shape) -> tuple[float, float, float, float]:
 
 
 def holds(outer: Shape, inner: Shape) -> bool:
-    return outer.box.body is not None and any(b.id == inner.box.id for b in _inside(outer))
-
-
-def _inside(shape: Shape) -> list[object]:
-    from rlgraph.viz.boxes import walk
-
-    assert shape.box.body
-    return list(walk(shape.box.body))
+    return outer.box.body is not None and any(box.id == inner.box.id for box in walk(outer.box.body))
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -74,7 +68,9 @@ def test_boxes_do_not_overlap(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_labels_stand_free(name: str) -> None:
     d = drawing(name)
-    labels = [(label.x - label.width / 2, label.y, label.width, label.height) for label in d.labels if label.height]
+    labels = [
+        (label.x - label.width / 2, label.y, label.width, label.height) for label in d.labels if label.height
+    ]
     for a, b in combinations(labels, 2):
         assert apart(a, b)
     for label in labels:
@@ -99,6 +95,14 @@ def test_lines_cross_no_box(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
+def test_arrows_end_on_boxes(name: str) -> None:
+    d = drawing(name)
+    for stroke in d.strokes:
+        for x, y in stroke.arrows:
+            assert any(abs(y - s.y) < PIXEL and s.x <= x <= s.x + s.width for s in d.shapes), stroke.link.out
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
 def test_everything_is_on_the_paper(name: str) -> None:
     d = drawing(name)
     for shape in d.shapes:
@@ -120,7 +124,7 @@ def test_ids_of_two_pictures_differ() -> None:
 def test_signs_are_escaped() -> None:
     svg = to_svg(program(AWKWARD))
     assert "<script" not in svg and "&lt;script&gt;alert(1)&lt;/script&gt;" in svg
-    assert '<a>&"b"' in "".join(ET.fromstring(svg).itertext())
+    assert r"<a>&\"b\"" in "".join(ET.fromstring(svg).itertext())
 
 
 def test_it_names_what_waits_and_why() -> None:
@@ -131,7 +135,7 @@ def test_it_names_what_waits_and_why() -> None:
 
 def test_the_legend_holds_only_what_is_drawn() -> None:
     assert ">Python function<" not in to_svg(program(PPO)) and ">weights<" in to_svg(program(PPO))
-    assert 'class="legend"' not in to_svg(program(EMPTY))
+    assert 'class="legend' not in to_svg(program(EMPTY))
 
 
 def test_the_same_program_gives_the_same_picture() -> None:

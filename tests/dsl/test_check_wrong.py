@@ -1,0 +1,66 @@
+"""Programs that are wrong, and all that is said about each, caret included.
+
+The cases are in `wrong/*.txt` (see `tests/golden.py`). A line `## file NAME` begins another file of the case, and
+`## set NAME = EXPRESSION` changes a declaration. Some rows of data are there: `rows.jsonl` has the columns prompt and
+answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlgraph.data import columns
+from rlgraph.dsl.check import check
+from rlgraph.dsl.parse import parse_expression
+from rlgraph.errors import ProgramError, Source
+from rlgraph.foreign.spec import Spec
+from rlgraph.ir.graph import Record
+from tests import golden
+
+WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
+
+
+def data_columns(record: Record) -> tuple[str, ...] | None:
+    given = {name: value for name, value in record.options if value is not None}
+    return columns(Spec(record.name, record.args, given, record.span), Path())
+
+
+def said(text: str) -> str:
+    """Everything that is said about a case; its files are in the working directory."""
+    changes = {}
+    for name, value in re.findall(r"^## set (\w+) = (.*)$", text, flags=re.MULTILINE):
+        changes[name] = parse_expression(Source("--set", value))
+    text = re.sub(r"^## set .*\n", "", text, flags=re.MULTILINE)
+    program, *others = re.split(r"^## file ", text, flags=re.MULTILINE)
+    for other in others:
+        name, _, body = other.partition("\n")
+        Path(name).write_text(body, "utf-8")
+    try:
+        _, found = check(Source("a.rlf", program), changes, columns=data_columns)
+    except ProgramError as error:
+        found = list(error.diagnostics)
+    return "\n\n".join(d.render() for d in found)
+
+
+@pytest.fixture
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "1 + 1 =", "answer": "2"}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
+def test_what_is_said_about_wrong_programs(path: Path, request: pytest.FixtureRequest) -> None:
+    golden.check(path, said, update=request.config.getoption("--update-golden"))
+
+
+@pytest.mark.usefixtures("_folder")
+def test_every_wrong_program_is_refused() -> None:
+    for path in WRONG:
+        for text, _ in golden.cases(path):
+            assert re.search(r"^(error|warning)\[", said(text), flags=re.MULTILINE), text
