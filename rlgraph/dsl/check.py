@@ -56,8 +56,10 @@ def check(
     checker = Checker(columns)
     file = assemble(parse(source), source, checker, read)
     program = checker.program(file, source, changes or {})
-    if any(d.severity == "error" for d in checker.diagnostics):
-        raise ProgramError(_ordered(checker.diagnostics))
+    # A value that nobody uses may be used in what is wrong: warnings wait until all is right.
+    errors = [d for d in checker.diagnostics if d.severity == "error"]
+    if errors:
+        raise ProgramError(_ordered(errors))
     return program, _ordered(checker.diagnostics)
 
 
@@ -255,7 +257,7 @@ class Checker(Statements):
 
     def given(self, item: tree.Phase) -> dict[str, Value]:
         """First versions of everything that lives across steps and that the phase names, or a copy of what it names."""
-        named = {name.id for name in names_in(item.body)}
+        named = self.named(item.body)
         found: dict[str, Value] = {}
         for name, meaning in self.scope.items():
             if name not in named:
@@ -276,7 +278,7 @@ class Checker(Statements):
 
     def drawn(self, body: Sequence[tree.Stmt]) -> list[str]:
         """Data that is drawn when the step begins: all but what `collect` draws and what only `every` needs."""
-        named = {name.id for statement in body for name in names_in(statement) if not isinstance(statement, tree.Every)}
+        named = self.named(tuple(statement for statement in body if not isinstance(statement, tree.Every)))
         return [name for name in self.scope if name in named and self.is_data(name) and name not in self.collected]
 
     # What is there and does nothing

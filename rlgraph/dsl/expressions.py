@@ -39,7 +39,14 @@ DEEPEST = 64
 class Expressions(Calls):
     """The part of the checker that turns syntax into typed expressions."""
 
-    depth = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.declared: dict[str, Span] = {}
+        """Names of declarations."""
+        self.depth = 0
+        """Of the defs that are being written out."""
+        self.step_scope: dict[str, Meaning] = {}
+        """Outside of them."""
 
     def tensor(self, expr: tree.Expr) -> Expr:
         """An expression that has to be a number, or numbers along an axis."""
@@ -312,7 +319,11 @@ class Expressions(Calls):
         if self.depth >= DEEPEST:
             raise self.stop("E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive")
         uses = Counter(name.id for name in names_in(definition.body))
-        scope = dict(called.scope)
+        if not self.depth:
+            self.step_scope = self.block.scope
+        # What is declared has its meaning of the step: data are tables there, and `keep` may have replaced them.
+        scope = {name: self.step_scope.get(name, held) if name in self.declared else held
+                 for name, held in called.scope.items()}  # fmt: skip
         for parameter, arg in zip(definition.parameters, expr.args, strict=True):
             meaning = self.evaluate(arg)
             # An argument that is used twice is computed once.
@@ -327,6 +338,18 @@ class Expressions(Calls):
             return self.body(definition, hint or definition.name)
         finally:
             self.block.scope, self.call_site, self.depth = outer, place, self.depth - 1
+
+    def named(self, body: object) -> set[str]:
+        """Names that a piece of syntax uses, those of the defs that it calls included."""
+        found: set[str] = set()
+        pending = {name.id for name in names_in(body)}
+        while pending:
+            name = pending.pop()
+            found.add(name)
+            held = self.block.scope.get(name)
+            if isinstance(held, DefName):
+                pending |= free_names(held.definition) - found
+        return found
 
     def body(self, definition: tree.Def, hint: str) -> Meaning:
         for statement in definition.body:
@@ -355,6 +378,12 @@ def _nest_hint(a: Axis, b: Axis) -> str:
     if len(inner) == 2 and a.row.key == b.row.key:
         return f"they are {inner[0].name}s of different rows: reduce each first, with `sum(x, {inner[0].name})` for example"
     return "reduce one of them to an axis that they share, with `by=` or to one number"
+
+
+def free_names(definition: tree.Def) -> set[str]:
+    """Names in a def that are neither its parameters nor its own."""
+    local = {p.id for p in definition.parameters} | {s.target for s in definition.body if isinstance(s, tree.Assign)}
+    return {name.id for name in names_in(definition.body)} - local
 
 
 def names_in(node: object) -> Iterator[tree.Name]:

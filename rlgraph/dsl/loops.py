@@ -208,7 +208,7 @@ class Loops(Expressions):
 
     def data_names(self, body: Sequence[tree.Stmt]) -> list[str]:
         """Data sources that a body names."""
-        named = {name.id for name in names_in(tuple(body))}
+        named = self.named(tuple(body))
         return [name for name, kind in self.block.versions.items()
                 if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"]  # fmt: skip
 

@@ -40,8 +40,6 @@ class Statements(Loops):
 
     def __init__(self) -> None:
         super().__init__()
-        self.declared: dict[str, Span] = {}
-        """Names of declarations."""
         self.assigned: dict[str, Span] = {}
         self.reported: dict[str, Span] = {}
 

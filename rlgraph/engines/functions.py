@@ -19,7 +19,8 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, DType
 from rlgraph.ir.types import Tensor as Type
 
-ROW = Axis("row", "row")
+GROUP = Axis("group", "group")
+ROW = Axis("row", "row", GROUP)
 TOKEN = Axis("row.token", "token", ROW, inner=True)
 _AXES = (None, ROW, TOKEN)
 
@@ -46,7 +47,7 @@ def call_padded(node: Node, arguments: Mapping[str, Argument], mask: Tensor | No
     for other in floats:
         dtype = torch.promote_types(dtype, other)
     mask = _mask(arguments, mask)
-    rows = _PaddedRows(mask, dtype)
+    rows = _PaddedRows(mask, dtype, _groups(arguments[group]) if group else None)
     flat: dict[str, Tensor] = {}
     for name in node.inputs:
         given = arguments[name]
@@ -66,13 +67,25 @@ class _PaddedRows:
     mask: Tensor
     """bool [rows, tokens]."""
     dtype: torch.dtype
+    groups: Tensor | None = None
+    """int64 [rows]: the group of each row, counted from 0."""
 
     def index(self, child: str, ancestor: str) -> Tensor:
-        assert (child, ancestor) == (TOKEN.key, ROW.key), (child, ancestor)
-        return self.mask.nonzero()[:, 0]
+        if (child, ancestor) == (TOKEN.key, ROW.key):
+            return self.mask.nonzero()[:, 0]
+        assert self.groups is not None and ancestor == GROUP.key, (child, ancestor)
+        return self.groups if child == ROW.key else self.groups[self.mask.nonzero()[:, 0]]
 
     def size(self, axis: str) -> int:
+        if axis == GROUP.key:
+            assert self.groups is not None
+            return int(self.groups.max()) + 1 if len(self.groups) else 0
         return self.mask.shape[0] if axis == ROW.key else int(self.mask.sum())
+
+
+def _groups(numbers: Argument) -> Tensor:
+    assert isinstance(numbers, Tensor)
+    return torch.unique(numbers, return_inverse=True)[1]
 
 
 def _type(name: str, argument: Argument) -> Type:

@@ -38,7 +38,7 @@ class TransformersEngine:
         spec: ModelSpec,
         *,
         threads: int = 1,
-        block_tokens: int = 4096,
+        block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         cache_tokens: int = 1 << 18,
     ) -> None:

@@ -14,7 +14,7 @@ METRIC_COLUMNS = 56
 OPTION_COLUMNS = 40
 
 # What goes without saying: internal names, and options at the value that changes nothing.
-_HIDDEN = {"key", "func", "names", "env", "axis", "name", "column"}
+_HIDDEN = {"key", "func", "names", "env", "axis", "name", "column", "micro", "why"}
 _NEUTRAL: dict[str, Constant] = {
     "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "shuffle": False,
     "rounds": 64, "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -40,6 +40,16 @@ def record(found: Record, kind: str) -> str:
     )
     shown = [show_constant(arg) for arg in found.args] + ([told] if told else [])
     return short(f"{found.name}({', '.join(shown)})", OPTION_COLUMNS)
+
+
+def training(node: Node, axes: Mapping[str, str]) -> str:
+    """The options of a training step: `lr=1e-06, micro-batches by rollout`."""
+    micro = node.attr("micro")
+    parts = [
+        options(node.attrs),
+        f"micro-batches by {axes.get(micro, micro)}" if isinstance(micro, str) and micro else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:

@@ -200,7 +200,7 @@ class _Maker:
         body = draft.body()
         kept, made = tuple(inputs), tuple(outputs)
         if trained:
-            title, note, role = f"train {trained}", captions.options(node.attrs), self.role(trained)
+            title, note, role = f"train {trained}", captions.training(node, self.axes), self.role(trained)
             return self.box(node, "train", title, note, inputs=kept, outputs=made, body=body, role=role)
         title, note = captions.loop(node, self.axes)
         return self.box(node, "loop", title, note, inputs=kept, outputs=made, body=body)

@@ -1,0 +1,40 @@
+# Two commands do all: `make demo` installs rlgraph and runs the main example, `make test` installs what is missing and tests.
+PYTHON ?= python3
+VENV   ?= .venv
+# A pinned torch: a loose range can pull several gigabytes of another build.
+TORCH  ?= torch==2.13.0
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check docs clean
+
+$(VENV)/.base: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing rlgraph and torch into $(VENV) (minutes the first time)"
+	@$(PIP) $(TORCH)
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	@$(PIP) --editable '.[test]'
+	@touch $@
+
+demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it learned
+	@$(BIN)/python examples/spell_backward/demo.py
+
+demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model
+	@$(BIN)/python examples/spell_backward/demo.py --ppo
+
+test: $(VENV)/.test ## everything but speed
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/.test ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

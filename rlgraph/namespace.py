@@ -1,0 +1,102 @@
+"""Functions of the language as a Python namespace: `rlgraph.functions("std").gae(reward, value, 1.0, 0.95)`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.dsl.define import Defined, define, definitions
+from rlgraph.dsl.scope import DefName
+from rlgraph.dsl.tree import Expr
+from rlgraph.errors import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Function:
+    """A `def` that Python can call with numbers and tensors.
+
+    Arguments are a number or a 0-d tensor, a tensor [rows], or a tensor [rows, tokens]; `mask=` [rows, tokens] says which
+    tokens count. What the def takes as `by=` is an int tensor [rows] with the number of each row's group. The result is
+    as wide as the widest argument, and 0 where the mask is. Gradients go through.
+    """
+
+    def __init__(self, called: DefName) -> None:
+        definition = called.definition
+        self._called = called
+        self._made: dict[tuple[Any, ...], Defined] = {}
+        self.__name__ = self.__qualname__ = definition.name
+        self.__doc__ = _text(called)
+        names = [parameter.id for parameter in definition.parameters]
+        kinds = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        mask = [] if "mask" in names else [Parameter("mask", Parameter.KEYWORD_ONLY, default=None)]
+        self.__signature__ = Signature([*kinds, *mask])
+
+    def __call__(self, *args: Tensor | float, mask: Tensor | None = None, **named: Tensor | float) -> Tensor:
+        from rlgraph.engines.functions import call_padded, types_of
+
+        options = {} if mask is None else {"mask": mask}
+        try:
+            bound = self.__signature__.bind(*args, **named, **options)
+        except TypeError as error:
+            raise TypeError(f"{self.__name__}{self.__signature__}: {error}") from None
+        arguments: Mapping[str, Any] = dict(bound.arguments)
+        if not any(parameter.id == "mask" for parameter in self._called.definition.parameters):
+            arguments = {name: value for name, value in arguments.items() if name != "mask"}
+        else:
+            mask = None
+        types = types_of(arguments)
+        key = tuple(types.items())
+        if key not in self._made:
+            self._made[key] = define(self._called, types)
+        made = self._made[key]
+        return call_padded(made.node, arguments, mask, made.group)
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__}{self.__signature__} of {self._called.definition.span.source.path}>"
+
+
+def _text(called: DefName) -> str:
+    """The def as it is written, with the comment above it."""
+    span = called.definition.span
+    lines = span.source.text.splitlines()
+    first = last = span.line - 1
+    while first > 0 and lines[first - 1].startswith("#"):
+        first -= 1
+    while last + 1 < len(lines) and (not lines[last + 1].strip() or lines[last + 1][0].isspace()):
+        last += 1
+    return "\n".join(lines[first : last + 1]).rstrip()
+
+
+class Functions:
+    """The functions of a file as attributes; iterates over their names."""
+
+    def __init__(self, name: str, found: Mapping[str, Function]) -> None:
+        self._name, self._found = name, dict(found)
+
+    def __getattr__(self, name: str) -> Function:
+        found = self.__dict__.get("_found", {})
+        if name in found:
+            function: Function = found[name]
+            return function
+        near = difflib.get_close_matches(name, found, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(found) or 'none'}"
+        raise AttributeError(f"{self.__dict__.get('_name')} has no function {name}: {hint}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __dir__(self) -> list[str]:
+        return list(self._found)
+
+    def __repr__(self) -> str:
+        return f"<functions of {self._name}: {', '.join(self._found)}>"
+
+
+def namespace(name: str, source: Source | None, changes: Mapping[str, Expr]) -> Functions:
+    """The defs of a source, or of the prelude for None. Raises ProgramError."""
+    found = definitions(source, changes)
+    return Functions(name, {key: Function(called) for key, called in found.items()})
