@@ -1,1 +1,63 @@
-"""rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run."""
+"""rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
+
+`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api.py`). They are loaded when
+they are first used: `import rlgraph` loads neither torch nor the compiler.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlgraph.api import check, compile, functions
+    from rlgraph.compiled import Compiled
+    from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
+    from rlgraph.running import Interrupted, Run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "check": "api",
+    "compile": "api",
+    "functions": "api",
+    "Compiled": "compiled",
+    "Run": "running",
+    "Interrupted": "running",
+    "Diagnostic": "errors",
+    "ProgramError": "errors",
+    "RlgraphError": "errors",
+    "RunError": "errors",
+}
+
+__all__ = [
+    "Compiled",
+    "Diagnostic",
+    "Interrupted",
+    "ProgramError",
+    "RlgraphError",
+    "Run",
+    "RunError",
+    "__version__",
+    "check",
+    "compile",
+    "functions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlgraph' has no attribute {name!r}")
+    return getattr(import_module(f"rlgraph.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext rlgraph`: the cell magic `%%rlf`."""
+    from rlgraph.notebook import load
+
+    load(shell)

@@ -31,23 +31,20 @@ class Function:
         self.__name__ = self.__qualname__ = definition.name
         self.__doc__ = _text(called)
         names = [parameter.id for parameter in definition.parameters]
-        kinds = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        mask = [] if "mask" in names else [Parameter("mask", Parameter.KEYWORD_ONLY, default=None)]
-        self.__signature__ = Signature([*kinds, *mask])
+        self._parameters = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+        # A def with a parameter of that name is one that is called without a mask.
+        self._masks = "mask" not in names
+        mask = [Parameter("mask", Parameter.KEYWORD_ONLY, default=None)] if self._masks else []
+        self.__signature__ = Signature([*self._parameters.parameters.values(), *mask])
 
-    def __call__(self, *args: Tensor | float, mask: Tensor | None = None, **named: Tensor | float) -> Tensor:
+    def __call__(self, *args: Tensor | float, **named: Any) -> Tensor:
         from rlgraph.engines.functions import call_padded, types_of
 
-        options = {} if mask is None else {"mask": mask}
+        mask = named.pop("mask", None) if self._masks else None
         try:
-            bound = self.__signature__.bind(*args, **named, **options)
+            arguments = self._parameters.bind(*args, **named).arguments
         except TypeError as error:
             raise TypeError(f"{self.__name__}{self.__signature__}: {error}") from None
-        arguments: Mapping[str, Any] = dict(bound.arguments)
-        if not any(parameter.id == "mask" for parameter in self._called.definition.parameters):
-            arguments = {name: value for name, value in arguments.items() if name != "mask"}
-        else:
-            mask = None
         types = types_of(arguments)
         key = tuple(types.items())
         if key not in self._made:

@@ -45,7 +45,7 @@ class Calls(Reporter):
         self.used: set[str] = set()
         """Names that some expression uses."""
         self.columns: dict[tuple[str, str], str] = {}
-        self.chosen: dict[str, str] = {}
+        self.chosen: dict[str, Axis] = {}
         """For a value that chooses rows: the axis it chooses from."""
         self.buffers: dict[str, Table] = {}
         """What was pushed into each buffer."""
@@ -110,7 +110,7 @@ class Calls(Reporter):
         if isinstance(expr, Apply) and TENSOR[expr.op].dtype == "row":
             source = expr.args[0].type.axis
             assert source
-            self.chosen[name] = source.key
+            self.chosen[name] = source
         return name
 
     def infer(self, op: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
@@ -137,12 +137,10 @@ class Calls(Reporter):
         """An argument that has to be a table with tokens."""
         meaning = self.evaluate(expr)
         if not isinstance(meaning, TableValue):
-            hint = ""
-            if isinstance(expr, tree.Attribute):
-                hint = "leave the column out"
+            hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""
             raise self.stop("E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint)
         if meaning.type.token is None:
-            raise self.stop("E0305", f"{what} needs rows with tokens, and `{meaning.name}` is plain data", expr.span,
+            raise self.stop("E0305", f"{what} needs rows with tokens, and `{expr.span.text}` is plain data", expr.span,
                             "generate from it, or make tokens with `encode(prompt, answer)`")  # fmt: skip
         return meaning
 
@@ -154,8 +152,12 @@ class Calls(Reporter):
         name = expr.func.name
         if isinstance(base, OutsideName) and base.outside.kind == "buffer":
             return self.sample(expr, base.outside, hint)
+        if isinstance(base, TableValue) and name in base.type.columns():
+            raise self.stop("E0206", f"`{name}` is a column, which cannot be called", expr.func.name_span,
+                            f"write `{expr.func.span.text}`")  # fmt: skip
         if not isinstance(base, ModelName):
-            raise self.stop("E0206", f"{describe(base)} has nothing to call", expr.func.span)
+            raise self.stop("E0206", f"`{expr.func.base.span.text}` is {describe(base)}, and has no `{name}` to call",
+                            expr.func.name_span)  # fmt: skip
         model = base.model
         known = self.methods(model)
         if name not in known:
@@ -168,8 +170,10 @@ class Calls(Reporter):
         wanted = {"generate": 1, "interact": 2}.get(name, 1)
         if len(expr.args) != wanted:
             said = {"generate": "the rows to answer", "interact": "an environment and the rows to start from"}
-            raise self.stop("E0405", f"`{name}` takes {said.get(name, 'a table')} by place, not {len(expr.args)} values",
-                            expr.span)  # fmt: skip
+            shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
+            example = {"generate": "prompts, max_tokens=512", "interact": "shell, tasks, max_turns=8, max_tokens=4096"}
+            raise self.stop("E0405", f"`{name}` takes {said.get(name, 'a table')} by place, and this is {shown}", expr.span,
+                            f"`{model.name}.{name}({example.get(name, 'rollout')})`")  # fmt: skip
         if name in ("generate", "interact"):
             if self.block.training:
                 raise self.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
@@ -205,7 +209,7 @@ class Calls(Reporter):
             given, parent, data = source.name, source.type.axis, source.type.data
             if data is not None and "prompt" not in data and name == "generate":
                 raise self.stop("E0204", "the table has no column `prompt`", expr.args[-1].span,
-                                f"name the column: `{source.name}.{data[0]}`" if data else "")  # fmt: skip
+                                f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "")  # fmt: skip
         elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and name == "generate":
             given, parent, data = source.name, source.type.axis, None
         else:
@@ -244,8 +248,8 @@ class Calls(Reporter):
         for option in expr.options:
             column = self.tensor(option.value)
             if column.type.axis is None or not table.type.axis.within(column.type.axis):
-                raise self.stop("E0301", f"a column has an entry for each row of `{table.name}`, and this is {column.type}",
-                                option.value.span)  # fmt: skip
+                raise self.stop("E0301", f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is "
+                                f"{describe(column)}", option.value.span)  # fmt: skip
             names.append(option.name)
             inputs.append(self.materialize(column, option.name))
         value = Value(self.fresh(hint or func.name), Tensor("float", table.type.axis))
@@ -261,11 +265,13 @@ class Calls(Reporter):
         table = self.table(expr.args[0], "`pick`")
         choice = self.tensor(expr.args[1])
         if choice.type.dtype != "row" or choice.type.axis is None:
-            raise self.stop("E0308", f"a choice of rows is needed here, and this is {choice.type}", expr.args[1].span,
+            raise self.stop("E0308", f"a choice of rows is needed here, and this is {describe(choice)}", expr.args[1].span,
                             "`argmax(x, by=group)` or `argmin(x, by=group)`")  # fmt: skip
         index = self.materialize(choice, f"{hint or 'pick'}.row")
-        if self.chosen.get(index) != table.type.axis.key:
-            raise self.stop("E0308", f"the rows are not chosen from `{table.name}`", expr.args[1].span)
+        source = self.chosen[index]
+        if source.key != table.type.axis.key:
+            raise self.stop("E0308", f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
+                            expr.args[1].span)  # fmt: skip
         label = self.fresh(hint or "pick")
         axis = choice.type.axis
         token = self.inner_axis("token", label, axis)
@@ -281,10 +287,14 @@ class Calls(Reporter):
         if len(expr.args) != 2 or expr.options:
             raise self.stop("E0405", "`encode` takes a prompt and an answer", expr.span,
                             "`encode(pairs.prompt, pairs.response)`")  # fmt: skip
-        sides = [self.tensor(arg) for arg in expr.args]
-        for side, arg in zip(sides, expr.args, strict=True):
-            if side.type.dtype not in ("text", "any") or side.type.axis is None or isinstance(side, Const):
-                raise self.stop("E0304", f"a column of texts is needed here, and this is {side.type}", arg.span)
+        sides: list[Expr] = []
+        for arg in expr.args:
+            side = self.evaluate(arg)
+            column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
+            if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
+                hint = f"name its column: `{arg.span.text}.prompt` for example" if isinstance(side, TableValue) else ""
+                raise self.stop("E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint)
+            sides.append(side)
         if sides[0].type.axis != sides[1].type.axis:
             raise self.stop("E0301", "the prompt and the answer are columns of different tables", expr.span)
         axis = sides[0].type.axis

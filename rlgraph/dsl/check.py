@@ -29,7 +29,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE, STATEMENTS
 from rlgraph.dsl.statements import Statements
-from rlgraph.dsl.expressions import names_in
+from rlgraph.dsl.expressions import AXES, FUNCTIONS, names_in
 from rlgraph.dsl.use import Read, assemble
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Const, Constant, Graph, Model, Outside, Phase, Program, Record, State, Value
@@ -74,7 +74,6 @@ class Checker(Statements):
         super().__init__()
         self.look = columns
         self.known_columns: dict[str, tuple[str, ...] | None] = {}
-        self.scope: dict[str, Meaning] = {}
 
     def program(self, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
         top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
@@ -87,6 +86,8 @@ class Checker(Statements):
             except Stop:
                 if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
                     self.scope[item.name] = Wrong()
+        wrong = [item.name for item in declared if isinstance(item, tree.Def) and self.unknown_in(item)]
+        self.scope.update({name: Wrong() for name in wrong})
         heads = [item for item in declared if isinstance(item, tree.Algorithm)]
         if not heads:
             self.say("E0609", "the file does not say what its algorithm is called", top, "begin it with `algorithm NAME`")
@@ -110,9 +111,12 @@ class Checker(Statements):
     # Declarations
 
     def prelude(self) -> None:
+        known: dict[str, Meaning] = {}
         for item in _prelude().declarations:
             assert isinstance(item, tree.Def)
-            self.scope[item.name] = DefName(item, self.scope)
+            # Its defs see each other only: what a program declares cannot change what they mean.
+            known[item.name] = DefName(item, known)
+        self.scope.update(known)
 
     def unknown_changes(self, declared: Sequence[tree.Decl], changes: Mapping[str, tree.Expr]) -> None:
         known = [d.name for d in declared if isinstance(d, (tree.Declaration, tree.State))]
@@ -127,6 +131,12 @@ class Checker(Statements):
                 related = (Related(self.declared[item.name], "it is declared here"),)
                 raise self.stop("E0203", f"`{item.name}` is declared twice", item.name_span, related=related)
             self.declared[item.name] = item.name_span
+            if item.name in AXES:
+                raise self.stop("E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name")
+            function = item.name in FUNCTIONS or item.name in ("min", "max", "pick", "encode")
+            if function and (isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")):
+                self.say("W0202", f"`{item.name}` takes the place of a built-in function", item.name_span,
+                         "choose another name", "warning")  # fmt: skip
         if isinstance(item, tree.Declaration):
             changed = changes.get(item.name)
             self.scope[item.name] = self.declare(replace(item, value=changed) if changed else item)

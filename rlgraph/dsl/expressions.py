@@ -32,6 +32,7 @@ _SIGNS = {
 }  # fmt: skip
 
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
+AXES = ("token", "turn")
 DEEPEST = 64
 """Defs that call defs: beyond this one of them calls itself."""
 
@@ -41,6 +42,8 @@ class Expressions(Calls):
 
     def __init__(self) -> None:
         super().__init__()
+        self.scope: dict[str, Meaning] = {}
+        """What the declarations mean."""
         self.declared: dict[str, Span] = {}
         """Names of declarations."""
         self.depth = 0
@@ -53,7 +56,8 @@ class Expressions(Calls):
         meaning = self.evaluate(expr)
         if isinstance(meaning, (Const, Ref, Apply)):
             return meaning
-        hint = "name one of its columns, `.length` for example" if isinstance(meaning, TableValue) else ""
+        column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
+        hint = f"name one of its columns: `{expr.span.text}.{column}`" if isinstance(meaning, TableValue) else ""
         raise self.stop("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
 
     def number(self, expr: tree.Expr) -> Expr:
@@ -87,7 +91,7 @@ class Expressions(Calls):
         if isinstance(expr, tree.String):
             return Const(expr.value, Tensor("text"), expr.span)
         if isinstance(expr, tree.List):
-            raise self.stop("E0305", "a list can only stand in an option", expr.span)
+            raise self.stop("E0305", "a list can stand in an option only", expr.span)
         if isinstance(expr, tree.Unary):
             return self.unary(expr)
         if isinstance(expr, tree.Binary):
@@ -166,6 +170,9 @@ class Expressions(Calls):
         if isinstance(base, ModelName):
             known = self.methods(base.model)
             hint = nearest(expr.name, known) or f"call one of {', '.join(f'`{name}`' for name in known)}"
+            if expr.name in known:
+                raise self.stop("E0206", f"`{expr.name}` of a model has to be called", expr.name_span,
+                                f"`{expr.span.text}(...)`")  # fmt: skip
             raise self.stop("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
         raise self.stop("E0206", f"{describe(base)} has no columns", expr.span)
 
@@ -203,22 +210,23 @@ class Expressions(Calls):
             raise self.stop("E0206", "this cannot be called", expr.func.span)
         name = expr.func.id
         meaning = self.block.scope.get(name)
-        if isinstance(meaning, Wrong):
-            raise Stop
         if isinstance(meaning, DefName):
             self.used.add(name)
             return self.expand(expr, meaning, hint)
         if isinstance(meaning, OutsideName) and meaning.outside.kind == "func":
             self.used.add(name)
             return self.function(expr, meaning.outside, hint)
-        if meaning is None and name in ("pick", "encode"):
+        # A value may have the name of a built-in function: what is called is the function.
+        if name in ("pick", "encode"):
             return self.pick(expr, hint) if name == "pick" else self.encode(expr, hint)
-        if meaning is None and (name in FUNCTIONS or name in ("min", "max")):
+        if name in FUNCTIONS or name in ("min", "max"):
             return self.builtin(expr, name)
+        if isinstance(meaning, Wrong):
+            raise Stop
         if meaning is not None:
             shown = describe(meaning)
             more = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
-            raise self.stop("E0206", f"`{name}` is {shown} and cannot be called", expr.func.span, more)
+            raise self.stop("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, more)
         known = [*FUNCTIONS, "min", "max", "pick", "encode"]
         known += [n for n, m in self.block.scope.items() if isinstance(m, (DefName, OutsideName))]
         raise self.stop("E0201", f"no function is called `{name}`", expr.func.span, nearest(name, known))
@@ -255,9 +263,10 @@ class Expressions(Calls):
     def reduce(self, expr: tree.Call, name: str, by: tree.Option | None) -> Expr:
         """`mean(x)`, `mean(x, token)`, `mean(x, by=prompts)`; `quantile` has a number before the axis."""
         plain = TENSOR[name].args
+        first = "x" if plain == 1 else "x, 0.5"
         if not plain <= len(expr.args) <= plain + (by is None):
             raise self.stop("E0405", f"`{name}` takes {plain} value{'s' * (plain > 1)} and at most one axis", expr.span,
-                            f"`{name}(x)`, `{name}(x, token)` or `{name}(x, by=prompts)`")  # fmt: skip
+                            f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`")  # fmt: skip
         args = self.each(expr.args[:plain])
         source = args[0].type.axis
         if source is None:
@@ -280,22 +289,27 @@ class Expressions(Calls):
         """The axis that is left when the one named is reduced away."""
         if not isinstance(expr, tree.Name):
             raise self.stop("E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table")
+        known = [axis.name for axis in source.path()]
+        if expr.id not in self.block.scope and expr.id not in self.block.later and expr.id not in AXES:
+            raise self.stop("E0302", f"there is no axis `{expr.id}`; the value has [{source.label}]", expr.span,
+                            nearest(expr.id, known))  # fmt: skip
         named = self.axis_named(expr)
         if source.name == expr.id or (named and named.key == source.key):
             return source.parent
         if named and source.within(named):
-            raise self.stop("E0302", f"`{expr.id}` is not the inner axis of this value, {source.label}", expr.span,
-                            f"to keep a value for each of them write `{name}(x, by={expr.id})`")  # fmt: skip
+            raise self.stop("E0302", f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this "
+                            "value", expr.span, f"for one value for each row of `{expr.id}` write `by={expr.id}`")  # fmt: skip
         raise self.stop("E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span,
-                        nearest(expr.id, [axis.name for axis in source.path()]))  # fmt: skip
+                        nearest(expr.id, known))  # fmt: skip
 
     def group_axis(self, expr: tree.Expr, source: Axis) -> Axis:
         named = self.axis_named(expr) if isinstance(expr, tree.Name) else None
         if named is None:
-            raise self.stop("E0303", "`by=` takes the name of a table", expr.span)
+            raise self.stop("E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example")
         if not source.within(named):
-            raise self.stop("E0303", f"[{source.label}] does not lie in `{named.name}`", expr.span,
-                            f"it lies in {', '.join(f'`{axis.name}`' for axis in source.path())}")  # fmt: skip
+            rows = [axis.name for axis in source.path() if not axis.inner]
+            raise self.stop("E0303", f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]", expr.span,
+                            f"its rows lie in {', '.join(f'`{name}`' for name in rows)}")  # fmt: skip
         return named
 
     def axis_named(self, expr: tree.Name) -> Axis | None:
@@ -346,10 +360,20 @@ class Expressions(Calls):
         while pending:
             name = pending.pop()
             found.add(name)
-            held = self.block.scope.get(name)
+            held = self.scope.get(name)
             if isinstance(held, DefName):
                 pending |= free_names(held.definition) - found
         return found
+
+    def unknown_in(self, definition: tree.Def) -> bool:
+        """Says which names of a def mean nothing, whether it is called or not."""
+        free = free_names(definition)
+        built_in = {*FUNCTIONS, *AXES, "min", "max", "pick", "encode"}
+        unknown = [n for n in names_in(definition.body) if n.id in free and n.id not in self.scope and n.id not in built_in]
+        known = {*self.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
+        for name in unknown:
+            self.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, known))
+        return bool(unknown)
 
     def body(self, definition: tree.Def, hint: str) -> Meaning:
         for statement in definition.body:
@@ -365,8 +389,7 @@ class Expressions(Calls):
 
 
 def _unnested(a: Axis, b: Axis) -> str:
-    left, right = _owner(a), _owner(b)
-    return f"the axes of {left} and {right} do not nest: neither lies in the other"
+    return f"{_owner(a)} and {_owner(b)} do not meet: neither lies in the other"
 
 
 def _owner(axis: Axis) -> str:
@@ -377,7 +400,10 @@ def _nest_hint(a: Axis, b: Axis) -> str:
     inner = [axis for axis in (a, b) if axis.inner]
     if len(inner) == 2 and a.row.key == b.row.key:
         return f"they are {inner[0].name}s of different rows: reduce each first, with `sum(x, {inner[0].name})` for example"
-    return "reduce one of them to an axis that they share, with `by=` or to one number"
+    shared = next((axis.name for axis in a.path() if b.within(axis)), None)
+    if shared is None:
+        return f"rows of `{a.row.name}` and `{b.row.name}` have nothing in common: reduce one side to a single number"
+    return f"reduce one side to `{shared}`, in which both lie: `mean(x, by={shared})` for example"
 
 
 def free_names(definition: tree.Def) -> set[str]:

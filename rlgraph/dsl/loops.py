@@ -97,7 +97,9 @@ class Loops(Expressions):
         if self.block.training:
             raise self.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
         axis = self.axis_named(statement.table)
-        assert axis
+        if axis is None:
+            raise self.stop("E0303", f"rows are sliced, and `{statement.table.id}` is no axis of rows", statement.table.span,
+                            "name the table that is sliced: `minibatch rollout(parts=4):`")  # fmt: skip
         options = self.constants.options(STATEMENTS["minibatch"], statement.options, statement.span, self.block.scope)
         options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
         self.region("minibatch", self.writes(statement.body), lambda: self.statements(statement.body), options,

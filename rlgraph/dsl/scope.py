@@ -71,7 +71,7 @@ Meaning = (
 def describe(meaning: Meaning) -> str:
     """A meaning in the user's words: `a model`."""
     if isinstance(meaning, TableValue):
-        return f"a table, {meaning.type}"
+        return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):
         return "a model"
     if isinstance(meaning, OutsideName):
@@ -84,9 +84,16 @@ def describe(meaning: Meaning) -> str:
         return "a def"
     if isinstance(meaning, Literal):
         return "a constant"
-    if isinstance(meaning, (Const, Ref, Apply)):
-        return str(meaning.type)
-    return "nothing"
+    if not isinstance(meaning, (Const, Ref, Apply)):
+        return "nothing"
+    kind = meaning.type
+    if kind.dtype == "any":
+        return "a column of the data"
+    if kind.dtype == "row":
+        return "a choice of rows"
+    if kind.axis is None:
+        return {"bool": "true or false", "text": "a text"}.get(kind.dtype, "a number")
+    return str(kind)
 
 
 @dataclass

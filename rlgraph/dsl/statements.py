@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.expressions import names_in
+from rlgraph.dsl.expressions import AXES, names_in
 from rlgraph.dsl.loops import Loops, targets
 from rlgraph.dsl.scope import (
     ModelName,
@@ -88,6 +88,8 @@ class Statements(Loops):
         if isinstance(held, StateName):
             raise self.stop("E0602", f"`{target}` is a state: it lives across steps", statement.target_span,
                             f"write `{target} := ...`")  # fmt: skip
+        if target in AXES:
+            raise self.stop("E0208", f"`{target}` is the name of an axis", statement.target_span, "choose another name")
         if target in self.declared:
             place = self.declared[target]
             raise self.stop("E0207", f"`{target}` is declared above and cannot be assigned", statement.target_span,
@@ -235,7 +237,10 @@ class Statements(Loops):
                 if expr.type.axis is not None:
                     raise self.stop("E0304", f"a metric is one number, and `{item.name}` is {expr.type}",
                                     item.value.span, "reduce it: `mean(...)`")  # fmt: skip
-                if item.name in self.reported or item.name in ("step", "seconds"):
+                if item.name in ("step", "seconds"):
+                    raise self.stop("E0203", f"every run reports `{item.name}` by itself", item.name_span,
+                                    "choose another name")  # fmt: skip
+                if item.name in self.reported:
                     related = tuple(Related(s, "the first one") for n, s in self.reported.items() if n == item.name)
                     raise self.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
             except Stop:
@@ -254,23 +259,29 @@ class Statements(Loops):
         """Every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
         meaning = self.name(statement.table)
         if not isinstance(meaning, TableValue):
-            raise self.stop("E0604", f"`keep` needs a table, and this is {describe(meaning)}", statement.table.span)
+            raise self.stop("E0604", f"`keep` needs a table, and this is {describe(meaning)}", statement.table.span,
+                            "name the table whose rows are kept: `keep prompts where ...`")  # fmt: skip
         if self.block.sliced:
             raise self.stop("E0604", "`keep` cannot stand in a `minibatch`: its parts are cut already",
                             statement.span, "move it above the loop")  # fmt: skip
         mask = self.number(statement.condition)
         axis = meaning.type.axis
         if mask.type.axis is None or not axis.within(mask.type.axis):
-            raise self.stop("E0307", f"the condition is {mask.type}; `keep {statement.table.id}` needs one for each row "
-                            f"of [{axis.name}]", statement.condition.span, f"reduce it with `by={statement.table.id}`")  # fmt: skip
+            shown = "a single one" if mask.type.axis is None else str(mask.type)
+            raise self.stop("E0307", f"`keep {statement.table.id}` needs a condition for each row of `{statement.table.id}`, "
+                            f"and this is {shown}", statement.condition.span,
+                            f"reduce it with `by={statement.table.id}`")  # fmt: skip
         name = self.materialize(mask, "kept")
         moved: dict[str, Axis] = {}
         inputs, outputs = [name], []
         renamed: dict[str, Value] = {}
         for word, held in list(self.block.scope.items()):
-            if not isinstance(held, (Ref, TableValue)) or not _on(held, axis):
+            if not isinstance(held, (Ref, TableValue)):
                 continue
-            if held.type.dtype == "row" if isinstance(held, Ref) else False:
+            chosen = self.chosen.get(held.name)
+            if not _on(held, axis) and not (chosen and chosen.within(axis)):
+                continue
+            if isinstance(held, Ref) and held.type.dtype == "row":
                 reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
                 self.block.scope[word] = Unknowable(reason, statement.span)
                 continue

@@ -207,23 +207,42 @@ class Program:
         return next(model for model in self.models if model.name == name)
 
 
-def refs(expr: Expr) -> Iterator[str]:
-    """The names an expression uses, with repetition."""
-    if isinstance(expr, Ref):
-        yield expr.name
-    elif isinstance(expr, Apply):
-        for arg in expr.args:
-            yield from refs(arg)
+def refs(expr: Expr) -> dict[str, Tensor]:
+    """The names that an expression uses with their types, in order of first use."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+
+    def visit(part: Expr) -> None:
+        # Parts are shared: each is looked at once, or a chain of squares would take for ever.
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        if isinstance(part, Ref):
+            found.setdefault(part.name, part.type)
+        elif isinstance(part, Apply):
+            for arg in part.args:
+                visit(arg)
+
+    visit(expr)
+    return found
 
 
 def substitute(expr: Expr, names: Mapping[str, Expr]) -> Expr:
-    """The expression with names replaced."""
-    if isinstance(expr, Ref):
-        return names.get(expr.name, expr)
-    if isinstance(expr, Apply):
-        args = tuple(substitute(arg, names) for arg in expr.args)
-        return expr if args == expr.args else replace(expr, args=args)
-    return expr
+    """The expression with names replaced; what was shared stays shared."""
+    known: dict[int, Expr] = {}
+
+    def swap(part: Expr) -> Expr:
+        if isinstance(part, Ref):
+            return names.get(part.name, part)
+        if not isinstance(part, Apply):
+            return part
+        if id(part) not in known:
+            args = tuple(swap(arg) for arg in part.args)
+            same = all(new is old for new, old in zip(args, part.args, strict=True))
+            known[id(part)] = part if same else replace(part, args=args)
+        return known[id(part)]
+
+    return swap(expr)
 
 
 def tensor_node(body: tuple[Let, ...], outputs: tuple[str, ...], span: Span = NO_SPAN) -> Node:
@@ -239,17 +258,11 @@ def tensor_node(body: tuple[Let, ...], outputs: tuple[str, ...], span: Span = NO
 
 def rename(node: Node, names: Mapping[str, str]) -> Node:
     """The node with its uses of values renamed, in its regions too; what it makes keeps its name."""
-
-    def swap(expr: Expr) -> Expr:
-        if isinstance(expr, Ref):
-            return replace(expr, name=names.get(expr.name, expr.name))
-        if isinstance(expr, Apply):
-            return replace(expr, args=tuple(swap(arg) for arg in expr.args))
-        return expr
-
+    if not names:
+        return node
     inputs = tuple(names.get(name, name) for name in node.inputs)
     if node.op == "tensor":
-        body = tuple(replace(let, expr=swap(let.expr)) for let in node.body)
+        body = tuple(replace(let, expr=substitute(let.expr, _renamed(let.expr, names))) for let in node.body)
         return replace(node, inputs=tuple(dict.fromkeys(inputs)), body=body)
     node = replace(node, inputs=inputs)
     for region in node.regions:
@@ -258,6 +271,10 @@ def rename(node: Node, names: Mapping[str, str]) -> Node:
             node, replace(region, nodes=tuple(rename(inner, names) for inner in region.nodes), outputs=outputs)
         )
     return node
+
+
+def _renamed(expr: Expr, names: Mapping[str, str]) -> dict[str, Expr]:
+    return {name: Ref(names[name], kind) for name, kind in refs(expr).items() if name in names}
 
 
 def captures(region: Graph) -> tuple[str, ...]:

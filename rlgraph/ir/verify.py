@@ -5,7 +5,7 @@ A broken graph is a bug of the pass that made it, not of the user: the runner of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
@@ -146,6 +146,11 @@ class _Check:
         if [value.type for value in region.inputs] != outer:
             self.problems.append(f"{node.name}: carries {outer} into {[value.type for value in region.inputs]}")
         self.graph(region, scope)
+        made = {**scope, **region.values()}
+        for name, value in zip(region.outputs, node.outputs, strict=False):
+            loss = node.op == "train" and value is node.outputs[0]
+            if not loss and name in made and made[name] != value.type:
+                self.problems.append(f"{node.name}: {value.name} is {value.type}, its region yields {made[name]}")
 
 
 def _fits(pattern: list[str], kinds: list[Type]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Node, Program, rename
+from rlgraph.ir.graph import Graph, Node, Program, region_node
 
 
 def reuse(program: Program) -> Program:
@@ -30,9 +30,11 @@ def _graph(graph: Graph, drawn: dict[str, Node]) -> Graph:
             drawn[node.outputs[0].name] = drawn[node.inputs[0]]
         elif node.op == "logprobs" and _same(node, drawn.get(node.inputs[1])):
             node = Node("column", (node.inputs[1],), node.outputs, (("name", "logprobs"),), span=node.span)
-        # What a body draws is known in it only: after `collect`, rows of several rounds and versions are mixed.
-        nodes.append(replace(node, regions=tuple(_graph(region, drawn) for region in node.regions)))
-    return _recaptured(replace(graph, nodes=tuple(nodes)))
+        for region in node.regions:
+            # What a body draws is known in it only: after `collect`, rows of several rounds and versions are mixed.
+            node = region_node(node, _graph(region, drawn))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _same(node: Node, source: Node | None) -> bool:
@@ -42,10 +44,4 @@ def _same(node: Node, source: Node | None) -> bool:
         and source.attr("temperature") == node.attr("temperature")
         and not source.attr("lag")
     )
-
-
-def _recaptured(graph: Graph) -> Graph:
-    """Bodies that lost a use of a model no longer capture it."""
-    return replace(graph, nodes=tuple(rename(node, {}) for node in graph.nodes))
-
 

@@ -1,0 +1,63 @@
+"""The compiler for Python: `check`, `compile`, `functions`.
+
+    program = rlgraph.compile("grpo.rlf", set={"n": 4})
+    program.show()
+    run = program.run(steps=30)
+
+A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set` replaces: a
+`param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers, booleans, paths, or expressions
+of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base": '"Qwen/Qwen2.5-0.5B"'}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.programs import Setting, changes, columns_in, open_program, settings_text
+
+if TYPE_CHECKING:
+    from rlgraph.compiled import Compiled
+    from rlgraph.namespace import Functions
+
+
+def check(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> list[Diagnostic]:
+    """Everything that is wrong with a program, and every warning; empty where it is fine.
+
+    `name` is what diagnostics call a text. Nothing is run, and no file of Python is imported.
+    """
+    from rlgraph.dsl.check import check as checked
+
+    try:
+        opened = open_program(program, name)
+        made = changes(settings_text(set))
+        return checked(opened.source, made, columns=columns_in(opened.folder))[1]
+    except ProgramError as error:
+        return list(error.diagnostics)
+
+
+def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> Compiled:
+    """The program as a graph, after every pass. Raises ProgramError with everything that is wrong."""
+    from rlgraph.compiled import Compiled
+    from rlgraph.dsl.check import check as checked
+    from rlgraph.passes.pipeline import run_passes
+
+    opened = open_program(program, name)
+    texts = settings_text(set)
+    found, warnings = checked(opened.source, changes(texts), columns=columns_in(opened.folder))
+    return Compiled(opened.source, opened.folder, texts, tuple(run_passes(found)), tuple(warnings))
+
+
+def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:
+    """Every `def` of a program as a Python function on tensors; those of the prelude for "std".
+
+    Raises ProgramError where a declaration of the program is wrong.
+    """
+    from rlgraph.namespace import namespace
+
+    if program == "std":
+        return namespace("std", None, {})
+    opened = open_program(program)
+    return namespace(opened.source.path, opened.source, changes(settings_text(set)))

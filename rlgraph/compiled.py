@@ -1,0 +1,135 @@
+"""A compiled program: its graph after every pass, as text and as pictures, and how to run it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.errors import Diagnostic, Source
+from rlgraph.ir.graph import Graph, Program
+from rlgraph.passes.pipeline import Stage
+
+if TYPE_CHECKING:
+    from rlgraph.backends.local.run import Observer
+    from rlgraph.running import Run
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `rlgraph.compile` makes of a program."""
+
+    source: Source = field(repr=False)
+    folder: Path
+    """Where the relative paths of the program begin."""
+    set: Mapping[str, str]
+    """What was replaced in it, as expressions of the language."""
+    stages: tuple[Stage, ...] = field(repr=False)
+    """The program after the checker and after each pass."""
+    diagnostics: tuple[Diagnostic, ...] = field(repr=False)
+    """Warnings."""
+
+    @property
+    def program(self) -> Program:
+        """After the last pass: what runs."""
+        return self.stages[-1].program
+
+    @property
+    def name(self) -> str:
+        """The algorithm's."""
+        return self.program.name
+
+    @property
+    def graph(self) -> Graph:
+        """Of the main step, after the last pass."""
+        return next(phase.graph for phase in self.program.phases if phase.name == "step")
+
+    def after(self, name: str) -> Program:
+        """The program after the pass of this name; `check` is before all passes."""
+        found = {stage.name: stage.program for stage in self.stages}
+        if name not in found:
+            near = get_close_matches(name, found, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(found)}"
+            raise LookupError(f"there is no pass {name}: {hint}")
+        return found[name]
+
+    def text(self, after: str | None = None) -> str:
+        """The graph as text, after a pass or after all of them."""
+        from rlgraph.ir.text import print_program
+
+        return print_program(self.after(after) if after else self.program)
+
+    # Pictures
+
+    def to_dot(self) -> str:
+        """Graphviz text."""
+        from rlgraph.viz.dot import to_dot
+
+        return to_dot(self.program)
+
+    def to_svg(self, prefix: str = "") -> str:
+        """`prefix` begins the ids in it: pictures on one page need different ones."""
+        from rlgraph.viz.svg import to_svg
+
+        return to_svg(self.program, prefix)
+
+    def to_png(self, path: str | Path | None = None) -> bytes:
+        """Also written to the path if one is given."""
+        from rlgraph.viz.png import to_png
+
+        return to_png(self.program, path)
+
+    def to_html(self) -> str:
+        """One self-contained page with the picture after every pass."""
+        from rlgraph.viz.html import to_html
+
+        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source.text)
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph as plain data."""
+        from rlgraph.ir.plain import to_plain
+
+        return to_plain(self.program)
+
+    def show(self) -> None:
+        """The picture in a notebook, the text elsewhere."""
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            sys.modules["IPython"].display.display(self)
+        else:
+            print(self.text())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from rlgraph.notebook import bundle
+
+        return bundle(self)
+
+    # Running
+
+    def run(
+        self,
+        steps: int = 100,
+        *,
+        seed: int = 0,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+        threads: int | None = None,
+        block: int | None = None,
+        token_budget: int | None = None,
+        progress: bool = True,
+        observer: Observer | None = None,
+    ) -> Run:
+        """Runs the phases before the main step, then the main step `steps` times, in this process.
+
+        out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may hold an earlier
+        run, which is removed. threads: None takes every core. block: rows that a node works on at a time. token_budget:
+        padded tokens of a micro-batch. None of these changes what is computed but `seed`. progress: on stderr.
+
+        Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on Ctrl-C; in the
+        last two cases the trained models are in `out`.
+        """
+        from rlgraph.running import Options, run
+
+        return run(self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer)

@@ -1,0 +1,141 @@
+"""What the user hands over: a program as a path or as text, and the changes to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source
+
+if TYPE_CHECKING:
+    from rlgraph.dsl.tree import Expr
+    from rlgraph.ir.graph import Record
+
+LARGEST_BYTES = 1 << 20
+ENDINGS = (".rlf", ".rls")
+
+Setting = str | float | bool | Path
+"""A text is an expression of the language, as after `--set NAME=`; a path is a text of the language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A program that was read."""
+
+    source: Source
+    folder: Path
+    """Where the relative paths in it begin."""
+
+
+def open_program(program: str | Path, name: str = "<text>") -> Opened:
+    """The program of a path, or a text itself: a str without a line break that ends in `.rlf` is a path.
+
+    Raises ProgramError where the file cannot be read.
+    """
+    if isinstance(program, Path) or ("\n" not in program and program.endswith(ENDINGS)):
+        return open_file(str(program))
+    return Opened(Source(name, program), Path())
+
+
+def open_file(path: str) -> Opened:
+    """The program in a file."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(LARGEST_BYTES + 1)
+    except FileNotFoundError:
+        raise _unreadable(f"there is no file `{path}`", _near(path)) from None
+    except IsADirectoryError:
+        raise _unreadable(f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unreadable(f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
+    if len(raw) > LARGEST_BYTES:
+        raise _unreadable(f"`{path}` is too large for a program", "a program is a text of at most 1 MiB")
+    return Opened(decoded(path, raw), Path(path).parent)
+
+
+def decoded(path: str, raw: bytes) -> Source:
+    """The text of these bytes."""
+    try:
+        # Some editors begin a text with a mark of its encoding.
+        return Source(path, raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        message = f"`{path}` is no text in UTF-8: line {line} has the byte 0x{raw[error.start]:02x}"
+        raise ProgramError(Diagnostic("E0806", message, NO_SPAN, "save it as UTF-8")) from None
+
+
+def _unreadable(message: str, hint: str = "") -> ProgramError:
+    return ProgramError(Diagnostic("E0805", message, NO_SPAN, hint))
+
+
+def _near(path: str) -> str:
+    """A file that may have been meant: one beside it, or one that ships."""
+    wanted = Path(path)
+    try:
+        beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in ENDINGS]
+    except OSError:
+        return f"there is no folder `{wanted.parent}` either"
+    near = get_close_matches(wanted.name, beside, n=1)
+    if near:
+        return f"did you mean `{wanted.parent / near[0]}`?"
+    shipped = Path(__file__).parent / "algorithms" / wanted.name
+    return f"an algorithm of that name ships with rlgraph: `{shipped}`" if shipped.is_file() else ""
+
+
+def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
+    """Every change as an expression of the language."""
+    return {name: _text(name, value) for name, value in (settings or {}).items()}
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Path):
+        escaped = "".join("\\" + sign if sign in '\\"' else sign for sign in str(value))
+        return f'"{escaped}"'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(name, item) for item in value)}]"
+    if isinstance(value, str):
+        return value
+    message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
+    raise ProgramError(Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text"))
+
+
+def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
+    """The changes as syntax. Raises ProgramError with a caret in each that is no expression."""
+    from rlgraph.dsl.parse import parse_expression
+
+    found: dict[str, Expr] = {}
+    problems: list[Diagnostic] = []
+    for name, text in settings.items():
+        try:
+            found[name] = parse_expression(Source(f"--set {name}", text))
+        except ProgramError as error:
+            problems += error.diagnostics
+    if problems:
+        raise ProgramError(problems)
+    return found
+
+
+def columns_in(folder: Path) -> Callable[[Record], tuple[str, ...] | None]:
+    """Looks at the columns of data files, without running anything."""
+
+    def look(record: Record) -> tuple[str, ...] | None:
+        from rlgraph.data.sources import columns
+        from rlgraph.foreign.spec import Spec
+
+        options = {name: _plain(value) for name, value in record.options if value is not None}
+        return columns(Spec(record.name, tuple(map(_plain, record.args)), options, record.span), folder)
+
+    return look
+
+
+def _plain(value: object) -> object:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
