@@ -4,6 +4,8 @@ reasoning_gym draws words with repetition, so two ranges of its rows share words
 checksum of its letters.
 """
 
+from random import Random
+from string import ascii_lowercase
 from zlib import crc32
 
 import reasoning_gym
@@ -25,3 +27,35 @@ def words(split: str, size: int) -> list[dict]:
         if len(rows) == size:
             break
     return rows
+
+
+def pairs(size: int, each: int = 8) -> list[dict]:
+    """`each` pairs of answers to every training word, of which the task's verifier likes the first one better."""
+    verifier = reasoning_gym.create_dataset("spell_backward", size=1, seed=0)
+    found = []
+    for row in words("train", size):
+        draw = Random(row["prompt"])
+        entry = {"question": row["prompt"], "answer": row["answer"], "metadata": row["metadata"]}
+        while len(found) % each or not found or found[-1]["prompt"] != row["prompt"]:
+            tried = [_spoilt(row["answer"], draw, draw.randrange(5)) for _ in range(2)]
+            worse, better = sorted(tried, key=lambda answer: verifier.score_answer(answer, entry))
+            if verifier.score_answer(worse, entry) < verifier.score_answer(better, entry):
+                found.append({"prompt": row["prompt"], "chosen": better, "rejected": worse})
+    return found
+
+
+def _spoilt(answer: str, draw: Random, times: int) -> str:
+    """An answer with letters changed, dropped, doubled or swapped, as a beginner's would be; `times` 0 leaves it right."""
+    letters = list(answer)
+    for _ in range(times):
+        at, kind = draw.randrange(len(letters)), draw.randrange(4)
+        if kind == 0:
+            letters[at] = draw.choice(ascii_lowercase)
+        elif kind == 1 and len(letters) > 1:
+            del letters[at]
+        elif kind == 2 and len(letters) < 8:
+            letters.insert(at, draw.choice(ascii_lowercase))
+        else:
+            other = draw.randrange(len(letters))
+            letters[at], letters[other] = letters[other], letters[at]
+    return "".join(letters)

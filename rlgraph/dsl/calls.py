@@ -18,6 +18,7 @@ from rlgraph.dsl.scope import (
     StateName,
     Stop,
     TableValue,
+    Wrong,
     describe,
     nearest,
 )
@@ -42,6 +43,9 @@ class Calls(Reporter):
         self.block = Block({}, {})
         self.taken: dict[str, int] = {}
         self.axis_keys: set[str] = set()
+        """Of the phase."""
+        self.axes: dict[str, Axis] = {}
+        """Of all phases, by key."""
         self.used: set[str] = set()
         """Names that some expression uses."""
         self.columns: dict[tuple[str, str], str] = {}
@@ -88,12 +92,14 @@ class Calls(Reporter):
     def axis(self, name: str, parent: Axis | None, *, inner: bool = False, key: str = "") -> Axis:
         """A new axis; its key is the name, with a number where another has it."""
         wanted = key or name
-        found, count = wanted, 1
-        while found in self.axis_keys:
+        made, count = Axis(wanted, name, parent, inner), 1
+        # Phases may share an axis where it is the same one in both.
+        while made.key in self.axis_keys or self.axes.get(made.key, made) != made:
             count += 1
-            found = f"{wanted}.{count}"
-        self.axis_keys.add(found)
-        return Axis(found, name, parent, inner)
+            made = Axis(f"{wanted}.{count}", name, parent, inner)
+        self.axis_keys.add(made.key)
+        self.axes[made.key] = made
+        return made
 
     def inner_axis(self, name: str, table: str, parent: Axis) -> Axis:
         return self.axis(name, parent, inner=True, key=f"{table}.{name}")
@@ -124,7 +130,12 @@ class Calls(Reporter):
 
     def keyed_state(self, expr: tree.Index) -> State:
         meaning = self.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
-        if not isinstance(meaning, StateName) or not meaning.state.keyed:
+        if isinstance(meaning, Wrong):
+            raise Stop
+        if isinstance(meaning, StateName) and not meaning.state.keyed:
+            raise self.stop("E0601", f"`{meaning.state.name}` is one value and takes no `[...]`", expr.base.span,
+                            f"declare it with a key: `state {meaning.state.name}[key] = ...`")  # fmt: skip
+        if not isinstance(meaning, StateName):
             raise self.stop("E0601", "only a state that was declared with a key has `[...]`", expr.base.span,
                             "declare `state NAME[key] = 0.0`")  # fmt: skip
         self.used.add(meaning.state.name)

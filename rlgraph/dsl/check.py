@@ -55,6 +55,9 @@ def check(
     """
     checker = Checker(columns)
     file = assemble(parse(source), source, checker, read)
+    if any(d.code != "E0803" for d in checker.diagnostics):
+        # Without the used file, what else is wrong cannot be known.
+        raise ProgramError(_ordered(checker.diagnostics))
     program = checker.program(file, source, changes or {})
     # A value that nobody uses may be used in what is wrong: warnings wait until all is right.
     errors = [d for d in checker.diagnostics if d.severity == "error"]
@@ -64,7 +67,8 @@ def check(
 
 
 def _ordered(found: Sequence[Diagnostic]) -> list[Diagnostic]:
-    return sorted(found, key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
+    unique = {(d.span.source.path, d.span, d.code, d.message): d for d in reversed(found)}
+    return sorted(unique.values(), key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
 
 
 class Checker(Statements):
@@ -80,7 +84,10 @@ class Checker(Statements):
         self.prelude()
         declared = file.declarations
         self.unknown_changes(declared, changes)
+        self.below = {d.name: d.name_span for d in declared if isinstance(d, (tree.Declaration, tree.State))}
         for item in declared:
+            if isinstance(item, (tree.Declaration, tree.State)):
+                self.below.pop(item.name, None)
             try:
                 self.declaration(item, changes)
             except Stop:
@@ -174,12 +181,19 @@ class Checker(Statements):
                 self.used.add(value.id)
                 return replace(held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen,
                                options=(), span=item.span)  # fmt: skip
+            if held is None and value.id in self.below:
+                raise self.stop("E0202", f"`{value.id}` is used before it is declared", value.span, "move its line up",
+                                (Related(self.below[value.id], "it is declared here"),))  # fmt: skip
             known = [name for name, found in self.scope.items() if isinstance(found, ModelName)]
             shown = f"`{value.id}` is {describe(held)}, not a model" if held else f"nothing is called `{value.id}`"
             hint = nearest(value.id, known) or f"load one: `causal_lm({value.id})`"
             raise self.stop("E0201", shown, value.span, hint)
         if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
-            raise self.stop("E0406", "a model is needed here", value.span, '`causal_lm("folder or hub name")`')
+            name = value.value if isinstance(value, tree.String) else "folder or hub name"
+            raise self.stop("E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example')
+        if value.func.id == "random":
+            raise self.stop("E0406", "`random` makes weights, and the kind of model is missing", value.func.span,
+                            "`causal_lm(random(...))` for example")  # fmt: skip
         record = self.constants.record(value, MODELS, self.scope, "model")
         if record.option("dtype") not in ("float32", "float64", "bfloat16"):
             place = next(option.value.span for option in value.options if option.name == "dtype")
@@ -198,6 +212,10 @@ class Checker(Statements):
             if parameter.id in seen:
                 raise self.stop("E0203", f"`{item.name}` has two parameters `{parameter.id}`", parameter.span)
             seen[parameter.id] = parameter.span
+        own = [*item.parameters, *(tree.Name(s.target, s.target_span) for s in item.body if isinstance(s, tree.Assign))]
+        for name in own:
+            if name.id in AXES:
+                raise self.stop("E0208", f"`{name.id}` is the name of an axis", name.span, "choose another name")
         local = {p.id for p in item.parameters} | {s.target for s in item.body if isinstance(s, tree.Assign)}
         self.used.update(name.id for name in names_in(item.body) if name.id not in local)
         # A def sees every declaration, those below it too.
@@ -252,8 +270,9 @@ class Checker(Statements):
         self.block = Block(dict(self.scope), versions)
         for name in self.drawn(item.body):
             self.read(name)
+        before = len(self.diagnostics)
         self.statements(item.body)
-        if not item.body or not self.block.nodes:
+        if not self.block.nodes and len(self.diagnostics) == before:
             self.say("E0609", f"`{item.name}` does nothing", item.span)
         self.unused_values()
         names = tuple(self.block.versions[name].name for name in versions)
@@ -311,10 +330,11 @@ def _dtype(value: bool | int | float) -> DType:
 
 
 def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:
+    """Statements, and those of the blocks in which `collect` may stand."""
     found: list[tree.Stmt] = []
     for statement in body:
         found.append(statement)
-        if isinstance(statement, (tree.Train, tree.Minibatch, tree.Collect, tree.Every)):
+        if isinstance(statement, (tree.Collect, tree.Every)):
             found += _walk(statement.body)
     return found
 

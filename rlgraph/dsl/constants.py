@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe, nearest
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Opt, Required, Signature
-from rlgraph.errors import Span
+from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Const, Constant, Record
+from rlgraph.ops import TENSOR
 
 _ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
@@ -40,7 +41,7 @@ class Constants:
             return self._unary(expr, scope)
         if isinstance(expr, tree.Binary):
             return self._binary(expr, scope)
-        if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name):
+        if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _constructor(expr.func.id):
             return self.record(expr, CONSTRUCTORS, scope, "constant")
         raise self.reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
 
@@ -52,6 +53,9 @@ class Constants:
             return meaning.value
         if isinstance(meaning, Literal):
             return meaning.value
+        if meaning is None and expr.id in self.reporter.below:
+            raise self.reporter.stop("E0202", f"`{expr.id}` is used before it is declared", expr.span, "move its line up",
+                                     (Related(self.reporter.below[expr.id], "it is declared here"),))  # fmt: skip
         if meaning is None:
             known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
             hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
@@ -67,7 +71,8 @@ class Constants:
             return not value
         if expr.op != "not" and isinstance(value, (int, float)):
             return -value if expr.op == "-" else value
-        raise self.reporter.stop("E0304", f"`{expr.op}` needs a number", expr.operand.span)
+        needed = "true or false" if expr.op == "not" else "a number"
+        raise self.reporter.stop("E0304", f"`{expr.op}` needs {needed}, and this is {_show(value)}", expr.operand.span)
 
     def _binary(self, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
         left, right = self.evaluate(expr.left, scope), self.evaluate(expr.right, scope)
@@ -77,7 +82,9 @@ class Constants:
             value: Constant = _ARITHMETIC[expr.op](left, right)
             return value
         if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
-            raise self.reporter.stop("E0304", f"`{expr.op}` needs two numbers", expr.span)
+            needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
+            shown = f"{_show(left)} and {_show(right)}"
+            raise self.reporter.stop("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
         return self.arithmetic(expr.op, left, right, expr.span)
 
     def arithmetic(self, op: str, left: float, right: float, span: Span) -> int | float | bool:
@@ -116,9 +123,10 @@ class Constants:
     ) -> tuple[dict[str, Constant], dict[str, Constant]]:  # fmt: skip
         """Values of arguments and of options, with defaults, checked for kind and range."""
         if len(args) != len(signature.args):
-            wanted = ", ".join(opt.name for opt in signature.args) or "nothing"
+            named = ", ".join(f"`{opt.name}`" for opt in signature.args)
+            wanted = f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}" if named else "nothing"
             place = args[len(signature.args)].span if len(args) > len(signature.args) else span
-            raise self.reporter.stop("E0405", f"`{signature.name}` takes {wanted} by place, not {len(args)} values", place)
+            raise self.reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
         found = {o.name: self.value(o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
         return found, self.options(signature, options, span, scope)
 
@@ -160,16 +168,22 @@ class Constants:
         """A value of an option, of the right kind and in its range."""
         value = self.evaluate(expr, scope)
         where = f"`{opt.name}` of `{signature.name}`"
+        about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
         if not _is(opt, value):
-            raise self.reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, opt.doc)
+            raise self.reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, about)
         if opt.kind == "float" and isinstance(value, int):
             value = float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if opt.low is not None and value < opt.low:
-                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {value:g}", expr.span, opt.doc)
+                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {value:g}", expr.span, about)
             if opt.high is not None and value > opt.high:
-                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {value:g}", expr.span, opt.doc)
+                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {value:g}", expr.span, about)
         return value
+
+
+def _constructor(name: str) -> bool:
+    """Whether a call is meant to be a constant: of a constructor, or of something that reads like one."""
+    return name in CONSTRUCTORS or (name not in TENSOR and nearest(name, CONSTRUCTORS) != "")
 
 
 _KINDS = {

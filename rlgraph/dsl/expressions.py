@@ -10,6 +10,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.calls import Calls
 from rlgraph.dsl.scope import (
     DefName,
+    Literal,
     Meaning,
     ModelName,
     OutsideName,
@@ -57,7 +58,8 @@ class Expressions(Calls):
         if isinstance(meaning, (Const, Ref, Apply)):
             return meaning
         column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
-        hint = f"name one of its columns: `{expr.span.text}.{column}`" if isinstance(meaning, TableValue) else ""
+        table = "" if self.call_site else expr.span.text
+        hint = f"name one of its columns: `{table}.{column}`" if isinstance(meaning, TableValue) else ""
         raise self.stop("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
 
     def number(self, expr: tree.Expr) -> Expr:
@@ -109,11 +111,13 @@ class Expressions(Calls):
         if isinstance(meaning, Unknowable):
             raise self.stop("E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),))
         if isinstance(meaning, StateName):
-            return self.state(meaning)
+            return self.state(meaning, expr.span)
         if isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
             return self.data(meaning, expr.span)
         if meaning is not None:
             self.used.add(expr.id)
+            if isinstance(meaning, Literal) and isinstance(meaning.value, str):
+                return Const(meaning.value, Tensor("text"), expr.span)
             return meaning
         if expr.id in self.block.later:
             place = self.block.later[expr.id]
@@ -124,10 +128,10 @@ class Expressions(Calls):
         known = [*self.block.scope, *FUNCTIONS]
         raise self.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, known))
 
-    def state(self, meaning: StateName) -> Expr:
+    def state(self, meaning: StateName, span: Span) -> Expr:
         self.used.add(meaning.state.name)
         if meaning.state.keyed:
-            raise self.stop("E0305", f"`{meaning.state.name}` has a value for each key", self.place,
+            raise self.stop("E0305", f"`{meaning.state.name}` has a value for each key", span,
                             f"name the key's column: `{meaning.state.name}[rollout.column]`")  # fmt: skip
         value = self.block.versions[meaning.state.name]
         assert isinstance(value.type, Tensor)
@@ -191,11 +195,16 @@ class Expressions(Calls):
             self.columns[memo] = value.name
         return Ref(self.columns[memo], kind, expr.span)
 
+    def key(self, expr: tree.Index) -> Expr:
+        key = self.tensor(expr.key)
+        if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
+            raise self.stop("E0304", f"a key is a column with an entry for each row, and this is {describe(key)}",
+                            expr.key.span, "name a column of a table: `rollout.agent` for example")  # fmt: skip
+        return key
+
     def keyed(self, expr: tree.Index) -> Expr:
         state = self.keyed_state(expr)
-        key = self.tensor(expr.key)
-        if key.type.axis is None or key.type.axis.inner:
-            raise self.stop("E0304", "a key is a column with an entry for each row", expr.key.span)
+        key = self.key(expr)
         handle = self.block.versions[state.name]
         value = Value(self.fresh(f"{state.name}.value"), Tensor("float", key.type.axis))
         self.emit(Node("lookup", (handle.name, self.materialize(key, "key")), (value,), span=expr.span))

@@ -16,6 +16,7 @@ from rlgraph.dsl.scope import (
     TableValue,
     Unknowable,
     Wrong,
+    describe,
     nearest,
 )
 from rlgraph.dsl.signatures import STATEMENTS
@@ -26,6 +27,7 @@ from rlgraph.ir.graph import (
     Expr,
     Graph,
     Let,
+    Model,
     Node,
     Outside,
     Ref,
@@ -60,15 +62,9 @@ class Loops(Expressions):
     def data_columns(self, outside: Outside) -> tuple[str, ...] | None: ...
 
     def train(self, statement: tree.Train) -> None:
-        meaning = self.block.scope.get(statement.model.id)
         if self.block.training:
-            raise self.stop("E0508", "a `train` body cannot train", statement.span)
-        if not isinstance(meaning, ModelName):
-            known = [name for name, found in self.block.scope.items() if isinstance(found, ModelName)]
-            shown = f"`{statement.model.id}` is no model" if meaning else f"nothing is called `{statement.model.id}`"
-            raise self.stop("E0201", shown, statement.model.span, nearest(statement.model.id, known))
-        model = meaning.model
-        self.used.add(model.name)
+            raise self.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
+        model = self.model_named(statement.model)
         if model.frozen:
             raise self.stop("E0502", f"`{model.name}` is frozen: no gradient goes to it", statement.model.span,
                             "declare it without `frozen(...)`",
@@ -93,6 +89,17 @@ class Loops(Expressions):
         finally:
             self.live.clear()
 
+    def model_named(self, name: tree.Name) -> Model:
+        meaning = self.block.scope.get(name.id)
+        if isinstance(meaning, Wrong):
+            raise Stop
+        if not isinstance(meaning, ModelName):
+            known = [word for word, found in self.block.scope.items() if isinstance(found, ModelName)]
+            shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
+            raise self.stop("E0201", shown, name.span, nearest(name.id, known))
+        self.used.add(name.id)
+        return meaning.model
+
     def minibatch(self, statement: tree.Minibatch) -> None:
         if self.block.training:
             raise self.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
@@ -110,9 +117,14 @@ class Loops(Expressions):
         held = self.block.scope.get(name)
         if self.block.training or self.block.sliced:
             raise self.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
+        if isinstance(held, Wrong):
+            raise Stop
         if not isinstance(held, OutsideName) or held.outside.kind != "data":
-            raise self.stop("E0603", "`collect` draws from a data source", statement.table.span,
-                            "name a `data` that is not drawn above")  # fmt: skip
+            drawn = name in self.declared and isinstance(held, TableValue)
+            shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
+            shown = "and this one is drawn above already" if drawn else shown
+            raise self.stop("E0603", f"`collect` draws from a data source, {shown}", statement.table.span,
+                            "name a `data` that the lines above do not use")  # fmt: skip
         args, options = self.constants.bind(
             STATEMENTS["collect"], statement.args, statement.options, statement.span, self.block.scope
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
 from rlgraph.errors import Diagnostic, Related, Severity, Span
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Outside, Ref, State, Value
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Outside, Record, Ref, State, Value
 from rlgraph.ir.types import Table
 
 
@@ -83,7 +83,8 @@ def describe(meaning: Meaning) -> str:
     if isinstance(meaning, DefName):
         return "a def"
     if isinstance(meaning, Literal):
-        return "a constant"
+        value = meaning.value
+        return f"`{value.name}(...)`" if isinstance(value, Record) else "a text" if isinstance(value, str) else "a list"
     if not isinstance(meaning, (Const, Ref, Apply)):
         return "nothing"
     kind = meaning.type
@@ -122,6 +123,8 @@ class Reporter:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
+        self.below: dict[str, Span] = {}
+        """Names that are declared further down."""
 
     def say(
         self, code: str, message: str, span: Span, hint: str = "",

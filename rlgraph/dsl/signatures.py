@@ -204,7 +204,7 @@ STATEMENTS = _table(
         "The body on fresh batches until enough rows are kept; what is too much is carried over to the next step.",
     ),
     Signature("async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "updates that sampling lags behind"),)),
-    Signature("phase", options=(Opt("steps", "int", REQUIRED, 1),)),
+    Signature("phase", options=(Opt("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)),
     Signature("update", options=(Opt("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),)),
-    Signature("sample", (Opt("rows", "int", REQUIRED, 1),)),
+    Signature("sample", (Opt("rows", "int", REQUIRED, 1, None, "rows to draw"),)),
 )

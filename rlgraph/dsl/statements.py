@@ -35,6 +35,10 @@ from rlgraph.ir.graph import (
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
+_FLAT = ("detach", "sign", "floor", "ceil", "round", "floordiv")
+"""Their gradient is 0 wherever they have one."""
+
+
 class Statements(Loops):
     """The part of the checker that writes the graph of a step."""
 
@@ -50,7 +54,10 @@ class Statements(Loops):
             try:
                 self.statement(statement)
             except Stop:
-                self.block.scope.update({name: Wrong() for name, _ in targets([statement])})
+                wrong = {name for name, _ in targets([statement]) if name not in self.declared}
+                if isinstance(statement, tree.Collect) and statement.table.id in self.collected:
+                    wrong.add(statement.table.id)
+                self.block.scope.update(dict.fromkeys(wrong, Wrong()))
 
     def statement(self, statement: tree.Stmt) -> None:
         if self.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):
@@ -113,7 +120,7 @@ class Statements(Loops):
         """Whether a gradient goes through an expression to the model being trained."""
         if isinstance(expr, Ref):
             return expr.name in self.live
-        if not isinstance(expr, Apply) or expr.op == "detach" or expr.type.dtype in ("bool", "row"):
+        if not isinstance(expr, Apply) or expr.op in _FLAT or expr.type.dtype != "float":
             return False
         return any(self.differentiable(arg) for arg in expr.args)
 
@@ -132,6 +139,8 @@ class Statements(Loops):
             return
         assert isinstance(target, tree.Name)
         held = self.block.scope.get(target.id)
+        if isinstance(held, Wrong):
+            raise Stop
         if not isinstance(held, StateName):
             known = [name for name, meaning in self.block.scope.items() if isinstance(meaning, StateName)]
             raise self.stop("E0601", f"`{target.id}` is no state", target.span,
@@ -151,10 +160,10 @@ class Statements(Loops):
 
     def store_keyed(self, target: tree.Index, statement: tree.Store) -> None:
         state = self.keyed_state(target)
-        key, value = self.tensor(target.key), self.number(statement.value)
-        if key.type.axis is None or value.type.axis != key.type.axis:
-            raise self.stop("E0301", f"the key is {key.type} and the value {value.type}: they need the same rows",
-                            statement.span)  # fmt: skip
+        key, value = self.key(target), self.number(statement.value)
+        if value.type.axis != key.type.axis:
+            raise self.stop("E0301", f"the value needs an entry for each row of the key, and this is {describe(value)}",
+                            statement.value.span)  # fmt: skip
         made = self.version(state.name, self.block.versions[state.name].type)
         inputs = (self.block.versions[state.name].name, self.materialize(key, "key"), self.materialize(value, "value"))
         self.emit(Node("assign", inputs, (made,), span=statement.span))
@@ -174,15 +183,19 @@ class Statements(Loops):
             column = self.number(option.value)
             axis = column.type.axis
             if axis is None or not any(axis.key == own.key for own in axes_of(table.type)[:2]):
-                raise self.stop("E0301", f"a column has an entry for each row or token of `{table.name}`, "
-                                f"and this is {column.type}", option.value.span)  # fmt: skip
+                rows = statement.args[0].span.text
+                raise self.stop("E0301", f"a column has an entry for each row or token of `{rows}`, and this is "
+                                f"{describe(column)}", option.value.span)  # fmt: skip
             names.append(option.name)
             inputs.append(self.materialize(column, option.name))
             extra.append((option.name, Tensor(column.type.dtype, axis)))
         schema = replace(table.type, extra=tuple(extra))
         first = self.buffers.setdefault(statement.buffer.id, schema)
-        if _columns(first) != _columns(schema):
-            raise self.stop("E0605", f"other columns were pushed into `{statement.buffer.id}` above", statement.span)
+        differ = sorted(set(first.columns()) ^ set(schema.columns()))
+        if differ:
+            shown = ", ".join(f"`{name}`" for name in differ)
+            raise self.stop("E0605", f"what is pushed into `{statement.buffer.id}` has the same columns each time; here and "
+                            f"above differ in {shown}", statement.span)  # fmt: skip
         handle = self.block.versions[statement.buffer.id]
         value = self.version(statement.buffer.id, handle.type)
         attrs: tuple[tuple[str, Constant], ...] = (("names", tuple(names)),)
@@ -190,16 +203,11 @@ class Statements(Loops):
         self.block.versions[statement.buffer.id] = value
 
     def update(self, statement: tree.Update) -> None:
-        models = []
-        for name in (statement.target, statement.source):
-            meaning = self.block.scope.get(name.id)
-            if not isinstance(meaning, ModelName):
-                known = [n for n, m in self.block.scope.items() if isinstance(m, ModelName)]
-                raise self.stop("E0206", f"`{name.id}` is no model", name.span, nearest(name.id, known))
-            models.append(meaning.model)
-            self.used.add(name.id)
-        target, source = models
-        if target.kind != source.kind or target.name == source.name:
+        target, source = self.model_named(statement.target), self.model_named(statement.source)
+        if target.name == source.name:
+            raise self.stop("E0607", f"`{target.name}` has its own weights already", statement.source.span,
+                            f"name another `{target.kind}`")  # fmt: skip
+        if target.kind != source.kind:
             raise self.stop("E0607", f"`{target.name}` ({target.kind}) cannot take the weights of "
                             f"`{source.name}` ({source.kind})", statement.span)  # fmt: skip
         options = self.constants.options(STATEMENTS["update"], statement.options, statement.span, self.block.scope)
@@ -222,7 +230,8 @@ class Statements(Loops):
                             "reduce it: `mean(...)` is the mean of all tokens, `mean(mean(x, token))` that of rows")  # fmt: skip
         if not self.differentiable(expr):
             raise self.stop("E0506", f"this does not depend on `{model}` in a way that has a gradient",
-                            statement.value.span, f"compute it from a call of `{model}` inside the `train` body")  # fmt: skip
+                            statement.value.span, f"call `{model}` inside the `train` body: what is computed above it is "
+                            "constant there")  # fmt: skip
         self.block.minimized.append((expr, statement.span))
 
     def report(self, statement: tree.Report) -> None:
@@ -325,7 +334,3 @@ class Statements(Loops):
 def _on(held: Ref | TableValue, axis: Axis) -> bool:
     found = axis_of(held.type)
     return found is not None and found.within(axis)
-
-
-def _columns(table: Table) -> set[str]:
-    return set(table.columns())

@@ -6,6 +6,7 @@ statements of the used steps that have the same target.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -20,6 +21,7 @@ Read = Callable[[str], str]
 """Text of a file by the path that `use` gives; raises OSError."""
 
 LARGEST_BYTES = 1 << 20
+MOST_FILES = 32
 Loop = (tree.Train, tree.Minibatch, tree.Collect, tree.Every)
 
 
@@ -29,23 +31,33 @@ def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | N
     changes = [item for item in file.declarations if isinstance(item, tree.Change)]
     own = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
     base: list[tree.Decl] = []
+    budget = [MOST_FILES]
     for use in uses:
-        base += _load(use, source, reporter, read, (source.path,))
+        base += _load(use, source, reporter, read, (_normal(source.path),), budget)
+    if changes and not uses:
+        reporter.say("E0803", "`change:` changes a used program, and none is used here", changes[0].span,
+                     'write `use "grpo.rlf"` above it')  # fmt: skip
+        changes = []
     for change in changes:
         base = _changed(base, change, reporter)
     return replace(file, declarations=tuple(_merged(base, own)))
 
 
-def _load(use: tree.Use, source: Source, reporter: Reporter, read: Read | None, trail: tuple[str, ...]) -> list[tree.Decl]:
+def _load(use: tree.Use, source: Source, reporter: Reporter, read: Read | None, trail: tuple[str, ...],
+          budget: list[int]) -> list[tree.Decl]:  # fmt: skip
     path = use.path.value
+    budget[0] -= 1
+    if budget[0] < 0:
+        reporter.say("E0802", f"more than {MOST_FILES} files are used", use.path.span)
+        return []
     try:
         found = Source(*_open(path, source, read))
     except (OSError, ValueError) as error:
         reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
         reporter.say("E0801", f'"{path}" cannot be used: {reason[:1].lower()}{reason[1:]}', use.path.span, _near(path, source))
         return []
-    if found.path in trail:
-        reporter.say("E0802", f'"{path}" uses itself', use.path.span)
+    if _normal(found.path) in trail:
+        reporter.say("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")
         return []
     try:
         file = parse(found)
@@ -55,12 +67,16 @@ def _load(use: tree.Use, source: Source, reporter: Reporter, read: Read | None, 
     base: list[tree.Decl] = []
     for inner in file.declarations:
         if isinstance(inner, tree.Use):
-            base += _load(inner, found, reporter, read, (*trail, found.path))
+            base += _load(inner, found, reporter, read, (*trail, _normal(found.path)), budget)
     for change in file.declarations:
         if isinstance(change, tree.Change):
             base = _changed(base, change, reporter)
     own = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
     return _merged(base, own)
+
+
+def _normal(path: str) -> str:
+    return os.path.normpath(path)
 
 
 def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
@@ -90,7 +106,9 @@ def _near(path: str, source: Source) -> str:
         known += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
     except OSError:
         pass
-    return nearest(Path(path).name, [name for name in known if name.endswith(".rlf")])
+    stems = {Path(name).stem for name in known if name.endswith(".rlf")} - {Path(source.path).stem}
+    found = nearest(Path(path).stem, sorted(stems))
+    return found.replace("`?", ".rlf`?")
 
 
 def _key(item: tree.Decl) -> tuple[str, str] | None:

@@ -3,6 +3,9 @@
 Python number, 0-d tensor    a single value
 1-D tensor [rows]            an entry for each row
 2-D tensor [rows, tokens]    an entry for each token that the mask keeps, in order; the mask may have holes
+
+A parameter that the function groups by (`by=group`) is an int tensor [rows]: rows with one number are one group.
+A result with an entry for each group has them in ascending order of these numbers.
 """
 
 from __future__ import annotations
@@ -33,11 +36,13 @@ def types_of(arguments: Mapping[str, Argument]) -> dict[str, Type]:
     return {name: _type(name, argument) for name, argument in arguments.items()}
 
 
-def call_padded(node: Node, arguments: Mapping[str, Argument], mask: Tensor | None = None) -> Tensor:
+def call_padded(
+    node: Node, arguments: Mapping[str, Argument], mask: Tensor | None = None, group: str | None = None
+) -> Tensor:
     """The one output of a `tensor` node typed by `types_of`, padded as the arguments are, with 0.
 
-    mask: [rows, tokens], true or not 0 where a token counts; None for all. Gradients go through.
-    Raises ValueError for shapes that do not fit.
+    mask: [rows, tokens], true or not 0 where a token counts; None for all. group: the argument with a number for each
+    row that says in which group it lies. Gradients go through. Raises ValueError for shapes that do not fit.
     """
     assert len(node.outputs) == 1, "a function returns one value"
     tensors = [argument for argument in arguments.values() if isinstance(argument, Tensor)]

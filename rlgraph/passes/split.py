@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.ir.graph import (
     Apply,
+    Const,
     Expr,
     Graph,
     Let,
@@ -153,7 +154,9 @@ class _Splitter:
             return expr
         assert rows.type.axis
         total = Apply("sum", (rows,), replace(rows.type, axis=None, dtype="float"), None, expr.span)
-        return Apply("div", (total, self.size(rows.type.axis, inside)), expr.type, None, expr.span)
+        # The mean of none is 0.
+        some = Apply("maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span)
+        return Apply("div", (total, some), expr.type, None, expr.span)
 
     def rowwise(self, expr: Expr) -> None:
         """Raises where a value with rows uses a number about the whole batch that depends on the model."""

@@ -102,7 +102,7 @@ class Model:
                 m_hat = m / (1 - beta1**self.updates)
                 v_hat = v / (1 - beta2**self.updates)
                 p.copy_(p - lr * weight_decay * p - lr * m_hat / (v_hat.sqrt() + eps))
-        return float(loss), norm
+        return (loss.item() if isinstance(loss, Tensor) else loss), norm
 
     def weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.net.state_dict().items()}
@@ -112,7 +112,7 @@ class Model:
 
 
 def numbers(values: Sequence[Tensor]) -> list[float]:
-    return [float(value) for value in values]
+    return [value.item() for value in values]
 
 
 @torch.no_grad()
@@ -140,7 +140,7 @@ def frozen_values(model: Model, row: Row) -> list[float]:
 
 @torch.no_grad()
 def frozen_score(model: Model, row: Row) -> float:
-    return float(model.score(row))
+    return model.score(row).item()
 
 
 # Statistics
@@ -295,7 +295,7 @@ def grpo(
                     surrogate = clipped(ratio, adv[g][i], eps, eps)
                     step.clips += bool(surrogate < ratio * adv[g][i])
                     terms[-1].append(-surrogate + beta * kl)
-                    kls.append(float(kl))
+                    kls.append(kl.item())
         step.trained("actor", actor.train(sequence_mean(terms), lr, clip_norm))
     rows = [row for group in groups for row in group]
     step.metrics = {
@@ -428,7 +428,7 @@ def online_dpo(
             best, worst = pairs[g]
             gap = sum(actor.logprobs(best)) - sum(actor.logprobs(worst))
             loss = loss + torch.log(1 + torch.exp(-beta * (gap - ref_gap[g])))
-            margins.append(float(gap) - ref_gap[g])
+            margins.append(gap.item() - ref_gap[g])
         step.trained("actor", actor.train(loss / len(part), lr))
     if refresh:
         ref.become(actor.weights())
@@ -473,8 +473,7 @@ def reward_model(reward: Model, chosen: list[Row], rejected: list[Row], *, lr: f
     margins = [reward.score(good) - reward.score(bad) for good, bad in zip(chosen, rejected, strict=True)]
     loss = sum(torch.log(1 + torch.exp(-margin)) for margin in margins) / len(margins)
     step.trained("reward", reward.train(loss, lr))
-    step.metrics = {"accuracy": mean([float(margin > 0) for margin in margins])}
-    step.values = {"margin": numbers(margins)}
+    step.metrics = {"accuracy": mean([float(margin.item() > 0) for margin in margins])}
     return step
 
 

@@ -198,7 +198,7 @@ def keep(node: Node, frame: Frame, session: Session) -> Made:
             for before, after in zip(old.path(), new.path(), strict=True):
                 names[before.key] = after
     for key in kept.rows:
-        if key in names and names[key].key != key and names[key].key not in frame.rows:
+        if key in names and names[key].key != key:
             made.rows.append(replace(kept.rows[key], axis=names[key]))
     made.rows.sort(key=lambda rows: len(list(rows.axis.path())))
     return made

@@ -1,0 +1,145 @@
+"""What a person sees of a run while it goes on.
+
+On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for each step
+on stderr:
+
+    step 3/30  reward 0.41  length 12.1  1.2 s  3,400 tok/s
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Protocol
+
+from rlgraph.ir.graph import Node
+
+
+class Display(Protocol):
+    """Shows a run; the first three are those of the backend's observer."""
+
+    def opening(self, what: str) -> None: ...
+    def firing(self, node: Node) -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int) -> None: ...
+    def begin(self, phases: Mapping[str, int]) -> None:
+        """The run begins: how many steps each phase has."""
+        ...
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        """A step is done; `number` counts over all phases."""
+        ...
+
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def display(stream: IO[str] | None = None) -> Display:
+    """The one that suits where the stream (stderr by default) goes."""
+    if stream is None and in_notebook():
+        # There, what comes on stderr looks like an error.
+        return Lines(sys.stdout, over=True)
+    stream = stream or sys.stderr
+    if stream.isatty():
+        from rlgraph.progress_bar import Bar
+
+        return Bar()
+    return Lines(stream)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def opening(self, what: str) -> None: ...
+    def firing(self, node: Node) -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int) -> None: ...
+    def begin(self, phases: Mapping[str, int]) -> None: ...
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Count:
+    """Where in its phase a step is, and what it has generated."""
+
+    def __init__(self, phases: Mapping[str, int]) -> None:
+        self.phases = phases
+        self.tokens = 0
+        self._before = dict.fromkeys(phases, 0)
+        so_far = 0
+        for name, steps in phases.items():
+            self._before[name] = so_far
+            so_far += steps
+        self.total = so_far
+
+    def line(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> str:
+        """A finished step in one line; counts tokens from 0 again."""
+        at = f"{phase} {number - self._before[phase]}/{self.phases[phase]}"
+        parts = [at, *(f"{name} {shown(value)}" for name, value in metrics.items()), f"{seconds:.2g} s"]
+        if seconds >= 100:
+            parts[-1] = f"{seconds:,.0f} s"
+        if self.tokens:
+            parts.append(f"{self.tokens / max(seconds, 1e-9):,.0f} tok/s")
+        self.tokens = 0
+        return "  ".join(parts)
+
+
+def shown(value: Any) -> str:
+    """A number, short."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Lines:
+    """A line for each step; with `over` each is written over the one before."""
+
+    def __init__(self, stream: IO[str], over: bool = False) -> None:
+        self.stream, self.over = stream, over
+        self.count: Count | None = None
+        self.width = 0
+
+    def opening(self, what: str) -> None:
+        # Later ones are about the rounds of a `collect`.
+        if self.count is None:
+            self._write(what, over=self.over)
+
+    def firing(self, node: Node) -> None: ...
+
+    def fired(self, node: Node, seconds: float, tokens: int) -> None:
+        if self.count is not None:
+            self.count.tokens += tokens
+
+    def begin(self, phases: Mapping[str, int]) -> None:
+        self.count = Count(phases)
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        assert self.count is not None
+        self._write(self.count.line(number, phase, seconds, metrics), over=self.over)
+
+    def note(self, text: str) -> None:
+        self.close()
+        self._write(text)
+
+    def close(self) -> None:
+        if self.width:
+            self._put("\n")
+            self.width = 0
+
+    def _write(self, line: str, over: bool = False) -> None:
+        if not over:
+            self._put(f"{line}\n")
+            return
+        self._put("\r" + line.ljust(self.width))
+        self.width = len(line)
+
+    def _put(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:
+            # A run does not end because nobody looks at it any more.
+            pass

@@ -1,0 +1,67 @@
+"""How the command line shows diagnostics: as text, coloured on a terminal, or as lines of JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import IO, Any, Literal
+
+from rlgraph.errors import Diagnostic
+
+Format = Literal["human", "json"]
+
+_COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36", "help": "1;32"}
+_HEAD = re.compile(r"^(error|warning|note|help)(\[\w+\])?: ")
+_GUTTER = re.compile(r"^( *)(-->|\d+ \||\|)")
+
+
+def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
+    """As text on stderr, or as a line of JSON for each on stdout."""
+    for found in diagnostics:
+        if form == "json":
+            emit({"type": "diagnostic", **found.to_json()})
+        else:
+            text = found.render()
+            print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
+
+
+def emit(record: dict[str, Any]) -> None:
+    """One line of JSON on stdout."""
+    import json
+
+    print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def colours(stream: IO[str]) -> bool:
+    """Whether the stream is a terminal that wants colours (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str) -> str:
+    """A rendered diagnostic with the escape sequences of a terminal."""
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(line: str) -> str:
+    if head := _HEAD.match(line):
+        shown = f"\x1b[{_COLOURS[head[1]]}m{head[0].rstrip(': ')}\x1b[0m"
+        return f"{shown}: {line[head.end() :]}"
+    if gutter := _GUTTER.match(line):
+        rest = line[gutter.end() :]
+        if rest.strip() and not rest.strip(" ^"):
+            rest = f"\x1b[1;31m{rest}\x1b[0m"
+        return f"\x1b[1;34m{gutter[0]}\x1b[0m{rest}"
+    return line
+
+
+def counted(diagnostics: Iterable[Diagnostic]) -> str:
+    """`2 errors, 1 warning`."""
+    found = list(diagnostics)
+    parts = []
+    for severity in ("error", "warning"):
+        number = sum(d.severity == severity for d in found)
+        if number:
+            parts.append(f"{number} {severity}{'s' * (number > 1)}")
+    return ", ".join(parts) or "no errors"

@@ -1,0 +1,211 @@
+"""Tiny programs for the tests: models of some thousand weights, a few ragged rows, and everything that a run did."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.run import LocalBackend, Settings, Step
+from rlgraph.backends.rows import TableData
+from rlgraph.dsl.check import check
+from rlgraph.dsl.parse import parse_expression
+from rlgraph.errors import Source
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.types import Table
+from rlgraph.passes.pipeline import run_passes
+
+ALGORITHMS = Path(__file__).parents[2] / "rlgraph" / "algorithms"
+
+
+def weights(seed: int = 0, hidden: int = 8, layers: int = 1) -> str:
+    """Random weights, far enough from uniform that mistakes show. Token 1 ends an answer, and is drawn often."""
+    return (
+        f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size=12, num_hidden_layers={layers}, '
+        "num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.3, "
+        'tokenizer=chars("abcd>"))'
+    )
+
+
+REWARDS = '''
+def exact_match(prompts, completions, completion_ids, **columns):
+    """All 1 for some prompts, so that groups without spread are there."""
+    return [1.0 if p.startswith("b") else (3 * sum(ids) + len(ids)) % 5 / 4 for p, ids in zip(prompts, completion_ids)]
+
+math_verify = exact_match
+
+def spread(prompts, completions, completion_ids, **columns):
+    return [(3 * sum(ids) + len(ids)) % 7 / 6 for ids in completion_ids]
+
+def ones(prompts, completions, **columns):
+    return [1.0 for _ in completions]
+'''
+
+ENVS = '''
+class Shell:
+    """Answers with what it was told; says little, much, or nothing."""
+
+    def reset(self, row):
+        self.turn, self.prompt = 0, row["prompt"]
+        return row.get("first", ">")
+
+    def step(self, action):
+        self.turn += 1
+        reward = (len(action) + self.turn + len(self.prompt)) % 3 / 2 - 0.25
+        return action[:2] + ">", reward, "d" in action or self.turn >= 3
+'''
+
+PROMPTS = ["ab", "b", "cdab", "a", "bc", "dddd", "c", "dab", "ba", "ca"]
+ANSWERS = ["ab", "", "d", "abcd", "", "ccc", "b", "da", "", "c"]
+
+
+def data_folder(path: Path) -> Path:
+    """The files that the shipped programs name: ragged rows, empty answers among them."""
+    prompts = [{"prompt": p, "task": p[0], "place": i} for i, p in enumerate(PROMPTS)]
+    first = [">", "", "ab>", ">", "abcdabcdabcd", ">", "", "c", ">", "d>"]
+    files = {
+        "prompts": prompts, "gsm8k": prompts, "dapo-math-17k": prompts,
+        "tasks": [{**row, "first": text} for row, text in zip(prompts, first, strict=True)],
+        "sft": [{"prompt": p, "response": a} for p, a in zip(PROMPTS, ANSWERS, strict=True)],
+        "preferences": [
+            {"prompt": p, "chosen": a, "rejected": ANSWERS[-1 - i]}
+            for i, (p, a) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
+        ],
+    }  # fmt: skip
+    path.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "rewards.py").write_text(REWARDS)
+    (path / "envs.py").write_text(ENVS)
+    return path
+
+
+def shipped(name: str, swaps: Mapping[str, str] | None = None) -> str:
+    """The text of an algorithm that ships, with lengths and rates that have no parameter replaced."""
+    return swap((ALGORITHMS / f"{name}.rlf").read_text(), swaps or {})
+
+
+def swap(text: str, swaps: Mapping[str, str]) -> str:
+    """The text with pieces replaced; each must be there."""
+    for old, new in swaps.items():
+        found = re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w.])", new, text)
+        assert found != text, f"{old!r} is not in the program"
+        text = found
+    return text
+
+
+def compile_text(text: str, changes: Mapping[str, str] | None = None, path: str = "p.rlf") -> Program:
+    parsed = {name: parse_expression(Source("--set", value)) for name, value in (changes or {}).items()}
+    program, _ = check(Source(path, text), parsed)
+    return run_passes(program)[-1].program
+
+
+@dataclass
+class Drawn:
+    """A table that `generate`, `interact` or `encode` made."""
+
+    name: str
+    """Of the value."""
+    model: str
+    ids: tuple[Any, ...]
+    tokens: list[list[int]]
+    scored: list[list[bool]]
+    group: list[int]
+    """For each row, the row that it lies in; its own place if it lies in none."""
+    columns: dict[str, Any]
+    data: tuple[Mapping[str, Any], ...]
+
+
+@dataclass
+class Seen:
+    """What one step did."""
+
+    step: Step
+    drawn: list[Drawn] = field(default_factory=list)
+    scores: list[torch.Tensor] = field(default_factory=list)
+    """What the user's functions returned, one call after another."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Of each name the last one."""
+    losses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """For each trained model, loss and gradient norm of each update."""
+    weights: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """After the step."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.step.metrics
+
+    def table(self, name: str) -> Drawn:
+        return next(table for table in self.drawn if table.name == name)
+
+
+class Run:
+    """A run whose steps are watched."""
+
+    def __init__(self, program: Program, folder: Path, **settings: Any) -> None:
+        self.backend = LocalBackend(program, Settings(folder=folder, **settings))
+        self.models = {name: state.engine.model for name, state in self.backend.session.models.items()}
+        self.initial = {name: copy.deepcopy(net.state_dict()) for name, net in self.models.items()}
+        self.now = Seen(Step(0, "", 0.0))
+        self.also: Callable[[Node, Frame], None] | None = None
+        self.backend.watch = self.watch
+        for name, state in self.backend.session.models.items():
+            self.hook(name, state.engine)
+
+    def hook(self, name: str, engine: Any) -> None:
+        plain = engine.train_step
+
+        def train_step(*args: Any) -> dict[str, float]:
+            found = plain(*args)
+            self.now.losses.setdefault(name, []).append((found["loss"], found["grad_norm"]))
+            return found
+
+        engine.train_step = train_step
+
+    def watch(self, node: Node, frame: Frame) -> None:
+        for value in node.outputs:
+            self.now.values[value.name] = frame.values[value.name]
+        if node.op in ("generate", "interact", "encode"):
+            self.now.drawn.append(_drawn(node, frame))
+        if node.op == "call":
+            self.now.scores.append(frame.values[node.outputs[0].name])
+        if self.also:
+            self.also(node, frame)
+
+    def steps(self, count: int) -> list[Seen]:
+        """The next steps; ends the run's processes."""
+        found = []
+        try:
+            for step in self.backend.steps(count):
+                self.now.step = step
+                self.now.weights = {name: copy.deepcopy(net.state_dict()) for name, net in self.models.items()}
+                found.append(self.now)
+                self.now = Seen(step)
+        finally:
+            self.backend.session.close()
+        return found
+
+
+def _drawn(node: Node, frame: Frame) -> Drawn:
+    value = node.outputs[0]
+    table, kind = frame.values[value.name], value.type
+    assert isinstance(table, TableData) and isinstance(kind, Table) and table.sequences is not None
+    rows = frame.rows[kind.axis.key]
+    counts = table.sequences.lengths.tolist()
+    group = list(range(rows.size)) if rows.parent is None else rows.parent.tolist()
+    scored = [flags.tolist() for flags in table.sequences.scored.split(counts)]
+    return Drawn(value.name, table.owner, rows.ids or (), table.sequences.rows(), scored, group, dict(table.columns), table.data)
+
+
+def run_text(
+    text: str, folder: Path, steps: int = 1, changes: Mapping[str, str] | None = None, **settings: Any
+) -> list[Seen]:
+    """Compiles and runs."""
+    return Run(compile_text(text, changes), folder, **settings).steps(steps)

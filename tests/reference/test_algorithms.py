@@ -1,0 +1,280 @@
+"""Every algorithm that ships, run for three steps and replayed from its formulas.
+
+A run gives the tokens it sampled and what the user's functions said of them, nothing else. The replay (`formulas.py`) has
+its own copy of the first weights, its own forward pass over one row at a time, its own gradient of the loss of the whole
+mini-batch and its own AdamW. After each step both must agree in every metric, in the loss and the gradient's norm of each
+update, in advantages and other values on the way, and in every weight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import formulas
+import pytest
+import torch
+from formulas import Model, Row
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from tiny import Drawn, Run, Seen, compile_text, data_folder, shipped, weights
+
+CLOSE = 1e-9
+"""Of numbers of the size of 1: absolute, or relative where they are larger."""
+
+AUTO = {
+    "causal_lm": AutoModelForCausalLM,
+    "value_lm": AutoModelForTokenClassification,
+    "reward_lm": AutoModelForSequenceClassification,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("reference"))
+
+
+class Replay:
+    """A run, and beside it plain models that begin with its first weights."""
+
+    def __init__(self, text: str, folder: Path, changes: dict[str, str], **settings: Any) -> None:
+        self.run = Run(compile_text(text, changes), folder, **settings)
+        self.models = {name: self.plain(name) for name in self.run.models}
+        self.steps = self.run.steps(3)
+        assert len(self.steps) == 3
+
+    def plain(self, name: str) -> Model:
+        """A model of transformers, with its most literal attention."""
+        state = self.run.backend.session.models[name]
+        config = state.engine.model.config
+        net = AUTO[state.model.kind].from_config(config, attn_implementation="eager").double().eval()
+        net.load_state_dict(self.run.initial[name])
+        return Model(net)
+
+    def same(self, seen: Seen, step: formulas.Step) -> None:
+        """Compares a step of the run with the replay's."""
+        close("metrics", seen.metrics, step.metrics)
+        assert seen.losses.keys() == step.losses.keys()
+        for name, found in step.losses.items():
+            close(f"losses of {name}", seen.losses[name], found)
+        for name, value in step.values.items():
+            close(name, seen.values[name].tolist(), value)
+        for name, model in self.models.items():
+            own = model.weights()
+            assert own.keys() == seen.weights[name].keys()
+            for key, value in seen.weights[name].items():
+                torch.testing.assert_close(value, own[key], rtol=CLOSE, atol=CLOSE, msg=lambda m, k=key, n=name: f"{n}: {k}: {m}")
+
+
+def close(what: str, found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), what
+        for name, value in expected.items():
+            close(f"{what}: {name}", found[name], value)
+        return
+    torch.testing.assert_close(
+        torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64),
+        rtol=CLOSE, atol=CLOSE, msg=lambda m: f"{what}: {m}",
+    )  # fmt: skip
+
+
+def rows_of(table: Drawn, scores: Any = None) -> list[Row]:
+    """The rows of a table, with what a function of the user's said of them."""
+    given = [0.0] * len(table.tokens) if scores is None else scores.tolist()
+    turns = table.columns["turns"].tolist() if "turns" in table.columns else None
+    rewards = [[]] * len(given) if turns is None else [part.tolist() for part in table.columns["reward"].split(turns)]
+    return [
+        Row(tokens, scored, score, reward)
+        for tokens, scored, score, reward in zip(table.tokens, table.scored, given, rewards, strict=True)
+    ]
+
+
+def groups_of(table: Drawn, scores: Any = None) -> list[list[Row]]:
+    groups: dict[int, list[Row]] = {}
+    for row, at in zip(rows_of(table, scores), table.group, strict=True):
+        groups.setdefault(at, []).append(row)
+    return [groups[at] for at in sorted(groups)]
+
+
+def causal(kind: str = "base") -> str:
+    return f'causal_lm({kind}, dtype="float64")'
+
+
+def source(name: str, batch: int) -> str:
+    return f'jsonl("{name}.jsonl", batch={batch})'
+
+
+ACTOR = {"base": weights(0), "actor": causal()}
+JUDGE = {"judge": weights(7), "reward": 'frozen(reward_lm(judge, dtype="float64"))'}
+
+
+# The edge cases that every algorithm with a group has to survive.
+GROUPS = {
+    "ragged": {},
+    "a group of one": {"n": "1"},
+    "all rewards equal": {"correct": 'python("rewards.py:ones")'},
+    "no token at all": {"max_tokens": "0"},
+    "one token": {"max_tokens": "1"},
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_grpo(folder: Path, case: str) -> None:
+    edge = dict(GROUPS[case])
+    text = shipped("grpo", {"max_tokens=1024": f"max_tokens={edge.pop('max_tokens', 5)}", "lr=1e-6": "lr=0.02"})
+    changes = {**ACTOR, "prompts": source("gsm8k", 6), "n": "4", "beta": "0.05", **edge}
+    replay = Replay(text, folder, changes)
+    actor, ref = replay.models["actor"], replay.models["ref"]
+    clips = 0
+    for seen in replay.steps:
+        groups = groups_of(seen.table("rollout"), seen.values["score"])
+        step = formulas.grpo(actor, ref, groups, eps=0.2, beta=0.05, lr=0.02, clip_norm=1.0, parts=4)
+        replay.same(seen, step)
+        clips += step.clips
+    if case == "ragged":
+        lengths = [row.length for seen in replay.steps for row in rows_of(seen.table("rollout"))]
+        assert 1 in lengths and 5 in lengths, "answers that end at once, and answers that are cut"
+        assert clips > 3, "the clipped branch is in use"
+
+
+@pytest.mark.parametrize("case", ["ragged", "no token at all", "one token", "one row"])
+def test_ppo(folder: Path, case: str) -> None:
+    longest = {"no token at all": 0, "one token": 1}.get(case, 6)
+    text = shipped("ppo", {"max_tokens=512": f"max_tokens={longest}", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03"})
+    batch = 1 if case == "one row" else 10
+    changes = {
+        **ACTOR, **JUDGE, "critic": 'value_lm(base, dtype="float64")', "prompts": source("prompts", batch), "gamma": "0.9",
+        "eps_v": "0.1",
+    }  # fmt: skip
+    replay = Replay(text, folder, changes)
+    clips = 0
+    for seen in replay.steps:
+        step = formulas.ppo(
+            *(replay.models[name] for name in ("actor", "critic", "ref", "reward")), rows_of(seen.table("rollout")),
+            gamma=0.9, lam=0.95, eps=0.2, eps_v=0.1, beta=0.05, lr=0.02, lr_v=0.03, parts=8, epochs=2,
+        )  # fmt: skip
+        replay.same(seen, step)
+        clips += step.clips
+    if case == "ragged":
+        assert clips > 3
+
+
+def test_dapo(folder: Path) -> None:
+    text = shipped("dapo", {"prompts(512)": "prompts(4)", "parts=16": "parts=3", "lr=1e-6": "lr=0.02"})
+    changes = {**ACTOR, "prompts": source("dapo-math-17k", 5), "n": "3", "limit": "6", "cushion": "4"}
+    replay = Replay(text, folder, changes)
+    carried: deque[list[Row]] = deque()
+    rounds = surplus = 0
+    for seen in replay.steps:
+        # Several batches may have been drawn in a step: each has its own table, and each was scored.
+        batches = iter([groups_of(table, hits) for table, hits in zip(seen.drawn, seen.scores, strict=True)])
+        step = formulas.dapo(
+            replay.models["actor"], lambda batches=batches: next(batches), carried, wanted=4, low=0.2, high=0.28,
+            limit=6, cushion=4, lr=0.02, parts=3,
+        )  # fmt: skip
+        assert next(batches, None) is None, "as many batches as the run drew"
+        replay.same(seen, step)
+        rounds, surplus = max(rounds, len(seen.drawn)), max(surplus, len(carried))
+    assert rounds > 1 and surplus > 0
+
+
+def test_remax(folder: Path) -> None:
+    text = shipped("remax", {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02"})
+    replay = Replay(text, folder, {**ACTOR, **JUDGE, "prompts": source("prompts", 7)})
+    for seen in replay.steps:
+        rows, greedy = (rows_of(seen.table(name)) for name in ("rollout", "greedy"))
+        step = formulas.remax(*(replay.models[n] for n in ("actor", "ref", "reward")), rows, greedy, beta=0.05, lr=0.02)
+        replay.same(seen, step)
+
+
+@pytest.mark.parametrize("n", [3, 1])
+def test_online_dpo(folder: Path, n: int) -> None:
+    text = shipped("online_dpo", {"max_tokens=512": "max_tokens=5", "lr=5e-7": "lr=0.02", "every 200": "every 2"})
+    replay = Replay(text, folder, {**ACTOR, **JUDGE, "prompts": source("prompts", 6), "n": str(n)})
+    for number, seen in enumerate(replay.steps, 1):
+        groups = groups_of(seen.table("rollout"))
+        step = formulas.online_dpo(
+            *(replay.models[name] for name in ("actor", "ref", "reward")), groups, beta=0.1, lr=0.02, parts=4,
+            refresh=number % 2 == 0,
+        )  # fmt: skip
+        replay.same(seen, step)
+
+
+def test_distill(folder: Path) -> None:
+    text = shipped("distill", {"max_tokens=1024": "max_tokens=5", "n=4": "n=3", "lr=1e-5": "lr=0.02"})
+    changes = {
+        "student": weights(0), "master": weights(5, hidden=16, layers=2), "actor": causal("student"),
+        "teacher": f"frozen({causal('master')})", "prompts": source("prompts", 5),
+    }  # fmt: skip
+    replay = Replay(text, folder, changes)
+    for seen in replay.steps:
+        groups = groups_of(seen.table("rollout"))
+        replay.same(seen, formulas.distill(replay.models["actor"], replay.models["teacher"], groups, lr=0.02))
+
+
+def test_sft(folder: Path) -> None:
+    text = shipped("sft", {"lr=1e-5": "lr=0.02"})
+    replay = Replay(text, folder, {**ACTOR, "pairs": source("sft", 7)})
+    empty = 0
+    for seen in replay.steps:
+        rows = rows_of(seen.table("answer"))
+        empty += sum(row.length == 1 for row in rows)
+        replay.same(seen, formulas.sft(replay.models["actor"], rows, lr=0.02, weight_decay=0.01))
+    assert empty, "an empty response is its end alone"
+
+
+def test_reward_model(folder: Path) -> None:
+    text = shipped("reward_model", {"lr=1e-5": "lr=0.02"})
+    changes = {"base": weights(3), "reward": 'reward_lm(base, dtype="float64")', "pairs": source("preferences", 7)}
+    replay = Replay(text, folder, changes)
+    for seen in replay.steps:
+        good, bad = (rows_of(seen.table(name)) for name in ("chosen", "rejected"))
+        replay.same(seen, formulas.reward_model(replay.models["reward"], good, bad, lr=0.02))
+
+
+def test_safe_rlhf(folder: Path) -> None:
+    text = shipped("safe_rlhf", {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03",
+                                 "parts=8": "parts=3"})  # fmt: skip
+    changes = {
+        **ACTOR, "helpful": weights(1), "harmful": weights(2), "reward": 'frozen(reward_lm(helpful, dtype="float64"))',
+        "cost": 'frozen(reward_lm(harmful, dtype="float64"))', "v_gain": 'value_lm(base, dtype="float64")',
+        "v_cost": 'value_lm(base, dtype="float64")', "prompts": source("prompts", 7), "budget": "0.3",
+    }  # fmt: skip
+    replay = Replay(text, folder, changes)
+    lagrange = 1.0
+    for seen in replay.steps:
+        step, lagrange = formulas.safe_rlhf(
+            *(replay.models[name] for name in ("actor", "ref", "reward", "cost", "v_gain", "v_cost")),
+            rows_of(seen.table("rollout")), lagrange, budget=0.3, beta=0.05, eps=0.2, lr=0.02, lr_v=0.03, parts=3,
+        )  # fmt: skip
+        replay.same(seen, step)
+    assert lagrange != 1.0
+
+
+@pytest.mark.parametrize("case", ["ragged", "a group of one"])
+def test_async_grpo(folder: Path, case: str) -> None:
+    text = shipped("async_grpo", {"max_tokens=8192": "max_tokens=5", "lr=1e-6": "lr=0.05"})
+    n = 1 if case == "a group of one" else 3
+    replay = Replay(text, folder, {**ACTOR, "prompts": source("gsm8k", 6), "n": str(n), "cap": "1.2"})
+    for number, seen in enumerate(replay.steps):
+        groups = groups_of(seen.table("rollout"), seen.values["score"])
+        step = formulas.async_grpo(
+            replay.models["actor"], groups, staleness=2, eps=0.2, cap=1.2, lr=0.05, parts=4
+        )
+        replay.same(seen, step)
+        assert seen.metrics["age"] == min(number, 2)
+
+
+def test_agent(folder: Path) -> None:
+    text = shipped("agent", {"max_tokens=4096": "max_tokens=9", "n=8": "n=3", "lr=1e-6": "lr=0.02", "every 20": "every 2"})
+    replay = Replay(text, folder, {**ACTOR, "tasks": source("tasks", 6)})
+    lengths: set[int] = set()
+    for number, seen in enumerate(replay.steps, 1):
+        episodes, *trials = seen.drawn
+        greedy = rows_of(trials[0]) if number % 2 == 0 else None
+        groups = groups_of(episodes)
+        lengths |= {row.length for group in groups for row in group}
+        step = formulas.agent(replay.models["actor"], groups, greedy, eps=0.2, lr=0.02, parts=4)
+        replay.same(seen, step)
+    assert 0 in lengths, "an episode whose first observation leaves no room"
