@@ -1,7 +1,7 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api.py`). They are loaded when
-they are first used: `import rlgraph` loads neither torch nor the compiler.
+`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api.py`). They are
+loaded when they are first used: `import rlgraph` loads neither torch nor the compiler.
 """
 
 from __future__ import annotations

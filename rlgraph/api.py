@@ -4,41 +4,55 @@
     program.show()
     run = program.run(steps=30)
 
-A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set` replaces: a
-`param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers, booleans, paths, or expressions
-of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base": '"Qwen/Qwen2.5-0.5B"'}`.
+A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set`
+replaces: a `param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers,
+booleans, paths, or expressions of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base":
+'"Qwen/Qwen2.5-0.5B"'}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.programs import Setting, changes, columns_in, open_program, settings_text
+from rlgraph.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
 
 if TYPE_CHECKING:
     from rlgraph.compiled import Compiled
     from rlgraph.namespace import Functions
 
 
-def check(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> list[Diagnostic]:
+def check(
+    program: str | Path,
+    set: Mapping[str, Setting] | None = None,
+    *,
+    name: str = "<text>",
+    programs: Sequence[Path] = (),
+) -> list[Diagnostic]:
     """Everything that is wrong with a program, and every warning; empty where it is fine.
 
-    `name` is what diagnostics call a text. Nothing is run, and no file of Python is imported.
+    `name` is what diagnostics call a text. The path of a schedule (`.rls`) is checked against its program:
+    one of `programs`, or the one beside it. Nothing is run, and no file of Python is imported.
     """
     from rlgraph.dsl.check import check as checked
 
     try:
         opened = open_program(program, name)
-        made = changes(settings_text(set))
-        return checked(opened.source, made, columns=columns_in(opened.folder))[1]
+        texts = settings_text(set)
+        if opened.source.path.endswith(".rls"):
+            from rlgraph.schedules import check_schedule
+
+            return check_schedule(opened, texts, programs)
+        return checked(opened.source, changes(texts), columns=columns_in(opened.folder))[1]
     except ProgramError as error:
-        return list(error.diagnostics)
+        return with_quotes(error.diagnostics)
 
 
-def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> Compiled:
+def compile(
+    program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>"
+) -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong."""
     from rlgraph.compiled import Compiled
     from rlgraph.dsl.check import check as checked
@@ -46,7 +60,10 @@ def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, na
 
     opened = open_program(program, name)
     texts = settings_text(set)
-    found, warnings = checked(opened.source, changes(texts), columns=columns_in(opened.folder))
+    try:
+        found, warnings = checked(opened.source, changes(texts), columns=columns_in(opened.folder))
+    except ProgramError as error:
+        raise ProgramError(with_quotes(error.diagnostics)) from None
     return Compiled(opened.source, opened.folder, texts, tuple(run_passes(found)), tuple(warnings))
 
 

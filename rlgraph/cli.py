@@ -1,29 +1,31 @@
 """`rlgraph`: the compiler on the command line.
 
-Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130 interrupted.
+Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130
+interrupted.
 
 What computes is imported inside the commands that compute: `rlgraph check` is as fast as it feels.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rlgraph import __version__
-from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
+from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, UsageMistake
+from rlgraph.outputs import FORMATS, PICTURES, write
 from rlgraph.shown import Format, counted, emit, show
 
 if TYPE_CHECKING:
     from rlgraph.compiled import Compiled
 
 FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
-
-_FORMATS = {"graph": "graph.txt", "json": "json", "dot": "dot", "svg": "svg", "png": "png", "html": "html"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -39,14 +41,20 @@ def rlgraph() -> None:
 
 
 _message_format = click.option(
-    "--message-format", "form", type=click.Choice(["human", "json"]), default="human",
+    "--message-format",
+    "form",
+    type=click.Choice(["human", "json"]),
+    default="human",
     help="Diagnostics as text on stderr, or as lines of JSON on stdout.",
-)  # fmt: skip
+)
 _set = click.option(
-    "--set", "settings", multiple=True, metavar="NAME=EXPR",
-    help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of the language:
-    --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
-)  # fmt: skip
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=EXPR",
+    help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of the
+    language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
+)
 
 
 def _settings(given: tuple[str, ...]) -> dict[str, str]:
@@ -63,6 +71,17 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _telling(form: Format) -> Iterator[None]:
+    """What is wrong is shown, and ends the command."""
+    try:
+        yield
+    except RlgraphError as error:
+        show(error.diagnostics, form)
+        code = FAILED if isinstance(error, RunError) else USAGE if isinstance(error, UsageMistake) else WRONG
+        raise click.exceptions.Exit(code) from None
+
+
 # check
 
 
@@ -73,23 +92,26 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
 def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> int:
     """Say what is wrong with programs (.rlf) and schedules (.rls).
 
-    A schedule is checked against the program that is given with it, or else the one beside it. Nothing is run, and no
-    file of Python is imported.
+    A schedule is checked against the program that is given with it, or else the one beside it. Nothing is
+    run, and no file of Python is imported.
     """
-    from rlgraph.api import check_file
+    from rlgraph.api import check as checked
 
     changed = _settings(settings)
-    programs = [file for file in files if not file.endswith(".rls")]
+    programs = [Path(file) for file in files if not file.endswith(".rls")]
     found: list[Diagnostic] = []
     for file in files:
-        new = check_file(file, changed, programs)
-        # A schedule's program may have been told about already.
-        new = [diagnostic for diagnostic in new if diagnostic not in found]
+        # What is wrong with the program of a schedule may have been told already.
+        new = [
+            diagnostic
+            for diagnostic in checked(Path(file), changed, programs=programs)
+            if diagnostic not in found
+        ]
         show(new, form)
         found += new
     if form == "human":
         which = files[0] if len(files) == 1 else f"{len(files)} files"
-        click.echo(f"{which}: {counted(found)}", err=bool(found))
+        click.echo(f"{which}: {counted(found)}", err=True)
     return WRONG if any(diagnostic.severity == "error" for diagnostic in found) else FINE
 
 
@@ -98,7 +120,9 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
 
 @rlgraph.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change.")
+@click.option(
+    "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change."
+)
 def fmt(files: tuple[str, ...], only_check: bool) -> int:
     """Lay programs out as everybody does, in place; `-` is stdin to stdout."""
     from rlgraph.layout import format_file, format_stdin
@@ -126,78 +150,68 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
 @rlgraph.command("compile")
 @click.argument("file", required=False, metavar="FILE")
 @_set
-@click.option("--emit", "emitted", multiple=True, type=click.Choice(list(_FORMATS)),
-              help="Write the graph in this form: one to stdout, several into the folder of -o.")  # fmt: skip
-@click.option("--visualize", is_flag=False, flag_value="", metavar="[PATH]",
-              help="Draw the dataflow: a page (NAME.html), or what the ending of PATH says (.html .svg .png .dot).")  # fmt: skip
-@click.option("--print-after", "after", multiple=True, metavar="PASS", help="Print the graph after this pass; `check` is before all.")
-@click.option("-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go.")
+@click.option(
+    "--emit",
+    "emitted",
+    multiple=True,
+    type=click.Choice(FORMATS),
+    help="Write the graph in this form: one to stdout, several into the folder of -o.",
+)
+@click.option(
+    "--visualize",
+    is_flag=False,
+    flag_value="",
+    metavar="[PATH]",
+    help="Draw the dataflow: a page (NAME.html), or what the ending of PATH says (.html .svg .png .dot).",
+)
+@click.option(
+    "--print-after",
+    "after",
+    multiple=True,
+    metavar="PASS",
+    help="Print the graph after this pass; `check` is before all.",
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go."
+)
 @_message_format
 def compile_(
-    file: str | None, settings: tuple[str, ...], emitted: tuple[str, ...], visualize: str | None, after: tuple[str, ...],
-    out: Path | None, form: Format,
-) -> int:  # fmt: skip
+    file: str | None,
+    settings: tuple[str, ...],
+    emitted: tuple[str, ...],
+    visualize: str | None,
+    after: tuple[str, ...],
+    out: Path | None,
+    form: Format,
+) -> int:
     """Compile a program; without options, say in a few lines what became of it."""
-    from rlgraph.api import compile_file
+    from rlgraph.api import compile
 
     if file is None and visualize and visualize.endswith(".rlf"):
         # `--visualize FILE`: the option has no value, and click cannot know.
         file, visualize = visualize, ""
     if file is None:
         raise click.UsageError("Missing argument 'FILE'.")
-    if visualize and Path(visualize).suffix[1:] not in ("html", "svg", "png", "dot"):
-        raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
+    if visualize and Path(visualize).suffix[1:] not in PICTURES:
+        raise click.BadParameter(
+            f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'"
+        )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
-    compiled = compile_file(file, _settings(settings))
-    show(compiled.diagnostics, form)
+    with _telling(form):
+        compiled = compile(Path(file), _settings(settings))
+        show(compiled.diagnostics, form)
     for name in after:
         try:
             click.echo(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
-    _write(compiled, dict.fromkeys(emitted), visualize, out)
+    write(compiled, list(dict.fromkeys(emitted)), visualize, out)
     if not (emitted or after or visualize is not None or form == "json"):
         from rlgraph.summary import summary
 
         click.echo(summary(compiled.program))
     return FINE
-
-
-def _write(compiled: Compiled, emitted: dict[str, Any], visualize: str | None, out: Path | None) -> None:
-    """The files and texts that were asked for."""
-    if emitted and out is None:
-        data = _emit(compiled, next(iter(emitted)))
-        if isinstance(data, bytes) and sys.stdout.isatty():
-            raise click.UsageError("a PNG is nothing for a terminal: say with -o DIR where it goes")
-        click.echo(data, nl=False)
-    elif out is not None:
-        for form in emitted:
-            _save(out / f"{compiled.name}.{_FORMATS[form]}", _emit(compiled, form))
-    if visualize is not None:
-        path = Path(visualize or f"{compiled.name}.html")
-        path = path if out is None or path.is_absolute() else out / path
-        _save(path, _emit(compiled, path.suffix[1:]))
-
-
-def _emit(compiled: Compiled, form: str) -> str | bytes:
-    if form == "json":
-        import json
-
-        return json.dumps(compiled.to_json(), indent=1, ensure_ascii=False) + "\n"
-    makers: dict[str, Callable[[], str | bytes]] = {
-        "graph": compiled.text, "dot": compiled.to_dot, "svg": compiled.to_svg, "png": compiled.to_png, "html": compiled.to_html,
-    }  # fmt: skip
-    return makers[form]()
-
-
-def _save(path: Path, data: str | bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    except OSError as error:
-        raise click.FileError(str(path), error.strerror) from None
-    click.echo(f"wrote {path}", err=True)
 
 
 # run
@@ -206,42 +220,65 @@ def _save(path: Path, data: str | bytes) -> None:
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
 @_set
-@click.option("--backend", type=click.Choice(["local"]), default="local", help="Where it runs: `local` is this process.")
-@click.option("--steps", type=click.IntRange(1), default=100, show_default=True,
-              help="How often the main step runs; phases before it say so themselves.")  # fmt: skip
+@click.option(
+    "--backend", type=click.Choice(["local"]), default="local", help="Where it runs: `local` is this process."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="How often the main step runs; phases before it say so themselves.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
-              help="A folder, new or empty, for metrics and trained models.  [default: runs/NAME-1, -2, ...]")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A folder, new or empty, for metrics and trained models.  [default: runs/NAME-1, -2, ...]",
+)
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
-@click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
+@click.option(
+    "--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]"
+)
 @_message_format
 def run(
-    file: str, settings: tuple[str, ...], backend: str, steps: int, seed: int, out: Path | None, overwrite: bool,
-    threads: int | None, token_budget: int | None, block: int | None, form: Format,
-) -> int:  # fmt: skip
+    file: str,
+    settings: tuple[str, ...],
+    backend: str,
+    steps: int,
+    seed: int,
+    out: Path | None,
+    overwrite: bool,
+    threads: int | None,
+    token_budget: int | None,
+    block: int | None,
+    form: Format,
+) -> int:
     """Train: run a program here.
 
-    Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends the run
-    and saves the models; a second one ends it at once.
+    Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
+    the run and saves the models; a second one ends it at once.
     """
-    from rlgraph.api import compile_file
-
-    compiled = compile_file(file, _settings(settings))
-    show(compiled.diagnostics, form)
-    from rlgraph.rundir import RunFolder
-
-    folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
-    from rlgraph.progress import display
+    from rlgraph.api import compile
+    from rlgraph.progress import Json, display
+    from rlgraph.rundir import METRICS, RunFolder
     from rlgraph.running import Options, run_in
 
-    shown = JsonSteps() if form == "json" else display(sys.stderr)
-    made = run_in(folder, compiled, Options(steps, seed, threads, block, token_budget), shown)
+    with _telling(form):
+        compiled = compile(Path(file), _settings(settings))
+        show(compiled.diagnostics, form)
+        # Before anything else: a folder that cannot be written must not cost an hour of training.
+        folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
+        shown = Json() if form == "json" else display(sys.stderr)
+        made = run_in(folder, compiled, Options(steps, seed, threads, block, token_budget), shown)
     if form == "json":
-        emit({"type": "end", "folder": str(made.folder), "models": [str(path) for path in made.saved]})
+        emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in made.saved]})
     else:
-        click.echo("\n".join(["wrote " + str(folder.path / "metrics.jsonl"), *(f"saved {path}" for path in made.saved)]))
+        lines = [f"wrote {folder.path / METRICS}", *(f"saved {path}" for path in made.saved)]
+        click.echo("\n".join(lines))
     return FINE
 
 
@@ -264,3 +301,66 @@ def explain(code: str | None) -> int:
     except LookupError as error:
         raise click.BadParameter(str(error), param_hint="'CODE'") from None
     return FINE
+
+
+# The whole
+
+
+def main() -> None:
+    """The command `rlgraph`."""
+    if "_RLGRAPH_COMPLETE" in os.environ:
+        rlgraph.main(prog_name="rlgraph")
+    code = status(sys.argv[1:])
+    if code == INTERRUPTED:
+        # Threads of an engine that are still at work would hold the exit.
+        os._exit(code)
+    sys.exit(code)
+
+
+def status(arguments: list[str]) -> int:
+    """Runs a command and gives its exit code; a person never sees a traceback."""
+    try:
+        code = _invoked(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read has seen enough. What is left must not fail again when Python ends.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        return PIPE
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    except Exception as error:
+        print(f"internal error: {_first_line(error)}; please report it with {_kept()}", file=sys.stderr)
+        return BUG
+
+
+def _invoked(arguments: list[str]) -> int:
+    try:
+        with rlgraph.make_context("rlgraph", arguments) as context:
+            code: int = rlgraph.invoke(context)
+            return code
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def _kept() -> str:
+    """The file that the traceback is written to."""
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="rlgraph-error-", suffix=".txt", delete=False) as file:
+            file.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}")
+            return file.name
+    except OSError:
+        return "the command and its files"

@@ -123,13 +123,16 @@ class Compiled:
     ) -> Run:
         """Runs the phases before the main step, then the main step `steps` times, in this process.
 
-        out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may hold an earlier
-        run, which is removed. threads: None takes every core. block: rows that a node works on at a time. token_budget:
-        padded tokens of a micro-batch. None of these changes what is computed but `seed`. progress: on stderr.
+        out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may
+        hold an earlier run, which is removed. threads: None takes every core. block: rows that a node works
+        on at a time. token_budget: padded tokens of a micro-batch. None of these changes what is computed but
+        `seed`. progress: on stderr.
 
-        Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on Ctrl-C; in the
-        last two cases the trained models are in `out`.
+        Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
+        Ctrl-C; in the last two cases the trained models are in `out`.
         """
         from rlgraph.running import Options, run
 
-        return run(self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer)
+        return run(
+            self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer
+        )

@@ -2,6 +2,7 @@
 
     RlgraphError
     ├── ProgramError    the program, its options or its files are wrong (exit code 1)
+    │   └── UsageMistake    the folder for a run cannot be used (exit code 2)
     └── RunError        a run failed: a data row, a reward function, an environment (exit code 4)
 
 Both carry `Diagnostic`s. A diagnostic knows its source text, so that it can be printed anywhere with a caret under the
@@ -59,6 +60,7 @@ class Span:
 
 
 NO_SPAN = Span(NOWHERE, 0, 0, 0, 0)
+"""Line 0 is no line: a diagnostic with it is about a whole file, or about none, and has no excerpt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _place(span: Span) -> dict[str, Any]:
 
 
 def _excerpt(span: Span) -> list[str]:
-    if span.source is NOWHERE:
+    if not span.line:
         return []
     number = str(span.line)
     pad = " " * len(number)
@@ -139,9 +141,17 @@ class RlgraphError(Exception):
         self.diagnostics: tuple[Diagnostic, ...] = found
         super().__init__("\n\n".join(d.render() for d in found))
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show in place of a traceback."""
+        return str(self).splitlines()
+
 
 class ProgramError(RlgraphError):
     """The program, its options or its files are wrong."""
+
+
+class UsageMistake(ProgramError):
+    """The program is fine; how it is to be run is not."""
 
 
 class RunError(RlgraphError):

@@ -1,4 +1,4 @@
-"""Functions of the language as a Python namespace: `rlgraph.functions("std").gae(reward, value, 1.0, 0.95)`."""
+"""Functions of the language as a Python namespace: `functions("std").gae(reward, value, 1.0, 0.95)`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Function:
     """A `def` that Python can call with numbers and tensors.
 
-    Arguments are a number or a 0-d tensor, a tensor [rows], or a tensor [rows, tokens]; `mask=` [rows, tokens] says which
-    tokens count. What the def takes as `by=` is an int tensor [rows] with the number of each row's group. The result is
-    as wide as the widest argument, and 0 where the mask is. Gradients go through.
+    Arguments are a number or a 0-d tensor, a tensor [rows], or a tensor [rows, tokens]; `mask=` [rows,
+    tokens] says which tokens count. What the def takes as `by=` is an int tensor [rows] with the number of
+    each row's group. The result is as wide as the widest argument, and 0 where the mask is. Gradients go
+    through.
     """
 
     def __init__(self, called: DefName) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span
 
 if TYPE_CHECKING:
     from rlgraph.dsl.tree import Expr
@@ -47,14 +47,18 @@ def open_file(path: str) -> Opened:
         with open(path, "rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
-        raise _unreadable(f"there is no file `{path}`", _near(path)) from None
+        raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
     except IsADirectoryError:
-        raise _unreadable(f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
+        raise _unreadable(
+            path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
+        raise _unreadable(path, f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
     if len(raw) > LARGEST_BYTES:
-        raise _unreadable(f"`{path}` is too large for a program", "a program is a text of at most 1 MiB")
+        raise _unreadable(
+            path, f"`{path}` is too large for a program", "a program is a text of at most 1 MiB"
+        )
     return Opened(decoded(path, raw), Path(path).parent)
 
 
@@ -66,11 +70,16 @@ def decoded(path: str, raw: bytes) -> Source:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         message = f"`{path}` is no text in UTF-8: line {line} has the byte 0x{raw[error.start]:02x}"
-        raise ProgramError(Diagnostic("E0806", message, NO_SPAN, "save it as UTF-8")) from None
+        raise ProgramError(Diagnostic("E0806", message, whole(path), "save it as UTF-8")) from None
 
 
-def _unreadable(message: str, hint: str = "") -> ProgramError:
-    return ProgramError(Diagnostic("E0805", message, NO_SPAN, hint))
+def _unreadable(path: str, message: str, hint: str = "") -> ProgramError:
+    return ProgramError(Diagnostic("E0805", message, whole(path), hint))
+
+
+def whole(path: str) -> Span:
+    """A file, of which no line is shown."""
+    return Span(Source(path, ""), 0, 0, 0, 0)
 
 
 def _near(path: str) -> str:
@@ -105,7 +114,11 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
-    raise ProgramError(Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text"))
+    raise ProgramError(
+        Diagnostic(
+            "E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text"
+        )
+    )
 
 
 def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
@@ -118,10 +131,25 @@ def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
         try:
             found[name] = parse_expression(Source(f"--set {name}", text))
         except ProgramError as error:
-            problems += error.diagnostics
+            # One of them says it: a text without quotes is wrong in many ways.
+            problems += with_quotes(error.diagnostics)[:1]
     if problems:
         raise ProgramError(problems)
     return found
+
+
+def with_quotes(found: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """What is wrong, with a better hint where a change is a bare text, as in `--set base=Qwen/Qwen2.5-7B`."""
+    return [_with_quotes(diagnostic) for diagnostic in found]
+
+
+def _with_quotes(found: Diagnostic) -> Diagnostic:
+    path, text = found.span.source.path, found.span.source.text
+    bare = text and not any(sign in text for sign in "\"'()[],\n") and any(sign in text for sign in "/.~:-")
+    if not path.startswith("--set ") or not bare or not any(sign.isalpha() for sign in text):
+        return found
+    name = path.removeprefix("--set ")
+    return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
 def columns_in(folder: Path) -> Callable[[Record], tuple[str, ...] | None]:

@@ -1,7 +1,7 @@
 """What a person sees of a run while it goes on.
 
-On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for each step
-on stderr:
+On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for
+each step on stderr:
 
     step 3/30  reward 0.41  length 12.1  1.2 s  3,400 tok/s
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import IO, Any, Protocol
 
 from rlgraph.ir.graph import Node
+from rlgraph.shown import emit
 
 
 class Display(Protocol):
@@ -62,6 +63,16 @@ class Quiet:
     def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+class Json(Quiet):
+    """A line of JSON on stdout for each step."""
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        emit({"type": "step", "step": number, "phase": phase, "seconds": round(seconds, 6), **metrics})
+
+    def note(self, text: str) -> None:
+        emit({"type": "note", "text": text})
 
 
 class Count:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from rlgraph.ir.graph import Node
 from rlgraph.progress import Count
@@ -17,9 +24,15 @@ class Bar:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("<"),
-            TimeRemainingColumn(), TextColumn("[dim]{task.fields[doing]}", markup=True), console=self.console,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("<"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[doing]}", markup=True),
+            console=self.console,
+        )
         self.task = self.bar.add_task("opening", total=None, doing="")
         self.count: Count | None = None
         self.bar.start()
@@ -28,7 +41,9 @@ class Bar:
         self.bar.update(self.task, doing=what)
 
     def firing(self, node: Node) -> None:
-        self.bar.update(self.task, doing=node.op if node.name.startswith(node.op) else f"{node.op} {node.name}")
+        self.bar.update(
+            self.task, doing=node.op if node.name.startswith(node.op) else f"{node.op} {node.name}"
+        )
 
     def fired(self, node: Node, seconds: float, tokens: int) -> None:
         if self.count is not None:

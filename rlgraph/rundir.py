@@ -1,24 +1,24 @@
 """The folder of a run.
 
-    program.rlf      the program as it was run
-    run.json         how: what was replaced in it, seed, steps, versions
-    graph.txt        its graph after the last pass
-    metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
-    tensorboard/     the same, where the package `tensorboard` is installed
-    models/NAME/     the trained models, as `from_pretrained` reads them
+program.rlf      the program as it was run
+run.json         how: what was replaced in it, seed, steps, versions
+graph.txt        its graph after the last pass
+metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
+tensorboard/     the same, where the package `tensorboard` is installed
+models/NAME/     the trained models, as `from_pretrained` reads them
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, RunError
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.shown import finite
 
 METRICS = "metrics.jsonl"
 OURS = ("program.rlf", "run.json", "graph.txt", METRICS, "tensorboard", "models")
@@ -29,10 +29,6 @@ class Saved(Protocol):
     """A model that can be written."""
 
     def save(self, folder: str | Path) -> None: ...
-
-
-class FolderError(ProgramError):
-    """The folder for a run cannot be used."""
 
 
 class RunFolder:
@@ -76,7 +72,7 @@ class RunFolder:
             elif inside:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
-                raise FolderError(Diagnostic("E0810", f"the folder `{path}` is not empty", NO_SPAN, hint))
+                raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty", NO_SPAN, hint))
             return cls._claimed(path, made)
         except FileExistsError:
             reason = "another run has just begun in it" if path.is_dir() else "it is a file"
@@ -100,17 +96,21 @@ class RunFolder:
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Adds the line of a step. Raises RunError where the disk is full."""
-        # JSON has no NaN and no infinity.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
-            self._metrics.write(json.dumps(plain, allow_nan=False) + "\n")
+            self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
                 self._board = _Board.open(self.path / "tensorboard")
             self._board.step(record)
         except OSError as error:
-            raise RunError(Diagnostic("E0812", f"the metrics cannot be written to `{self.path}`: {_said(error)}", NO_SPAN,
-                                      "make room, or take a folder on another disk with `--out`")) from None  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0812",
+                    f"the metrics cannot be written to `{self.path}`: {_said(error)}",
+                    NO_SPAN,
+                    "make room, or take a folder on another disk with `--out`",
+                )
+            ) from None
 
     def save(self, models: Mapping[str, Saved]) -> list[Path]:
         """Writes these models, each one whole or not at all. Raises RunError."""
@@ -122,7 +122,9 @@ class RunFolder:
                 model.save(draft)
                 draft.rename(final)
             except Exception as error:  # each library has its own way to say that a disk is full
-                raise RunError(Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)) from None
+                raise RunError(
+                    Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)
+                ) from None
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             written.append(final)
@@ -155,10 +157,16 @@ def _remove(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _unusable(path: Path, reason: str | None) -> FolderError:
+def _unusable(path: Path, reason: str | None) -> UsageMistake:
     said = reason or "it is not writable"
-    return FolderError(Diagnostic("E0811", f"`{path}` cannot hold a run: {said[:1].lower()}{said[1:]}", NO_SPAN,
-                                  "take another folder with `--out`"))  # fmt: skip
+    return UsageMistake(
+        Diagnostic(
+            "E0811",
+            f"`{path}` cannot hold a run: {said[:1].lower()}{said[1:]}",
+            NO_SPAN,
+            "take another folder with `--out`",
+        )
+    )
 
 
 def _said(error: Exception) -> str:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,9 @@ class TrainedModel:
         from rlgraph.engines.sequences import Sequences
 
         codec = self.engine.codec
-        asked = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
+        asked = Sequences.from_pairs(
+            [codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts]
+        )
         keys = np.random.default_rng(seed).integers(0, 2**63, len(prompts), dtype=np.uint64)
         with torch.no_grad():
             made = self.engine.generate(asked, 1, Sampling(max_tokens, temperature), keys).sequences
@@ -107,7 +109,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(
-    compiled: Compiled, options: Options, out: str | Path | None, overwrite: bool, progress: bool, observer: Observer | None
+    compiled: Compiled,
+    options: Options,
+    out: str | Path | None,
+    overwrite: bool,
+    progress: bool,
+    observer: Observer | None,
 ) -> Run:
     """See `Compiled.run`."""
     folder = RunFolder.at(Path(out), overwrite) if out is not None else None
@@ -115,9 +122,14 @@ def run(
 
 
 def run_in(
-    folder: RunFolder | None, compiled: Compiled, options: Options, shown: Display, observer: Observer | None = None
+    folder: RunFolder | None,
+    compiled: Compiled,
+    options: Options,
+    shown: Display,
+    observer: Observer | None = None,
 ) -> Run:
     """Runs, writing into a folder if one is given."""
+    options = replace(options, threads=options.threads or _cores())
     made = Run(folder=folder.path if folder else None)
     with _Interrupts(shown) as interrupts:
         try:
@@ -140,7 +152,7 @@ def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Opt
     from rlgraph.backends.local.run import LocalBackend
     from rlgraph.backends.local.session import Settings
 
-    threads = options.threads or _cores()
+    threads = options.threads or 1
     settings = Settings(options.seed, threads, options.block, options.token_budget, folder=compiled.folder)
     with _torch_threads(threads):
         backend = LocalBackend(compiled.program, settings, watch)
@@ -207,7 +219,12 @@ def _how(compiled: Compiled, options: Options) -> dict[str, object]:
     from rlgraph import __version__
 
     versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
-    return {"program": compiled.source.path, "set": dict(compiled.set), **asdict(options), "versions": versions}
+    return {
+        "program": compiled.source.path,
+        "set": dict(compiled.set),
+        **asdict(options),
+        "versions": versions,
+    }
 
 
 @contextmanager
@@ -224,7 +241,7 @@ def _torch_threads(threads: int) -> Iterator[None]:
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM end a run where its weights are whole: not within an update. A second one ends it at once."""
+    """Ctrl-C and SIGTERM end a run where its weights are whole, not within an update; the second one at once."""
 
     def __init__(self, shown: Display) -> None:
         self.display = shown

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, Any, Literal
 
 from rlgraph.errors import Diagnostic
@@ -31,7 +32,12 @@ def emit(record: dict[str, Any]) -> None:
     """One line of JSON on stdout."""
     import json
 
-    print(json.dumps(record, ensure_ascii=False), flush=True)
+    print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with nothing for NaN and infinity, which JSON has not."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def colours(stream: IO[str]) -> bool:

@@ -16,7 +16,13 @@ def summary(program: Program) -> str:
     waits = [node for node in nodes if node.unit and node.unit.reason and not _always(node)]
     if waits:
         lines += ["", f"{_count(waits, 'barrier')}: a node that waits for its whole group or batch"]
-        lines += _table([(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit])
+        lines += _table(
+            [
+                (_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}")
+                for node in waits
+                if node.unit
+            ]
+        )
     return "\n".join(lines)
 
 
@@ -36,7 +42,11 @@ def _name(node: Node) -> str:
 
 
 def _model(model: Model, nodes: list[Node]) -> str:
-    made = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
+    made = (
+        f"copy of {model.copy_of}"
+        if model.copy_of
+        else f"{model.kind}({_short(show_constant(model.source))})"
+    )
     does = dict.fromkeys(
         node.op
         for node in nodes

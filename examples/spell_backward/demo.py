@@ -82,13 +82,12 @@ def demo(ppo: bool, seed: int, out: Path) -> None:
 
 def train(name: str, steps: int, out: Path, seed: int, **params: Path) -> rlgraph.Run:
     """Runs one of the programs beside this file, with params replaced."""
-    changed = {param: str(path) for param, path in params.items()}
-    return rlgraph.compile(HERE / name, set=changed).run(steps, seed=seed, out=out)
+    return rlgraph.compile(HERE / name, set=params).run(steps, seed=seed, out=out)
 
 
 def accuracy(model: Path) -> float:
     """The share of held-out words that a model spells backward, taking the likeliest letter each time."""
-    run = rlgraph.compile(HERE / "evaluate.rlf", set={"base": str(model)}).run(1, progress=False)
+    run = rlgraph.compile(HERE / "evaluate.rlf", set={"base": model}).run(1, progress=False)
     return run.metrics[0]["accuracy"]
 
 

@@ -145,59 +145,40 @@ class _Run:
 
     def ready(self, node: Node, unit: str) -> int:
         """How many rows of the unit's axis, from the first one on, all inputs have with all that lies in them."""
-        count = self.frame.size(unit)
         target = self.frame.rows[unit].axis
-        for name in node.inputs:
-            count = min(count, self.ready_rows(name, target))
-        return count
+        return min((self.has(name, target) for name in node.inputs), default=self.frame.size(unit))
 
-    def ready_rows(self, name: str, unit: Axis) -> int:
-        size = self.frame.size(unit.key)
-        maker = self.maker.get(name)
-        axis = axis_of(self.frame.types[name])
-        if (maker is None or maker.finished) and (axis is None or not axis.within(unit) or self.closed(axis.key)):
-            return size
-        if name not in self.frame.values or axis is None:
+    def has(self, name: str, unit: Axis) -> int:
+        """How many rows of an axis a value has: its entries in them, or theirs in it."""
+        maker, axis = self.maker.get(name), axis_of(self.frame.types[name])
+        if maker is None or maker.finished:
+            return self.frame.size(unit.key)
+        if axis is None or maker.done == 0:
             return 0
-        filled = self.filled(name)
         if axis.within(unit):
-            return self.whole(axis, filled, unit)
+            return self.through(maker, unit)
         if unit.within(axis):
-            return int((self.frame.index(unit.key, axis.key) < filled).sum())
+            return self.before(unit, axis, self.through(maker, axis))
         return 0
 
-    def filled(self, name: str) -> int:
-        value = self.frame.values[name]
-        return len(value.data) if hasattr(value, "data") and hasattr(value, "sequences") else len(value)
-
-    def whole(self, axis: Axis, filled: int, unit: Axis) -> int:
-        """Rows of `unit` of which all rows of `axis` are among its first `filled`."""
-        while axis.key != unit.key:
-            rows = self.frame.rows[axis.key]
-            assert axis.parent and rows.parent is not None
-            if filled < rows.size:
-                filled = int(rows.parent[filled])
-            elif self.closed(axis.key):
-                filled = self.frame.size(axis.parent.key)
-            else:
-                # The maker of these rows has gone as far as it has: its own unit says how far that is.
-                filled = self.covered(axis)
-            axis = axis.parent
-        return filled
-
-    def covered(self, axis: Axis) -> int:
-        """Rows of an axis' parent whose rows are all there, while its maker is still at work."""
-        maker, above = self.axis_maker[axis.key], axis.parent
-        assert above
-        unit = maker.node.unit.axis if maker.node.unit else None
-        if unit is None:
+    def through(self, maker: _Task, axis: Axis) -> int:
+        """Of how many rows of an axis a node has made all that it will make."""
+        if maker.finished or self.axis_maker.get(axis.key) is maker:
+            return self.frame.size(axis.key)
+        unit = self.frame.rows[maker.node.unit.axis].axis if maker.node.unit and maker.node.unit.axis else None
+        if unit is None or maker.done == 0:
             return 0
-        if above.key == unit:
-            return maker.done
-        known = self.frame.rows[unit].axis
-        if above.key not in self.frame.rows:
+        if axis.within(unit):
+            return self.before(axis, unit, maker.done)
+        if not unit.within(axis):
             return 0
-        if above.within(known):
-            return int((self.frame.index(above.key, unit) < maker.done).sum())
-        # A new axis in a new one: the maker makes both together.
-        return self.frame.size(above.key) if above.key in self.axis_maker else 0
+        # Rows of which all units are there and done.
+        source = self.axis_maker.get(unit.key)
+        count = self.frame.size(axis.key) if source is None else self.through(source, axis)
+        if maker.done < self.frame.size(unit.key):
+            count = min(count, int(self.frame.index(unit.key, axis.key)[maker.done]))
+        return count
+
+    def before(self, child: Axis, ancestor: Axis, count: int) -> int:
+        """How many rows of `child` lie in the first `count` rows of `ancestor`."""
+        return int((self.frame.index(child.key, ancestor.key) < count).sum())

@@ -105,7 +105,8 @@ class Calls(Reporter):
         return self.axis(name, parent, inner=True, key=f"{table}.{name}")
 
     def emit(self, node: Node) -> None:
-        self.block.nodes.append(node)
+        # What a def computes is shown where the user called it.
+        self.block.nodes.append(replace(node, span=self.call_site) if self.call_site else node)
 
     def materialize(self, expr: Expr, hint: str) -> str:
         """The name of a value that holds the expression; makes one unless it has a name already."""

@@ -12,8 +12,9 @@ from functools import cache
 from importlib.resources import files
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.lints import lint
+from rlgraph.dsl.lints import allowed, lint
 from rlgraph.dsl.parse import parse
+from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import (
     Block,
     DefName,
@@ -63,7 +64,8 @@ def check(
     errors = [d for d in checker.diagnostics if d.severity == "error"]
     if errors:
         raise ProgramError(_ordered(errors))
-    return program, _ordered(checker.diagnostics)
+    comments = {(source.path, comment.line): comment.text for comment in file.comments}
+    return program, allowed(_ordered(checker.diagnostics), comments)
 
 
 def _ordered(found: Sequence[Diagnostic]) -> list[Diagnostic]:
@@ -112,8 +114,17 @@ class Checker(Statements):
             tuple(m.state for m in meanings if isinstance(m, StateName)),
             tuple(phases),
         )
-        self.diagnostics += lint(program)
+        if not any(d.severity == "error" for d in self.diagnostics):
+            self.placements(file, program, source)
+            self.diagnostics += lint(program)
         return program
+
+    def placements(self, file: tree.File, program: Program, source: Source) -> None:
+        """What is wrong with the block `schedule:`; the schedule itself is read by who compiles."""
+        try:
+            check_schedule(file, program, source, self.scope)
+        except ProgramError as error:
+            self.diagnostics += error.diagnostics
 
     # Declarations
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import Checker
 from rlgraph.dsl.parse import parse
-from rlgraph.dsl.scope import Block, DefName, Meaning, ModelName, OutsideName, StateName, Stop, Unknowable, describe
+from rlgraph.dsl.scope import (
+    Block,
+    DefName,
+    Meaning,
+    ModelName,
+    OutsideName,
+    StateName,
+    Stop,
+    Unknowable,
+    describe,
+)
 from rlgraph.dsl.use import assemble
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Apply, Const, Let, Node, Ref, tensor_node
@@ -26,7 +36,7 @@ class Defined:
 
 
 def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None = None) -> dict[str, DefName]:
-    """The defs of a program, or of the prelude for None. Raises ProgramError for what is wrong in declarations."""
+    """The defs of a program, or of the prelude for None. Raises ProgramError for wrong declarations."""
     checker = Checker()
     checker.prelude()
     own = list(checker.scope)
@@ -44,7 +54,9 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
     for name, meaning in checker.scope.items():
         if isinstance(meaning, (ModelName, OutsideName, StateName)):
             span = {ModelName: "model", OutsideName: "outside", StateName: "state"}[type(meaning)]
-            reason = f"`{name}` is {describe(meaning)}: it lives in a run, and a function called from Python has none"
+            reason = (
+                f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
+            )
             scope[name] = Unknowable(reason, getattr(meaning, span).span)
         else:
             scope[name] = DefName(meaning.definition, scope) if isinstance(meaning, DefName) else meaning
@@ -52,7 +64,7 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
 
 
 def define(called: DefName, types: Mapping[str, Tensor]) -> Defined:
-    """The def for parameters of these types. Raises ProgramError with a caret in the def where they do not fit."""
+    """The def for parameters of these types. Raises ProgramError where they do not fit."""
     definer = _Definer(called, types)
     try:
         return definer.defined()
@@ -68,7 +80,7 @@ def _raise(checker: Checker) -> None:
 
 
 class _Definer(Checker):
-    """Checks the body of one def; `by=` takes a parameter with an int for each row: the number of its group."""
+    """Checks the body of one def. `by=` takes a parameter that has the number of its group for each row."""
 
     def __init__(self, called: DefName, types: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -86,7 +98,9 @@ class _Definer(Checker):
             raise self.stop("E0305", f"{shown}: Python can call defs that give numbers", self.definition.span)
         lets = [let for node in self.block.nodes for let in node.body]
         result = self.fresh(f"{name}.result")
-        return Defined(tensor_node((*lets, Let(result, meaning)), (result,), self.definition.span), self.group)
+        return Defined(
+            tensor_node((*lets, Let(result, meaning)), (result,), self.definition.span), self.group
+        )
 
     def axis_named(self, expr: tree.Name) -> Axis | None:
         meaning = self.block.scope.get(expr.id)
@@ -94,8 +108,12 @@ class _Definer(Checker):
             axis = meaning.type.axis
             if axis and not axis.inner and axis.parent:
                 if self.group not in (None, meaning.name):
-                    raise self.stop("E0303", f"the rows are grouped by `{self.group}` already", expr.span,
-                                    "a function called from Python has one kind of groups")  # fmt: skip
+                    raise self.stop(
+                        "E0303",
+                        f"the rows are grouped by `{self.group}` already",
+                        expr.span,
+                        "a function called from Python has one kind of groups",
+                    )
                 self.group = meaning.name
                 return axis.parent
         return super().axis_named(expr)

@@ -1,10 +1,303 @@
-"""Warnings: what is legal and almost surely not meant."""
+"""Warnings: what is legal and almost surely not meant.
+
+Everything is worked out bottom up, value by value, so that a program of any length takes one walk.
+"""
 
 from __future__ import annotations
 
-from rlgraph.errors import Diagnostic
-from rlgraph.ir.graph import Program
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rlgraph.errors import Diagnostic, Span
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Program, Ref, axes
+from rlgraph.ir.types import Axis, Handle, Type
+from rlgraph.ops import TENSOR
+
+_ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
 
 def lint(program: Program) -> list[Diagnostic]:
-    return []
+    """Warnings about a program that is right."""
+    known = axes(program)
+    found: list[Diagnostic] = []
+    for phase in program.phases:
+        found += _groups_of_one(phase.graph, known)
+        found += _broken_groups(phase.graph, known)
+        found += _Losses(phase).warnings
+    return list({(d.code, str(d.span)): d for d in found}.values())
+
+
+def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
+    """The warnings whose line does not end in `# allow CODE`; `comments` are by path and line."""
+
+    def waved(found: Diagnostic) -> bool:
+        comment = comments.get((found.span.source.path, found.span.line), "")
+        return found.code in _ALLOW.findall(comment)
+
+    return [found for found in warnings if not waved(found)]
+
+
+def _warn(code: str, message: str, span: Span, hint: str) -> Diagnostic:
+    return Diagnostic(code, message, span, hint, "warning")
+
+
+# Groups
+
+
+def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+    for node in graph.walk():
+        for found in _reductions(node):
+            source = found.args[0].type.axis
+            if found.op in ("mean", "std", "var") and source and source.key == found.axis:
+                always = "the value itself" if found.op == "mean" else "0"
+                yield _warn("W0504", f"each group has one row here: this `{found.op}` is always {always}", found.span,
+                            f"draw more rows for each `{source.name}` with `n=`, or group by an outer table")  # fmt: skip
+
+
+def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+    for node in graph.walk():
+        if node.op != "minibatch" or node.attr("parts") == 1:
+            continue
+        sliced = known[str(node.attr("axis"))]
+        for inner in node.regions[0].walk():
+            for found in _reductions(inner):
+                group = known[found.axis] if found.axis else None
+                if group and group.key != sliced.key and sliced.within(group):
+                    yield _warn("W0505", f"`minibatch` cuts along `{sliced.name}`, so this `{found.op}` sees parts of the "
+                                f"groups of `{group.name}`", found.span,
+                                f"compute it above the loop, or write `minibatch {group.name}(...)`")  # fmt: skip
+
+
+def _reductions(node: Node) -> Iterator[Apply]:
+    pending = [let.expr for let in node.body]
+    while pending:
+        expr = pending.pop()
+        if isinstance(expr, Apply):
+            pending += expr.args
+            if TENSOR[expr.op].kind == "reduction":
+                yield expr
+
+
+# Log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """`exp(model.logprobs(table) - table.logprobs)`: an importance weight against the policy that sampled."""
+
+    table: str
+    live: bool
+    """A gradient goes through it."""
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slope:
+    """How a value depends on the trained model's log-probabilities of its own samples."""
+
+    kind: str
+    """`none`, `constant` (linear, every token with the same factor) or `varies`."""
+    constant: tuple[Span, ...] = ()
+    """Terms of it whose slope is constant."""
+
+
+_NONE, _VARIES = _Slope("none"), _Slope("varies")
+_THROUGH = ("mean", "sum", "clip", "detach", "float")
+"""What a log-probability may go through inside a ratio."""
+
+
+class _Losses:
+    """Walks a phase with what is known of each value so far."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.types: Mapping[str, Type] = phase.graph.values()
+        self.model = ""
+        """That is being trained."""
+        self.drawn: dict[str, Node] = {}
+        """Tables straight from a model, nothing dropped."""
+        self.sampler: dict[str, str] = {}
+        """Of values that are a table's column `logprobs`: the table."""
+        self.forward: dict[str, tuple[str, str]] = {}
+        """Of values that are log-probabilities: the model and the table."""
+        self.leaf: dict[str, tuple[str, bool]] = {}
+        """Of values that are one log-probability, reduced or clipped: which, and whether it is detached."""
+        self.minus: dict[str, tuple[str, str, bool]] = {}
+        """Of values that are a difference of two such: which, and whether the first is detached."""
+        self.ratios: dict[str, frozenset[_Ratio]] = {}
+        self.live: set[str] = set()
+        self.slopes: dict[str, _Slope] = {}
+        self.warnings: list[Diagnostic] = []
+        self.graph(phase.graph)
+
+    def graph(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "tensor":
+                for let in node.body:
+                    self.let(let.name, let.expr)
+            elif node.op == "train":
+                self.train(node)
+            else:
+                self.other(node)
+                for region in node.regions:
+                    self.graph(region)
+
+    def other(self, node: Node) -> None:
+        made = node.outputs[0].name if node.outputs else ""
+        if node.op in ("generate", "interact"):
+            self.drawn[made] = node
+        elif node.op == "column" and node.attr("name") == "logprobs":
+            self.sampler[made] = node.inputs[0]
+            self.leaf[made] = (made, False)
+        elif node.op == "logprobs":
+            self.forward[made] = (self.handle(node), node.inputs[1])
+            self.leaf[made] = (made, False)
+
+    def handle(self, node: Node) -> str:
+        kind = self.types[node.inputs[0]]
+        return kind.name if isinstance(kind, Handle) else ""
+
+    def train(self, node: Node) -> None:
+        self.model, self.live, self.slopes = self.handle(node), set(), {}
+        region = node.regions[0]
+        for inner in region.nodes:
+            if inner.op == "tensor":
+                for let in inner.body:
+                    self.let(let.name, let.expr)
+                continue
+            self.other(inner)
+            if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle(inner) == self.model:
+                self.live.add(inner.outputs[0].name)
+        for span in self.slopes.get(region.outputs[0], _NONE).constant:
+            self.warnings.append(_warn(
+                "W0501", "this term trains nothing: it is linear in the log-probabilities of the model's own samples, so its "
+                "gradient is 0 on average", span,
+                "in a loss use `k2` or `k3`; `k1` belongs into the reward"))  # fmt: skip
+        self.model = ""
+
+    # One value
+
+    def let(self, name: str, expr: Expr) -> None:
+        found = self.leaf_of(expr)
+        if found:
+            self.leaf[name] = found
+        difference = self.difference(expr)
+        if difference:
+            self.minus[name] = difference
+        self.ratios[name] = self.ratios_in(expr)
+        if self.model:
+            if self.is_live(expr):
+                self.live.add(name)
+            self.slopes[name] = self.slope(expr)
+
+    def is_live(self, expr: Expr) -> bool:
+        if isinstance(expr, Ref):
+            return expr.name in self.live
+        return isinstance(expr, Apply) and expr.op != "detach" and any(map(self.is_live, expr.args))
+
+    def leaf_of(self, expr: Expr) -> tuple[str, bool] | None:
+        if isinstance(expr, Ref):
+            return self.leaf.get(expr.name)
+        if isinstance(expr, Apply) and expr.op in _THROUGH:
+            found = self.leaf_of(expr.args[0])
+            return (found[0], found[1] or expr.op == "detach") if found else None
+        return None
+
+    def difference(self, expr: Expr) -> tuple[str, str, bool] | None:
+        if isinstance(expr, Ref):
+            return self.minus.get(expr.name)
+        if not isinstance(expr, Apply):
+            return None
+        if expr.op == "sub":
+            first, second = self.leaf_of(expr.args[0]), self.leaf_of(expr.args[1])
+            return (first[0], second[0], first[1]) if first and second else None
+        if expr.op in _THROUGH:
+            found = self.difference(expr.args[0])
+            return (*found[:2], found[2] or expr.op == "detach") if found else None
+        return None
+
+    def ratios_in(self, expr: Expr) -> frozenset[_Ratio]:
+        if isinstance(expr, Ref):
+            return self.ratios.get(expr.name, frozenset())
+        if not isinstance(expr, Apply):
+            return frozenset()
+        ratio = self.ratio(expr)
+        if ratio:
+            return frozenset({ratio})
+        inner = [self.ratios_in(arg) for arg in expr.args]
+        found = frozenset().union(*inner)
+        if expr.op == "detach":
+            return frozenset(_Ratio(r.table, False, r.span) for r in found)
+        if self.model and expr.op == "mul":
+            self.applied_twice(expr, *inner)
+        if self.model and expr.op in ("clip", "minimum", "maximum"):
+            self.stale(found)
+        return found
+
+    def ratio(self, expr: Apply) -> _Ratio | None:
+        difference = self.difference(expr.args[0]) if expr.op == "exp" else None
+        if difference is None:
+            return None
+        first, second, detached = difference
+        model, table = self.forward.get(first, ("", ""))
+        if self.sampler.get(second) != table or not self.is_policy(model, table):
+            return None
+        return _Ratio(table, first in self.live and not detached, expr.span)
+
+    def is_policy(self, model: str, table: str) -> bool:
+        return table in self.drawn and self.handle(self.drawn[table]) == model
+
+    def applied_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
+        for one in left:
+            for two in right:
+                if one.table == two.table and (one.live or two.live):
+                    self.warnings.append(_warn(
+                        "W0503", f"both factors are weighted against the policy that sampled `{one.table}`: the correction is "
+                        "applied twice", expr.span,
+                        f"take the ratio against the policy before this update, `actor.logprobs({one.table})` above `train`, "
+                        "or leave the weight out"))  # fmt: skip
+                    return
+
+    def stale(self, found: frozenset[_Ratio]) -> None:
+        for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
+            if ratio.live and self.drawn[ratio.table].attr("lag"):
+                self.warnings.append(_warn(
+                    "W0502", f"`{ratio.table}` may be sampled by an older policy, and this ratio is clipped as if it were the "
+                    "last one", ratio.span,
+                    f"clip against `prox = {self.model}.logprobs({ratio.table})` from above `train`, and weight by "
+                    f"`exp(prox - {ratio.table}.logprobs)`"))  # fmt: skip
+
+    def slope(self, expr: Expr) -> _Slope:
+        if not self.is_live(expr):
+            return _NONE
+        if isinstance(expr, Ref):
+            if expr.name not in self.forward:
+                return self.slopes.get(expr.name, _VARIES)
+            model, table = self.forward[expr.name]
+            own = self.is_policy(model, table) and self.drawn[table].attr("temperature") != 0
+            return _Slope("constant", (expr.span,)) if own else _VARIES
+        assert isinstance(expr, Apply)
+        if expr.op in ("neg", "float", "mean", "sum"):
+            return self.scaled(self.slope(expr.args[0]), expr.span)
+        if expr.op in ("add", "sub"):
+            return self.added([self.slope(arg) for arg in expr.args], expr.span)
+        if expr.op in ("mul", "div"):
+            return self.product(expr)
+        return _VARIES
+
+    def product(self, expr: Apply) -> _Slope:
+        first, second = expr.args
+        if expr.op == "mul" and self.is_live(second):
+            first, second = second, first
+        if self.is_live(second) or second.type.axis is not None:
+            return _VARIES
+        return self.scaled(self.slope(first), expr.span)
+
+    def scaled(self, slope: _Slope, span: Span) -> _Slope:
+        return _Slope("constant", (span,)) if slope.kind == "constant" else slope
+
+    def added(self, slopes: list[_Slope], span: Span) -> _Slope:
+        if all(slope.kind != "varies" for slope in slopes):
+            return _Slope("constant", (span,))
+        terms = dict.fromkeys(term for slope in slopes for term in slope.constant)
+        return _Slope("varies", tuple(terms)[:8])

@@ -207,4 +207,35 @@ STATEMENTS = _table(
     Signature("phase", options=(Opt("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)),
     Signature("update", options=(Opt("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),)),
     Signature("sample", (Opt("rows", "int", REQUIRED, 1, None, "rows to draw"),)),
+    Signature(
+        "place",
+        options=(
+            Opt("engine", "text", None, doc="transformers, megatron or vllm"),
+            Opt("tp", "int", None, 1, None, "devices over which each layer is split"),
+            Opt("pp", "int", None, 1, None, "stages in which the layers lie one after another"),
+            Opt("dp", "int", None, 1, None, "copies that share the rows"),
+            Opt("ep", "int", None, 1, None, "devices over which experts are split"),
+            Opt("cp", "int", None, 1, None, "devices over which each row's tokens are split"),
+        ),
+        doc="The work of models on a pool; the compiler chooses what is not said.",
+    ),
+    Signature("stream", options=(Opt("block", "int", REQUIRED, 1, None, "rows that travel together"),)),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    operations: frozenset[str]
+    """What it can do with a model's weights."""
+    splits: tuple[str, ...]
+    """How it can be parallel."""
+
+
+_FORWARD = frozenset({"logprobs", "entropy", "values", "score"})
+
+ENGINES: dict[str, Engine] = {
+    "transformers": Engine(_FORWARD | {"train", "generate", "interact"}, ("dp",)),
+    "megatron": Engine(_FORWARD | {"train"}, ("tp", "pp", "dp", "ep", "cp")),
+    "vllm": Engine(frozenset({"generate", "interact"}), ("tp", "dp")),
+}
+"""The engines that a schedule can name, and what each is for."""

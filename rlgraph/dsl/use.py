@@ -119,6 +119,8 @@ def _key(item: tree.Decl) -> tuple[str, str] | None:
             return "phase", name
         case tree.Algorithm():
             return "algorithm", ""
+        case tree.Schedule():
+            return "schedule", ""
         case _:
             return None
 

@@ -23,19 +23,33 @@ def to_plain(program: Program) -> dict[str, Any]:
         "format": FORMAT,
         "program": program.name,
         "axes": [
-            {"key": axis.key, "name": axis.name, "parent": axis.parent.key if axis.parent else None, "inner": axis.inner}
+            {
+                "key": axis.key,
+                "name": axis.name,
+                "parent": axis.parent.key if axis.parent else None,
+                "inner": axis.inner,
+            }
             for axis in axes(program).values()
         ],
         "models": [
             {
-                "name": model.name, "kind": model.kind, "copy_of": model.copy_of, "frozen": model.frozen,
+                "name": model.name,
+                "kind": model.kind,
+                "copy_of": model.copy_of,
+                "frozen": model.frozen,
                 "source": None if model.copy_of else show_constant(model.source),
-                "options": {name: show_constant(value) for name, value in model.options}, **_place(model.span),
+                "options": {name: show_constant(value) for name, value in model.options},
+                **_place(model.span),
             }
             for model in program.models
         ],
         "outside": [
-            {"kind": outside.kind, "name": outside.name, "is": show_constant(outside.record), **_place(outside.span)}
+            {
+                "kind": outside.kind,
+                "name": outside.name,
+                "is": show_constant(outside.record),
+                **_place(outside.span),
+            }
             for outside in program.outside
         ],
         "states": [
@@ -43,10 +57,15 @@ def to_plain(program: Program) -> dict[str, Any]:
             for state in program.states
         ],
         "phases": [
-            {"name": phase.name, "steps": phase.steps, "staleness": phase.staleness, "graph": _graph(phase.graph)}
+            {
+                "name": phase.name,
+                "steps": phase.steps,
+                "staleness": phase.staleness,
+                "graph": _graph(phase.graph),
+            }
             for phase in program.phases
         ],
-    }  # fmt: skip
+    }
 
 
 def _graph(graph: Graph) -> dict[str, Any]:

@@ -56,7 +56,6 @@ phase warm(steps=3):
 
 step async(staleness=1):
     rollout = actor.generate(prompts, n=n, max_tokens=8, top_p=0.9, stop=["a", "b"])
-    talk = actor.interact(shell, others.question, n=2, max_turns=3, max_tokens=9) if_not
     episode = actor.interact(shell, others, n=2, max_turns=3, max_tokens=9)
     score = correct(rollout, hint=rollout.answer, length=rollout.length) + both(rollout)
     gain = sum(episode.reward, turn)
@@ -87,7 +86,7 @@ step async(staleness=1):
         trial = actor.generate(prompts, max_tokens=4, temperature=0)
         report trial = max(trial.length), good = all(trial.finished)
     report score = mean(score), gain = mean(gain), version = min(old.version), age = mean(old.late), k = k, entropy
-""".replace(" if_not", "")
+"""
 
 USING = """algorithm using
 use "grpo.rlf"

@@ -1,7 +1,7 @@
 """Programs that are wrong, and all that is said about each, caret included.
 
 The cases are in `wrong/*.txt` (see `tests/golden.py`). A line `## file NAME` begins another file of the case, and
-`## set NAME = EXPRESSION` changes a declaration. Some rows of data are there: `rows.jsonl` has the columns prompt and
+`## set NAME = EXPRESSION` changes a declaration. A case that begins with `## schedule ppo` is a schedule of that algorithm. Some rows of data are there: `rows.jsonl` has the columns prompt and
 answer.
 """
 
@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import rlgraph
 from rlgraph.data import columns
 from rlgraph.dsl.check import check
-from rlgraph.dsl.parse import parse_expression
+from rlgraph.dsl.parse import parse, parse_expression
+from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Record
@@ -35,6 +37,9 @@ def said(text: str) -> str:
     for name, value in re.findall(r"^## set (\w+) = (.*)$", text, flags=re.MULTILINE):
         changes[name] = parse_expression(Source("--set", value))
     text = re.sub(r"^## set .*\n", "", text, flags=re.MULTILINE)
+    shipped = re.match(r"## schedule (\w+)\n", text)
+    if shipped:
+        return said_of_schedule(shipped[1], text[shipped.end() :])
     program, *others = re.split(r"^## file ", text, flags=re.MULTILINE)
     for other in others:
         name, _, body = other.partition("\n")
@@ -44,6 +49,17 @@ def said(text: str) -> str:
     except ProgramError as error:
         found = list(error.diagnostics)
     return "\n\n".join(d.render() for d in found)
+
+
+def said_of_schedule(algorithm: str, text: str) -> str:
+    path = Path(rlgraph.__file__).parent / "algorithms" / f"{algorithm}.rlf"
+    program, _ = check(Source(path.name, path.read_text("utf-8")))
+    source = Source("a.rls", text)
+    try:
+        check_schedule(parse(source), program, source)
+    except ProgramError as error:
+        return "\n\n".join(d.render() for d in error.diagnostics)
+    return ""
 
 
 @pytest.fixture

@@ -117,6 +117,14 @@ def test_generated_values_may_enter_a_loss() -> None:
     loss.backward()
 
 
+def test_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = engine().generate(PROMPTS, 3, Sampling(30), keys(15))
+    monkeypatch.setattr("rlgraph.engines.cache._FIRST_ROOM", 1)
+    tight = engine().generate(PROMPTS, 3, Sampling(30), keys(15))
+    assert tight.sequences.rows() == roomy.sequences.rows()
+    torch.testing.assert_close(tight.logprobs, roomy.logprobs, rtol=0, atol=1e-10)
+
+
 def test_wrong_number_of_keys() -> None:
     with pytest.raises(EngineError, match="10 row keys"):
         engine().generate(PROMPTS, 2, Sampling(4), keys(5))
@@ -131,6 +139,20 @@ def test_uniforms_are_uniform_and_belong_to_key_and_place() -> None:
     for one, other in ((drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1])):
         assert abs(float(torch.corrcoef(torch.stack([one.ravel(), other.ravel()]))[0, 1])) < 0.03
     assert uniforms(keys(500), 3)[17:20].equal(uniforms(keys(3, start=17), 3))
+
+
+def test_keys_a_step_of_the_generator_apart_are_unrelated() -> None:
+    step = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
+    assert not uniforms(step, 3).equal(uniforms(keys(1), 4))
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.5, 3), (1.0, 3)])
+def test_a_uniform_on_a_border_takes_no_token_without_weight(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, token: int
+) -> None:
+    monkeypatch.setattr("rlgraph.engines.sampling.uniforms", lambda keys, place: torch.tensor([uniform]))
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
+    assert draw(logits, keys(1), 0, Sampling(1), None)[0].tolist() == [token]
 
 
 @pytest.mark.parametrize(

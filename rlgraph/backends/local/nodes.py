@@ -21,7 +21,7 @@ from rlgraph.engines.base import EngineError
 from rlgraph.engines.lowering import Lowered, lower
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
-from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
+from rlgraph.ir.graph import Apply, Expr, Node, Ref
 from rlgraph.ir.types import Axis, Table
 from rlgraph.ir.types import Tensor as TensorType
 
@@ -150,30 +150,47 @@ def _lowered(node: Node) -> Lowered:
 
 def tensor(node: Node, frame: Frame, session: Session) -> Made:
     values = {name: _number(name, node, frame) for name in node.inputs}
-    return Made(dict(_lowered(replace(node, unit=None))(values, frame)))
+    found = dict(_lowered(replace(node, unit=None))(values, frame))
+    exprs = {let.name: let.expr for let in node.body}
+    for value in node.outputs:
+        expr = exprs[value.name]
+        if isinstance(expr, Apply) and expr.type.dtype == "row" and expr.type.axis and expr.args[0].type.axis:
+            # A chosen row is known by its place in its group: that is the same in every slice and block.
+            starts = _starts(frame, expr.args[0].type.axis, expr.type.axis)
+            found[value.name] = torch.where(found[value.name] < 0, -1, found[value.name] - starts)
+    return Made(found)
+
+
+def _starts(frame: Frame, axis: Axis, group: Axis) -> Tensor:
+    """The first row of an axis in each row of the group's."""
+    counts = torch.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
+    return counts.cumsum(0) - counts
 
 
 def _number(name: str, node: Node, frame: Frame) -> Any:
-    """An input of a tensor node; a data column is turned into numbers, unless it is compared with a text."""
+    """An input of a tensor node; a data column is turned into numbers, unless it holds texts that are only compared."""
     value, kind = frame.values[name], frame.types[name]
     if not isinstance(value, list):
         return value
     assert isinstance(kind, TensorType)
-    if kind.dtype == "text" or any(_compared(let.expr, name) for let in node.body):
+    if kind.dtype == "text":
         return value
     for place, item in enumerate(value):
-        if not isinstance(item, (int, float)):
-            rows = frame.rows[kind.axis.key] if kind.axis else None
-            who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
-            raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
+        if isinstance(item, (int, float)):
+            continue
+        if any(_compared(let.expr, name) for let in node.body):
+            return value
+        rows = frame.rows[kind.axis.key] if kind.axis else None
+        who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
+        raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
     return torch.tensor([float(item) for item in value], dtype=frame.dtype)
 
 
 def _compared(expr: Expr, name: str) -> bool:
+    """Whether a value is an operand of `==` or `!=`, which take texts too."""
     if not isinstance(expr, Apply):
         return False
-    texts = any(isinstance(arg, Const) and isinstance(arg.value, str) for arg in expr.args)
-    if texts and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
+    if expr.op in ("eq", "ne") and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
         return True
     return any(_compared(arg, name) for arg in expr.args)
 
@@ -221,7 +238,8 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
         who = show_id(ids[place]) if ids else f"row {place}"
         raise RunError(Diagnostic("E0736", f"{who} has no rows left to pick from", node.span,
                                   f"drop it first: `keep {made.axis.name} where ...`"))  # fmt: skip
-    picked, _ = frame.slice(kind.axis.key, index, [node.inputs[0]])
+    chosen = index + _starts(frame, kind.axis, made.axis)
+    picked, _ = frame.slice(kind.axis.key, chosen, [node.inputs[0]])
     table = picked.values[node.inputs[0]]
     rows = [inner_rows(made.token, table.sequences.counts())]
     if made.turn:

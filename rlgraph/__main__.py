@@ -1,0 +1,5 @@
+"""`python -m rlgraph`."""
+
+from rlgraph.cli import main
+
+main()

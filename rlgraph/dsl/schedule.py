@@ -1,0 +1,307 @@
+"""Schedules: where a program's work runs, as far as the user says it; the compiler chooses the rest.
+
+A schedule is an `.rls` file, or the block `schedule:` of a program. It changes no result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.constants import Constants
+from rlgraph.dsl.scope import Meaning, Reporter, Stop, nearest
+from rlgraph.dsl.signatures import ENGINES, METHODS, STATEMENTS
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span
+from rlgraph.ir.graph import Graph, Program
+from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ops.nodes import MODEL_CALLS
+
+OPERATIONS = ("generate", "interact", *MODEL_CALLS, "train")
+"""What is placed: the work that is done with a model's weights."""
+
+SPLITS = ("tp", "pp", "dp", "ep", "cp")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    name: str
+    devices: int
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`actor.train`, or `actor`: all work of the model that is not placed by itself."""
+
+    model: str
+    operation: str | None = None
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.operation}" if self.operation else self.model
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Work that runs on a pool; what is None the compiler chooses."""
+
+    subjects: tuple[Subject, ...]
+    pool: str
+    engine: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    cp: int | None = None
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A table whose rows travel in blocks, before the batch is complete."""
+
+    table: str
+    block: int
+    """Rows."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    pools: tuple[Pool, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    streams: tuple[Stream, ...] = ()
+
+
+def check_schedule(
+    file: tree.File, program: Program, source: Source, scope: Mapping[str, Meaning] | None = None
+) -> Schedule:
+    """What a file says about where a program runs: nothing, if it holds no schedule.
+
+    `scope` holds the program's params. Raises ProgramError with everything that is wrong.
+    """
+    checker = _Checker(program, scope or {})
+    found = checker.file(file, source)
+    if checker.diagnostics:
+        raise ProgramError(sorted(checker.diagnostics, key=_place))
+    return found
+
+
+def _place(found: Diagnostic) -> tuple[int, int]:
+    return found.span.line, found.span.column
+
+
+def operations(program: Program) -> dict[str, set[str]]:
+    """The work that a program does with each of its models."""
+    found: dict[str, set[str]] = {model.name: set() for model in program.models}
+    for phase in program.phases:
+        for model, operation in _work(phase.graph, phase.graph.values(), ""):
+            found[model].add(operation)
+    return found
+
+
+def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:
+    for node in graph.nodes:
+        held = types[node.inputs[0]] if node.inputs else None
+        inner = training
+        if isinstance(held, Handle) and held.kind == "model" and node.op in OPERATIONS:
+            # What the trained model computes for its own loss is part of the training.
+            inner = held.name if node.op == "train" else training
+            if node.op == "train" or held.name != training:
+                yield held.name, node.op
+        for region in node.regions:
+            yield from _work(region, types, inner)
+
+
+class _Checker(Reporter):
+    def __init__(self, program: Program, scope: Mapping[str, Meaning]) -> None:
+        super().__init__()
+        self.program, self.scope = program, scope
+        self.constants = Constants(self)
+        self.uses = operations(program)
+        self.pools: dict[str, Pool] = {}
+        self.placed: dict[str, Subject] = {}
+        self.streamed: dict[str, Span] = {}
+        self.unclear: set[str] = set()
+        """Pools that are declared, and wrong."""
+
+    def file(self, file: tree.File, source: Source) -> Schedule:
+        schedules = [item for item in file.declarations if isinstance(item, tree.Schedule)]
+        others = [item for item in file.declarations if not isinstance(item, tree.Schedule)]
+        if not schedules:
+            if not others or source.path.endswith(".rls"):
+                top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
+                self.say("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
+            return Schedule()
+        for extra in schedules[1:]:
+            self.say("E0901", "there are two schedules", extra.span, related=(Related(schedules[0].span, "the first one"),))
+        if schedules[0].name:
+            self.named(schedules[0], others)
+        return self.schedule(schedules[0])
+
+    def named(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
+        """The schedule of an `.rls` file."""
+        if item.name != self.program.name:
+            self.say("E0901", f"this is a schedule for `{item.name}`, and the program is `{self.program.name}`", item.span,
+                     f"`schedule {self.program.name}`")  # fmt: skip
+        for other in others:
+            self.say("E0901", "only pools, places and streams can stand in a schedule", other.span,
+                     "move this line into the program")  # fmt: skip
+
+    def schedule(self, item: tree.Schedule) -> Schedule:
+        placements: list[Placement] = []
+        streams: list[Stream] = []
+        for line in item.body:
+            if isinstance(line, tree.Pool):
+                try:
+                    self.pool(line)
+                except Stop:
+                    self.unclear.add(line.name)
+        places = [line for line in item.body if isinstance(line, tree.Place)]
+        subjects = [self.subjects(line) for line in places]
+        for line, placed in zip(places, subjects, strict=True):
+            try:
+                placements.append(self.place(line, placed))
+            except Stop:
+                continue
+        for line in item.body:
+            if isinstance(line, tree.Stream):
+                try:
+                    streams.append(self.stream(line))
+                except Stop:
+                    continue
+        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams))
+
+    # Pools
+
+    def pool(self, line: tree.Pool) -> None:
+        if line.name in self.pools or line.name in self.unclear:
+            first = self.pools.get(line.name)
+            related = (Related(first.span, "the first one"),) if first else ()
+            raise self.stop("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
+        devices = self.constants.evaluate(line.count, self.scope)
+        if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
+            raise self.stop("E0902", "a pool has a whole number of devices, at least 1", line.count.span,
+                            f"`pool {line.name} = 8 devices`")  # fmt: skip
+        self.pools[line.name] = Pool(line.name, devices, line.span)
+
+    def pool_named(self, name: tree.Name) -> Pool:
+        if name.id in self.unclear:
+            raise Stop
+        if name.id not in self.pools:
+            hint = nearest(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
+            raise self.stop("E0903", f"no pool is called `{name.id}`", name.span, hint)
+        return self.pools[name.id]
+
+    # Placements
+
+    def subjects(self, line: tree.Place) -> list[Subject]:
+        found: list[Subject] = []
+        for expr in line.subjects:
+            try:
+                found.append(self.subject(expr))
+            except Stop:
+                continue
+        return found
+
+    def subject(self, expr: tree.Expr) -> Subject:
+        base = expr.base if isinstance(expr, tree.Attribute) else expr
+        assert isinstance(base, tree.Name)
+        if base.id not in self.uses:
+            hint = nearest(base.id, self.uses) or f"it has {', '.join(f'`{name}`' for name in self.uses) or 'none'}"
+            raise self.stop("E0904", f"the program has no model `{base.id}`", base.span, hint)
+        used = self.uses[base.id]
+        subject = Subject(base.id, None, expr.span)
+        if isinstance(expr, tree.Attribute):
+            subject = replace(subject, operation=self.operation(expr, base.id))
+        elif not used:
+            raise self.stop("E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out")
+        if str(subject) in self.placed:
+            first = Related(self.placed[str(subject)].span, "the first place")
+            raise self.stop("E0905", f"`{subject}` is placed twice", expr.span, "keep one of them", (first,))
+        self.placed[str(subject)] = subject
+        return subject
+
+    def operation(self, expr: tree.Attribute, model: str) -> str:
+        used = sorted(self.uses[model], key=OPERATIONS.index)
+        if expr.name in used:
+            return expr.name
+        kind = self.program.model(model).kind
+        legal = {*METHODS[kind], "train"}
+        shown = f"the program does not use `{model}.{expr.name}`" if expr.name in legal else f"`{model}` cannot `{expr.name}`"
+        hint = nearest(expr.name, used) or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
+        raise self.stop("E0904", shown, expr.name_span, hint)
+
+    def place(self, line: tree.Place, subjects: Sequence[Subject]) -> Placement:
+        options = tuple(self.quoted(option) for option in line.options)
+        given = self.constants.options(STATEMENTS["place"], options, line.span, self.scope)
+        spans = {option.name: option for option in line.options}
+        splits = {name: value for name in SPLITS if isinstance(value := given[name], int)}
+        engine = given["engine"]
+        assert engine is None or isinstance(engine, str)
+        if engine is not None:
+            self.engine(engine, spans, splits, subjects)
+        pool = self.pool_named(line.pool)
+        size = math.prod(splits.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
+        if pool.devices % size:
+            shown = " * ".join(f"{name}={splits[name]}" for name in ("tp", "pp", "cp", "dp") if name in splits)
+            first = next(spans[name] for name in ("tp", "pp", "cp", "dp") if name in splits)
+            total = f", {size} devices," if "*" in shown else ""
+            raise self.stop("E0907", f"{shown}{total} does not divide the {pool.devices} devices of `{pool.name}`", first.span,
+                            "choose numbers whose product divides the pool",
+                            (Related(pool.span, "it is declared here"),))  # fmt: skip
+        return Placement(tuple(subjects), pool.name, engine, **splits, span=line.span)
+
+    def quoted(self, option: tree.Option) -> tree.Option:
+        """`engine=megatron`: the name of an engine needs no quotes."""
+        if option.name == "engine" and isinstance(option.value, tree.Name):
+            return replace(option, value=tree.String(option.value.id, option.value.span))
+        return option
+
+    def engine(
+        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], subjects: Sequence[Subject]
+    ) -> None:
+        if name not in ENGINES:
+            hint = nearest(name, ENGINES) or f"there are {', '.join(f'`{known}`' for known in ENGINES)}"
+            raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
+        able = ENGINES[name]
+        for split in splits:
+            if split not in able.splits:
+                legal = ", ".join(f"`{known}`" for known in able.splits)
+                self.say("E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}")
+        for subject in subjects:
+            work = {subject.operation} if subject.operation else self.left(subject.model)
+            missing = sorted(operation for operation in work if operation and operation not in able.operations)
+            if missing:
+                others = [other for other, engine in ENGINES.items() if engine.operations.issuperset(missing)]
+                more = "" if subject.operation else f"place `{subject.model}.{missing[0]}` by itself, on "
+                self.say("E0908", f"`{name}` cannot do the `{missing[0]}` of `{subject.model}`", subject.span,
+                         f"{more}{' or '.join(f'`{other}`' for other in others)}"
+                         f"{'' if more else ' can'}")  # fmt: skip
+
+    def left(self, model: str) -> set[str]:
+        """The model's work that is not placed by itself."""
+        return {operation for operation in self.uses[model] if f"{model}.{operation}" not in self.placed}
+
+    # Streams
+
+    def stream(self, line: tree.Stream) -> Stream:
+        tables = {
+            name.split(".")[0]: None
+            for phase in self.program.phases
+            for name, kind in phase.graph.values().items()
+            if isinstance(kind, Table) and kind.token is not None
+        }
+        name = line.table.id
+        if name not in tables:
+            hint = nearest(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
+            raise self.stop("E0909", f"the program makes no table `{name}`", line.table.span, hint)
+        if name in self.streamed:
+            first = Related(self.streamed[name], "the first time")
+            raise self.stop("E0905", f"`{name}` is streamed twice", line.table.span, "keep one of them", (first,))
+        block = self.constants.options(STATEMENTS["stream"], line.options, line.span, self.scope)["block"]
+        assert isinstance(block, int)
+        self.streamed[name] = line.table.span
+        return Stream(name, block, line.span)

@@ -1,0 +1,56 @@
+"""`rlgraph fmt`: programs laid out anew, in their files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rlgraph.dsl.format import format_source
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.programs import decoded, open_file, whole
+
+
+def format_file(path: str, only_check: bool = False) -> bool:
+    """Whether the layout of a file is another one; it is written unless that was only to be checked.
+
+    Raises ProgramError where the file is no program, or cannot be written.
+    """
+    opened = open_file(path)
+    text = format_source(opened.source).encode()
+    try:
+        if text == Path(path).read_bytes():
+            return False
+        if not only_check:
+            _replace(Path(path).resolve(), text)
+    except OSError as error:
+        reason = (error.strerror or "it is not writable").lower()
+        raise ProgramError(
+            Diagnostic("E0805", f"`{path}` cannot be written: {reason}", whole(path))
+        ) from None
+    return True
+
+
+def format_stdin(only_check: bool = False) -> bool:
+    """From stdin to stdout; nothing is written where that is only to be checked."""
+    raw = sys.stdin.buffer.read()
+    text = format_source(decoded("<stdin>", raw))
+    if not only_check:
+        sys.stdout.write(text)
+    return text.encode() != raw
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """The file with this text and its old mode; whole at every moment, so that a full disk loses nothing."""
+    if not os.access(path, os.W_OK):
+        raise PermissionError(13, "permission denied")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(text)
+        shutil.copymode(path, draft)
+        draft.replace(path)
+    finally:
+        with suppress(OSError):
+            draft.unlink()

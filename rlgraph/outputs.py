@@ -1,0 +1,57 @@
+"""The files that `rlgraph compile` writes: a compiled program as text, data and pictures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rlgraph.compiled import Compiled
+
+FORMATS = ("graph", "json", "dot", "svg", "png", "html")
+PICTURES = ("html", "svg", "png", "dot")
+_ENDINGS = {"graph": "graph.txt"}
+
+
+def write(compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None) -> None:
+    """The files and texts that were asked for."""
+    if emitted and out is None:
+        data = _emit(compiled, emitted[0])
+        if isinstance(data, bytes) and sys.stdout.isatty():
+            raise click.UsageError("a PNG is nothing for a terminal: say with -o DIR where it goes")
+        click.echo(data, nl=False)
+    elif out is not None:
+        for form in emitted:
+            _save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form))
+    if visualize is not None:
+        path = Path(visualize or f"{compiled.name}.html")
+        path = path if out is None or path.is_absolute() else out / path
+        _save(path, _emit(compiled, path.suffix[1:]))
+
+
+def _emit(compiled: Compiled, form: str) -> str | bytes:
+    if form == "json":
+        import json
+
+        return json.dumps(compiled.to_json(), indent=1, ensure_ascii=False) + "\n"
+    makers: dict[str, Callable[[], str | bytes]] = {
+        "graph": compiled.text,
+        "dot": compiled.to_dot,
+        "svg": compiled.to_svg,
+        "png": compiled.to_png,
+        "html": compiled.to_html,
+    }
+    return makers[form]()
+
+
+def _save(path: Path, data: str | bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or "it cannot be written") from None
+    click.echo(f"wrote {path}", err=True)

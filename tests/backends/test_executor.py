@@ -1,0 +1,177 @@
+"""The one rule: a node fires when a block of its unit is ready on all its inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.backends.frame import Frame
+from rlgraph.ir.graph import Node
+from tiny import Run, compile_text, data_folder, run_text, weights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("executor"))
+
+
+HEAD = f"""algorithm t
+model actor = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=6, shuffle=false)
+func spread = python("rewards.py:spread")
+"""
+
+STREAM = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    half    = score / 2
+    adv     = half - mean(half, by=prompts)
+    white   = whiten(adv)
+    report score = mean(score), adv = max(adv), white = max(white)
+"""
+)
+
+
+class Fired:
+    """Which nodes fired in what order, on how many rows of their unit."""
+
+    def __init__(self, text: str, folder: Path, **settings: Any) -> None:
+        self.order: list[tuple[str, int]] = []
+        run = Run(compile_text(text), folder, **settings)
+        run.also = self.note
+        self.seen = run.steps(1)[0]
+
+    def note(self, node: Node, frame: Frame) -> None:
+        axis = node.unit.axis if node.unit else None
+        rows = frame.size(axis) if axis else -1
+        # Passes may have fused nodes: each value is noted.
+        self.order += [(value.name, rows) for value in node.outputs]
+
+    def times(self, name: str) -> list[int]:
+        return [at for at, (other, _) in enumerate(self.order) if other == name]
+
+    def sizes(self, name: str) -> list[int]:
+        return [size for other, size in self.order if other == name]
+
+
+def test_one_block_is_the_classical_step(folder: Path) -> None:
+    fired = Fired(STREAM, folder)
+    assert all(len(fired.times(name)) == 1 for name, _ in fired.order)
+    assert fired.sizes("rollout") == [6] and fired.sizes("score") == [12]
+    assert fired.times("prompts") < fired.times("rollout") < fired.times("score") < fired.times("adv")
+
+
+def test_rows_stream_before_the_batch_is_there(folder: Path) -> None:
+    fired = Fired(STREAM, folder, block=2)
+    assert fired.sizes("rollout") == [2, 2, 2], "two prompts at a time"
+    assert fired.sizes("score") == [2] * 6, "two answers at a time"
+    assert fired.times("score")[0] < fired.times("rollout")[1], "scoring does not wait for the second block"
+
+
+def test_a_group_node_waits_for_its_groups_and_no_longer(folder: Path) -> None:
+    fired = Fired(STREAM, folder, block=2)
+    scored = fired.times("score")
+    first = fired.times("adv")[0]
+    assert scored[1] < first, "two groups are four answers: two blocks of the scores"
+    assert first < fired.times("score")[-1], "and not the whole batch"
+    assert fired.sizes("adv") == [2, 2, 2]
+
+
+def test_a_barrier_waits_for_all(folder: Path) -> None:
+    fired = Fired(STREAM, folder, block=2)
+    assert fired.sizes("report.white") == [-1]
+    assert fired.times("report.white")[0] > fired.times("adv")[-1]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 6, 7, 100])
+def test_the_last_block_may_be_smaller(folder: Path, block: int) -> None:
+    fired = Fired(STREAM, folder, block=block)
+    for name, rows in (("rollout", 6), ("adv", 6), ("score", 12)):
+        sizes = fired.sizes(name)
+        assert sum(sizes) == rows
+        assert all(size == block for size in sizes[:-1]) and sizes[-1] <= max(block, rows)
+    assert fired.seen.metrics == Fired(STREAM, folder).seen.metrics
+
+
+def test_a_blocks_frame_holds_whole_groups(folder: Path) -> None:
+    groups: list[list[int]] = []
+
+    def note(node: Node, frame: Frame) -> None:
+        if node.name == "adv":
+            groups.append(frame.index("rollout", "prompts").bincount(minlength=frame.size("prompts")).tolist())
+
+    run = Run(compile_text(STREAM), folder, block=2)
+    run.also = note
+    run.steps(1)
+    assert groups == [[2, 2]] * 3
+
+
+LATE = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    before  = actor.logprobs(rollout, temperature=0.5)
+    train actor(lr=0.1):
+        minimize mean(-actor.logprobs(rollout))
+    report before = mean(before), after = mean(actor.logprobs(rollout, temperature=0.5))
+"""
+)
+
+
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_a_writer_waits_for_the_readers_of_the_old_weights(folder: Path, block: int) -> None:
+    """Generation is in blocks of prompts and `before` in blocks of answers, so that it lags behind."""
+    fired = Fired(LATE, folder, block=block)
+    train = next(at for at, (name, _) in enumerate(fired.order) if name.startswith("actor@"))
+    assert fired.times("before")[-1] < train
+    whole = Fired(LATE, folder).seen.metrics
+    assert fired.seen.metrics == pytest.approx(whole, abs=1e-12)
+    assert abs(whole["after"] - whole["before"]) > 0.1, "the weights did change"
+
+
+CHOSEN = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, n=3, max_tokens=4)
+    score   = spread(rollout)
+    best    = pick(rollout, argmax(score - mean(score), by=prompts))
+    own     = pick(rollout, argmax(score, by=prompts))
+    report best = mean(spread(best)), own = mean(spread(own)), top = mean(max(score, by=prompts))
+"""
+)
+
+
+@pytest.mark.parametrize("block", [None, 1, 2, 4])
+def test_a_choice_of_rows_means_the_same_rows_in_every_block(folder: Path, block: int | None) -> None:
+    """One choice is made over the whole batch, because of its mean, and used in blocks."""
+    metrics = run_text(CHOSEN, folder, block=block)[0].metrics
+    assert metrics["best"] == metrics["own"] == pytest.approx(metrics["top"], abs=1e-12)
+
+
+FILTERED = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    keep rollout where score > 0.4
+    left    = size(score, by=prompts)
+    keep prompts where left > 0
+    more    = actor.generate(prompts, n=2, max_tokens=3)
+    again   = spread(more)
+    lp      = actor.logprobs(more, temperature=2.0)
+    report left = sum(left), rows = size(left), again = sum(again), lp = mean(lp), both = sum(mean(score, by=prompts) * left)
+"""
+)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5])
+def test_filters_and_tables_of_tables_stream(folder: Path, block: int) -> None:
+    assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(run_text(FILTERED, folder)[0].metrics, abs=1e-12)

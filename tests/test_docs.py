@@ -1,0 +1,178 @@
+"""The documents say what is so: every example is checked and run, every table is the compiler's own.
+
+See `documents.py` for what the fences mean.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.errors import ProgramError
+from rlgraph.passes.granularity import granularity
+from rlgraph.passes.pipeline import Pass, run_passes
+from rlgraph.passes.split import split
+from tests.documents import (
+    PAGES,
+    ROOT,
+    TINY,
+    Fence,
+    examples,
+    fences,
+    generated,
+    program,
+    small,
+    tables,
+    used,
+    with_files,
+    with_tables,
+)
+
+PLAIN = (Pass(split, "exact"), Pass(granularity, "exact"))
+"""The least that a run needs: what nobody uses is computed too."""
+
+RIGHT = [fence for fence in examples() if fence.words[1:2] != ["error"]]
+WRONG = [fence for fence in examples() if fence.words[1:2] == ["error"]]
+
+
+def brought(fence: Fence, folder: Path) -> None:
+    """The files of the page, in a folder."""
+    for name, text in fence.files.items():
+        (folder / name).write_text(text, "utf-8")
+    (folder / "tiny.py").write_text(TINY, "utf-8")
+
+
+@pytest.mark.parametrize("fence", RIGHT, ids=str)
+def test_every_example_is_a_program_and_runs(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    brought(fence, tmp_path)
+    text = program(fence)
+    assert not [d for d in rlgraph.check(text) if d.severity == "error"], text
+    for name, other in used(text).items():
+        (tmp_path / name).write_text(other, "utf-8")
+    compiled = rlgraph.compile(small(text, fence.files))
+    whole = fence.words == ["rlf"]
+    last = compiled.program if whole else run_passes(compiled.after("check"), PLAIN)[-1].program
+    backend = LocalBackend(last, Settings(folder=tmp_path))
+    try:
+        steps = [step.metrics for step in backend.steps(2 if whole else 1)]
+    finally:
+        backend.session.close()
+    assert all(math.isfinite(value) for step in steps for value in step.values()), steps
+
+
+@pytest.mark.parametrize("fence", WRONG, ids=str)
+def test_every_wrong_example_is_refused(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    brought(fence, tmp_path)
+    shown = shown_below(fence)
+    found = rlgraph.check(program(fence), name=re.search(r"--> ([\w.]+):", shown)[1] if shown else "a.rlf")
+    assert [d.code for d in found if d.severity == "error"] == [fence.words[2]], [d.render() for d in found]
+    if shown:
+        assert "\n\n".join(d.render() for d in found if d.severity == "error") == shown.strip()
+
+
+def shown_below(fence: Fence) -> str:
+    """The diagnostic that the page shows for a wrong program."""
+    later = [other for other in fences(fence.page) if other.line > fence.line]
+    if later and later[0].info == "text" and later[0].text.startswith("error["):
+        return later[0].text
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_and_files_are_what_the_compiler_reads(page: Path, request: pytest.FixtureRequest) -> None:
+    now = with_files(with_tables(page, generated()))
+    if request.config.getoption("--update-golden"):
+        page.write_text(now, "utf-8")
+    assert page.read_text("utf-8") == now, "`pytest --update-golden tests/test_docs.py` writes them anew"
+
+
+def test_the_reference_has_every_signature() -> None:
+    shown = {name for page in PAGES for name, _ in tables(page)}
+    silent = {"statement.async", "statement.phase", "statement.sample"}
+    """Those with a single option: the text says it."""
+    empty = {name for name in generated() if name.startswith("method.") and "`" not in generated()[name]}
+    assert set(generated()) - shown - silent - empty == set()
+
+
+def test_the_reference_names_every_column_and_word() -> None:
+    from rlgraph.dsl.words import KEYWORDS
+    from rlgraph.ir.types import Axis, Table
+
+    text = (ROOT / "docs/language.md").read_text("utf-8")
+    row = Axis("r", "r")
+    full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
+    assert {name for name in full.columns() if f"`{name}`" not in text} == set()
+    assert {word for word in KEYWORDS if not re.search(rf"\b{word}\b", text)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    anchors = {page: _anchors(page) for page in PAGES}
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor and found in anchors:
+            assert anchor in anchors[found], target
+
+
+def _anchors(page: Path) -> set[str]:
+    """Headings as forges make links of them."""
+    heads = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [fence for fence in fences(page) if fence.words[:1] == ["python"]]
+    if not found:
+        pytest.skip("it has none")
+    brought(found[0], tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    for fence in found:
+        code = ast.parse(fence.text, str(page))
+        if len(fence.words) == 1:
+            ast.increment_lineno(code, fence.line)
+            exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    """Subcommands and options of `rlgraph`, and targets of `make`."""
+    cli = pytest.importorskip("rlgraph.cli").main
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE)
+    for fence in fences(page):
+        if fence.words[:1] not in (["console"], ["sh"]):
+            continue
+        for line in re.sub(r"\\\n", " ", fence.text).splitlines():
+            words = line.removeprefix("$ ").split(" #")[0].split()
+            if fence.words[0] == "console" and not line.startswith("$ "):
+                continue
+            if words[:1] == ["make"]:
+                assert words[1] in targets, line
+            if words[:1] == ["rlgraph"] and not words[1].startswith("-"):
+                command = cli.commands[words[1]]
+                options = {name for option in command.params for name in option.opts + option.secondary_opts}
+                used = {word.split("=")[0] for word in words[2:] if word.startswith("-")}
+                assert used <= options | {"--help"}, line
+
+
+def test_nothing_of_a_workplace_is_named() -> None:
+    for page in PAGES:
+        assert not re.search(r"/work\b|\.\./shared|\bissue #?\d", page.read_text("utf-8")), page
+
+
+def test_wrong_programs_raise() -> None:
+    with pytest.raises(ProgramError):
+        rlgraph.compile("step:\n    x = \n")
