@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "peers")]
-import clock  # noqa: E402
-import toy  # noqa: E402
+import clock
+import toy
 
 
 def arguments() -> argparse.Namespace:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +20,6 @@ from rlgraph import __version__
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, UsageMistake
 from rlgraph.outputs import FORMATS, PICTURES, write
 from rlgraph.shown import Format, counted, emit, show
-
-if TYPE_CHECKING:
-    from rlgraph.compiled import Compiled
 
 FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
 
@@ -52,8 +48,8 @@ _set = click.option(
     "settings",
     multiple=True,
     metavar="NAME=EXPR",
-    help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of the
-    language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
+    help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of
+    the language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.errors import RlgraphError, RunError
+from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.progress import Display, Quiet, display
 from rlgraph.rundir import RunFolder
@@ -136,7 +136,7 @@ def run_in(
             if folder:
                 folder.begin(compiled.source.text, compiled.text(), _how(compiled, options))
             _steps(made, folder, compiled, options, _Watch(shown, interrupts, observer))
-        except (KeyboardInterrupt, RlgraphError) as error:
+        except BaseException as error:
             _rescue(made, folder, shown)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted(made) from None
@@ -154,7 +154,7 @@ def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Opt
 
     threads = options.threads or 1
     settings = Settings(options.seed, threads, options.block, options.token_budget, folder=compiled.folder)
-    with _torch_threads(threads):
+    with _one_torch_thread():
         backend = LocalBackend(compiled.program, settings, watch)
         try:
             made.models.update(
@@ -228,12 +228,12 @@ def _how(compiled: Compiled, options: Options) -> dict[str, object]:
 
 
 @contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    """torch's own operators on as many threads as the run may have."""
+def _one_torch_thread() -> Iterator[None]:
+    """Engines work on blocks side by side; torch's own threads under theirs would only wait for each other."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -241,7 +241,7 @@ def _torch_threads(threads: int) -> Iterator[None]:
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM end a run where its weights are whole, not within an update; the second one at once."""
+    """Ctrl-C and SIGTERM end a run where its weights are whole, not in an update; the second one at once."""
 
     def __init__(self, shown: Display) -> None:
         self.display = shown

@@ -24,7 +24,19 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import METHODS, STATEMENTS, Signature
 from rlgraph.errors import NO_SPAN, Related, Span
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, Let, Model, Node, Outside, Ref, State, Value, tensor_node
+from rlgraph.ir.graph import (
+    Apply,
+    Constant,
+    Expr,
+    Let,
+    Model,
+    Node,
+    Outside,
+    Ref,
+    State,
+    Value,
+    tensor_node,
+)
 from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.ops import TENSOR, infer
 

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from rlgraph.dsl import tree
+from rlgraph.dsl.defs import AXES, FUNCTIONS, names_in
 from rlgraph.dsl.lints import allowed, lint
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
@@ -30,7 +31,6 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE, STATEMENTS
 from rlgraph.dsl.statements import Statements
-from rlgraph.dsl.expressions import AXES, FUNCTIONS, names_in
 from rlgraph.dsl.use import Read, assemble
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Const, Constant, Graph, Model, Outside, Phase, Program, Record, State, Value

@@ -6,7 +6,7 @@ Everything is worked out bottom up, value by value, so that a program of any len
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlgraph.errors import Diagnostic, Span
@@ -127,6 +127,8 @@ class _Losses:
         self.ratios: dict[str, frozenset[_Ratio]] = {}
         self.live: set[str] = set()
         self.slopes: dict[str, _Slope] = {}
+        self.bent: set[str] = set()
+        """Values with an exponential of the trained model's log-probabilities that is no ratio of two policies."""
         self.warnings: list[Diagnostic] = []
         self.graph(phase.graph)
 
@@ -189,11 +191,30 @@ class _Losses:
             if self.is_live(expr):
                 self.live.add(name)
             self.slopes[name] = self.slope(expr)
+            if self.is_bent(expr):
+                self.bent.add(name)
 
     def is_live(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
             return expr.name in self.live
         return isinstance(expr, Apply) and expr.op != "detach" and any(map(self.is_live, expr.args))
+
+    def is_bent(self, expr: Expr) -> bool:
+        if isinstance(expr, Ref):
+            return expr.name in self.bent
+        if not isinstance(expr, Apply) or not self.is_live(expr):
+            return False
+        if expr.op in ("exp", "expm1"):
+            first, second, _ = self.difference(expr.args[0]) or ("", "", False)
+            return not first or self.policy(first) != self.policy(second)
+        return any(map(self.is_bent, expr.args))
+
+    def policy(self, leaf: str) -> str:
+        """The model whose log-probabilities a value holds."""
+        table = self.sampler.get(leaf)
+        if table in self.drawn:
+            return self.handle(self.drawn[table])
+        return self.forward.get(leaf, ("",))[0]
 
     def leaf_of(self, expr: Expr) -> tuple[str, bool] | None:
         if isinstance(expr, Ref):
@@ -280,7 +301,7 @@ class _Losses:
         if expr.op in ("neg", "float", "mean", "sum"):
             return self.scaled(self.slope(expr.args[0]), expr.span)
         if expr.op in ("add", "sub"):
-            return self.added([self.slope(arg) for arg in expr.args], expr.span)
+            return self.added(expr.args, expr.span)
         if expr.op in ("mul", "div"):
             return self.product(expr)
         return _VARIES
@@ -296,8 +317,12 @@ class _Losses:
     def scaled(self, slope: _Slope, span: Span) -> _Slope:
         return _Slope("constant", (span,)) if slope.kind == "constant" else slope
 
-    def added(self, slopes: list[_Slope], span: Span) -> _Slope:
+    def added(self, args: Sequence[Expr], span: Span) -> _Slope:
+        slopes = [self.slope(arg) for arg in args]
         if all(slope.kind != "varies" for slope in slopes):
             return _Slope("constant", (span,))
+        # The linear part of an estimator such as k3 is there for its value.
+        if any(self.is_bent(arg) for arg in args):
+            return _VARIES
         terms = dict.fromkeys(term for slope in slopes for term in slope.constant)
         return _Slope("varies", tuple(terms)[:8])

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.expressions import Expressions, names_in
+from rlgraph.dsl.expressions import Expressions
 from rlgraph.dsl.scope import (
     Block,
     Meaning,

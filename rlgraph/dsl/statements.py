@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.expressions import AXES, names_in
+from rlgraph.dsl.defs import AXES, names_in
 from rlgraph.dsl.loops import Loops, targets
 from rlgraph.dsl.scope import (
-    ModelName,
     OutsideName,
     StateName,
     Stop,
@@ -33,7 +32,6 @@ from rlgraph.ir.graph import (
     tensor_node,
 )
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
-
 
 _FLAT = ("detach", "sign", "floor", "ceil", "round", "floordiv")
 """Their gradient is 0 wherever they have one."""

@@ -7,7 +7,7 @@ everything that plans, splits or streams asks the same question: which axis lies
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -123,6 +123,9 @@ class Handle:
 
 
 Type = Tensor | Table | Handle
+
+Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
+"""The type of a tensor operation's result; `rlgraph.ops.infer`."""
 
 
 def axis_of(kind: Type) -> Axis | None:

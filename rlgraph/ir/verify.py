@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
-from rlgraph.ir.text import Infer
-from rlgraph.ir.types import Axis, Handle, Table, Tensor, Type
+from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
 
 
 class Signed(Protocol):

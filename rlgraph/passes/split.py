@@ -31,6 +31,7 @@ from rlgraph.ir.graph import (
     tensor_node,
 )
 from rlgraph.ir.types import Axis, Table, Tensor, Type, axis_of
+from rlgraph.ops import infer
 from rlgraph.ops.nodes import MODEL_CALLS
 from rlgraph.passes.units import common_axis, depends, reductions
 
@@ -153,7 +154,7 @@ class _Splitter:
         if expr.op == "sum":
             return expr
         assert rows.type.axis
-        total = Apply("sum", (rows,), replace(rows.type, axis=None, dtype="float"), None, expr.span)
+        total = Apply("sum", (rows,), infer("sum", [rows.type]), None, expr.span)
         # The mean of none is 0.
         some = Apply("maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span)
         return Apply("div", (total, some), expr.type, None, expr.span)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tiny import Run, Seen, compile_text, data_folder, shipped, weights
 
 CLOSE = 1e-10

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Run, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.ir.graph import Node
-from tiny import Run, compile_text, data_folder, run_text, weights
 
 
 @pytest.fixture(scope="module")

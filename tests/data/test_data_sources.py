@@ -1,6 +1,6 @@
 """Where rows come from, and what is said when a file, an option or a row is wrong."""
 
-# ruff: noqa: E501  (tables of messages are read by the line)
+
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.text import parse_program, print_program
+from rlgraph.ir.parse import parse_program
+from rlgraph.ir.text import print_program
 from rlgraph.ops import infer
 from rlgraph.passes.pipeline import run_passes
 
@@ -86,6 +87,14 @@ step async(staleness=1):
         trial = actor.generate(prompts, max_tokens=4, temperature=0)
         report trial = max(trial.length), good = all(trial.finished)
     report score = mean(score), gain = mean(gain), version = min(old.version), age = mean(old.late), k = k, entropy
+
+schedule:
+    pool learn = 2 * n devices
+    pool play  = 8 devices
+    place actor.train, critic on learn(engine=megatron, tp=2, pp=2)
+    place actor.generate on play(engine=vllm, tp=2)
+    place ref, reward on play
+    stream rollout(block=4)
 """
 
 USING = """algorithm using

@@ -80,3 +80,8 @@ def test_every_wrong_program_is_refused() -> None:
     for path in WRONG:
         for text, _ in golden.cases(path):
             assert re.search(r"^(error|warning)\[", said(text), flags=re.MULTILINE), text
+
+
+@pytest.mark.parametrize("path", sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf")), ids=lambda p: p.stem)
+def test_what_ships_is_not_warned_about(path: Path) -> None:
+    assert check(Source(path.name, path.read_text("utf-8")))[1] == []

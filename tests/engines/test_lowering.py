@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlgraph.engines.lowering import Lowered, lower
 from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_node
-from rlgraph.ir.text import parse_program
+from rlgraph.ir.parse import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
 from rlgraph.ops import TENSOR, infer

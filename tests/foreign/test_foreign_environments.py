@@ -1,6 +1,6 @@
 """Environments of the user: one object an episode, and what is said when they are wrong."""
 
-# ruff: noqa: E501  (tables of messages are read by the line)
+
 
 from __future__ import annotations
 

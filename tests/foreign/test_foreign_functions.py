@@ -1,6 +1,6 @@
 """Reward functions of the user: how they are called, and what is said when they are wrong."""
 
-# ruff: noqa: E501  (tables of messages are read by the line)
+
 
 from __future__ import annotations
 

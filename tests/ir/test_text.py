@@ -29,7 +29,8 @@ from rlgraph.ir.graph import (
     region_node,
     tensor_node,
 )
-from rlgraph.ir.text import parse_program, print_program, show
+from rlgraph.ir.parse import parse_program
+from rlgraph.ir.text import print_program, show
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, infer
 

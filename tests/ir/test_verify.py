@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.ir.graph import Graph, Node, Program, Value
-from rlgraph.ir.text import parse_program
+from rlgraph.ir.parse import parse_program
 from rlgraph.ir.types import Axis, Handle, Tensor
 from rlgraph.ir.verify import BrokenGraph, verify
 from rlgraph.ops import NODES, infer

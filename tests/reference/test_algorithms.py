@@ -16,9 +16,8 @@ import formulas
 import pytest
 import torch
 from formulas import Model, Row
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
-
 from tiny import Drawn, Run, Seen, compile_text, data_folder, shipped, weights
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 CLOSE = 1e-9
 """Of numbers of the size of 1: absolute, or relative where they are larger."""

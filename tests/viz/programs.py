@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.ir.graph import Program
-from rlgraph.ir.text import parse_program
+from rlgraph.ir.parse import parse_program
 from rlgraph.ops import infer
 
 PPO = """

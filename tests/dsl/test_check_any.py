@@ -1,0 +1,46 @@
+"""Whatever is written: a program, or diagnostics; never another exception, never a hang."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlgraph.dsl.check import check
+from rlgraph.errors import ProgramError, Source
+from tests.dsl.mutants import PROGRAMS, compile_fully, mutant
+
+
+@pytest.mark.parametrize("text", PROGRAMS, ids=lambda text: text.split("algorithm ")[1].split("\n")[0])
+def test_a_program_goes_through_all_passes(text: str) -> None:
+    assert compile_fully(text)
+
+
+@given(st.integers(0, 2**40))
+@settings(max_examples=200, deadline=5000)
+def test_a_program_with_accidents_is_explained_or_goes_through_all_passes(seed: int) -> None:
+    compile_fully(mutant(seed))
+
+
+HEAD = 'algorithm a\nmodel actor = causal_lm("m")\ndata prompts = jsonl("p.jsonl", batch=4)\n'
+STEP = "step:\n    rollout = actor.generate(prompts, max_tokens=8)\n    x = rollout.logprobs\n"
+
+
+@pytest.mark.parametrize("line", ["x = x + 1", "x = x * x - x", "x = exp(x) - mean(x)"])
+def test_a_long_program_takes_no_longer_by_line(line: str) -> None:
+    text = HEAD + STEP + f"    {line}\n" * 600 + "    report x = mean(x)\n"
+    text += "    train actor(lr=1):\n        y = actor.logprobs(rollout)\n"
+    text += "".join(f"        {line}\n" for _ in range(600)).replace("x", "y").replace("eyp", "exp") + "        minimize mean(y)\n"
+    began = time.perf_counter()
+    assert compile_fully(text)
+    assert time.perf_counter() - began < 20
+
+
+def test_defs_that_double_do_not_explode() -> None:
+    defs = "def f0(x):\n    return x + x\n"
+    defs += "".join(f"def f{n}(x):\n    return f{n - 1}(f{n - 1}(x))\n" for n in range(1, 40))
+    with pytest.raises(ProgramError) as caught:
+        check(Source("a.rlf", HEAD + defs + STEP + "    report x = mean(f39(x))\n"))
+    assert [d.code for d in caught.value.diagnostics] == ["E0210"]
