@@ -1,8 +1,8 @@
 """One GRPO step on the transformers engine alone, on the toy task of peers/: samples a second, and the time
 of its parts.
 
-python benchmarks/engine_grpo.py --threads 1
-python benchmarks/engine_grpo.py --threads 2 --profile
+    python benchmarks/engine_grpo.py --threads 1
+    python benchmarks/engine_grpo.py --threads 2 --profile
 """
 
 from __future__ import annotations

@@ -50,9 +50,7 @@ def check(
         return with_quotes(error.diagnostics)
 
 
-def compile(
-    program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>"
-) -> Compiled:
+def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong."""
     from rlgraph.compiled import Compiled
     from rlgraph.dsl.check import check as checked

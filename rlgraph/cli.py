@@ -98,11 +98,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
     found: list[Diagnostic] = []
     for file in files:
         # What is wrong with the program of a schedule may have been told already.
-        new = [
-            diagnostic
-            for diagnostic in checked(Path(file), changed, programs=programs)
-            if diagnostic not in found
-        ]
+        new = [diagnostic for diagnostic in checked(Path(file), changed, programs=programs) if diagnostic not in found]
         show(new, form)
         found += new
     if form == "human":
@@ -116,9 +112,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
 
 @rlgraph.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change."
-)
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change.")
 def fmt(files: tuple[str, ...], only_check: bool) -> int:
     """Lay programs out as everybody does, in place; `-` is stdin to stdout."""
     from rlgraph.layout import format_file, format_stdin
@@ -167,9 +161,7 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
     metavar="PASS",
     help="Print the graph after this pass; `check` is before all.",
 )
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go."
-)
+@click.option("-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go.")
 @_message_format
 def compile_(
     file: str | None,
@@ -189,9 +181,7 @@ def compile_(
     if file is None:
         raise click.UsageError("Missing argument 'FILE'.")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
-        raise click.BadParameter(
-            f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'"
-        )
+        raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with _telling(form):
@@ -236,9 +226,7 @@ def compile_(
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
-@click.option(
-    "--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]"
-)
+@click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
 @_message_format
 def run(
     file: str,

@@ -133,6 +133,4 @@ class Compiled:
         """
         from rlgraph.running import Options, run
 
-        return run(
-            self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer
-        )
+        return run(self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer)

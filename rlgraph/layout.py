@@ -27,9 +27,7 @@ def format_file(path: str, only_check: bool = False) -> bool:
             _replace(Path(path).resolve(), text)
     except OSError as error:
         reason = (error.strerror or "it is not writable").lower()
-        raise ProgramError(
-            Diagnostic("E0805", f"`{path}` cannot be written: {reason}", whole(path))
-        ) from None
+        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be written: {reason}", whole(path))) from None
     return True
 
 

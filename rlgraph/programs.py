@@ -49,16 +49,12 @@ def open_file(path: str) -> Opened:
     except FileNotFoundError:
         raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
     except IsADirectoryError:
-        raise _unreadable(
-            path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`"
-        ) from None
+        raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable(path, f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
     if len(raw) > LARGEST_BYTES:
-        raise _unreadable(
-            path, f"`{path}` is too large for a program", "a program is a text of at most 1 MiB"
-        )
+        raise _unreadable(path, f"`{path}` is too large for a program", "a program is a text of at most 1 MiB")
     return Opened(decoded(path, raw), Path(path).parent)
 
 
@@ -89,11 +85,11 @@ def _near(path: str) -> str:
         beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in ENDINGS]
     except OSError:
         return f"there is no folder `{wanted.parent}` either"
-    near = get_close_matches(wanted.name, beside, n=1)
-    if near:
-        return f"did you mean `{wanted.parent / near[0]}`?"
     shipped = Path(__file__).parent / "algorithms" / wanted.name
-    return f"an algorithm of that name ships with rlgraph: `{shipped}`" if shipped.is_file() else ""
+    if shipped.is_file():
+        return f"an algorithm of that name ships with rlgraph: `{shipped}`"
+    near = get_close_matches(wanted.name, beside, n=1, cutoff=0.7)
+    return f"did you mean `{wanted.parent / near[0]}`?" if near else ""
 
 
 def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
@@ -115,9 +111,7 @@ def _text(name: str, value: object) -> str:
         return value
     message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
     raise ProgramError(
-        Diagnostic(
-            "E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text"
-        )
+        Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text")
     )
 
 

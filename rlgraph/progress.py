@@ -9,7 +9,9 @@ each step on stderr:
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from rlgraph.ir.graph import Node
@@ -37,8 +39,7 @@ class Display(Protocol):
 def display(stream: IO[str] | None = None) -> Display:
     """The one that suits where the stream (stderr by default) goes."""
     if stream is None and in_notebook():
-        # There, what comes on stderr looks like an error.
-        return Lines(sys.stdout, over=True)
+        return Cell()
     stream = stream or sys.stderr
     if stream.isatty():
         from rlgraph.progress_bar import Bar
@@ -106,17 +107,16 @@ def shown(value: Any) -> str:
 
 
 class Lines:
-    """A line for each step; with `over` each is written over the one before."""
+    """A line for each step."""
 
-    def __init__(self, stream: IO[str], over: bool = False) -> None:
-        self.stream, self.over = stream, over
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
         self.count: Count | None = None
-        self.width = 0
 
     def opening(self, what: str) -> None:
         # Later ones are about the rounds of a `collect`.
         if self.count is None:
-            self._write(what, over=self.over)
+            self.note(what)
 
     def firing(self, node: Node) -> None: ...
 
@@ -129,28 +129,39 @@ class Lines:
 
     def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
         assert self.count is not None
-        self._write(self.count.line(number, phase, seconds, metrics), over=self.over)
+        self.note(self.count.line(number, phase, seconds, metrics))
 
     def note(self, text: str) -> None:
-        self.close()
-        self._write(text)
+        # A run does not end because nobody looks at it any more.
+        with suppress(OSError):
+            self.stream.write(f"{text}\n")
+            self.stream.flush()
+
+    def close(self) -> None: ...
+
+
+class Cell(Lines):
+    """The output of a notebook's cell: its last line is the newest step."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self.handle = sys.modules["IPython"].display.display({"text/plain": "opening"}, raw=True, display_id=True)
+        self.line = ""
+        self.shown_s = 0.0
+
+    def opening(self, what: str) -> None:
+        self._show(what)
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        assert self.count is not None
+        self._show(self.count.line(number, phase, seconds, metrics))
 
     def close(self) -> None:
-        if self.width:
-            self._put("\n")
-            self.width = 0
+        self._show(self.line, least_s=0)
 
-    def _write(self, line: str, over: bool = False) -> None:
-        if not over:
-            self._put(f"{line}\n")
-            return
-        self._put("\r" + line.ljust(self.width))
-        self.width = len(line)
-
-    def _put(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except OSError:
-            # A run does not end because nobody looks at it any more.
-            pass
+    def _show(self, line: str, least_s: float = 0.1) -> None:
+        """Quick steps are not all shown: a browser that draws each of them falls behind."""
+        self.line = line
+        if time.monotonic() - self.shown_s >= least_s:
+            self.handle.update({"text/plain": line}, raw=True)
+            self.shown_s = time.monotonic()

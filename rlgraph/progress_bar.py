@@ -41,9 +41,7 @@ class Bar:
         self.bar.update(self.task, doing=what)
 
     def firing(self, node: Node) -> None:
-        self.bar.update(
-            self.task, doing=node.op if node.name.startswith(node.op) else f"{node.op} {node.name}"
-        )
+        self.bar.update(self.task, doing=node.op if node.name.startswith(node.op) else f"{node.op} {node.name}")
 
     def fired(self, node: Node, seconds: float, tokens: int) -> None:
         if self.count is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -68,9 +69,7 @@ class TrainedModel:
         from rlgraph.engines.sequences import Sequences
 
         codec = self.engine.codec
-        asked = Sequences.from_pairs(
-            [codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts]
-        )
+        asked = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
         keys = np.random.default_rng(seed).integers(0, 2**63, len(prompts), dtype=np.uint64)
         with torch.no_grad():
             made = self.engine.generate(asked, 1, Sampling(max_tokens, temperature), keys).sequences
@@ -149,8 +148,11 @@ def run_in(
 
 
 def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Options, watch: _Watch) -> None:
-    from rlgraph.backends.local.run import LocalBackend
-    from rlgraph.backends.local.session import Settings
+    with warnings.catch_warnings():
+        # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        from rlgraph.backends.local.run import LocalBackend
+        from rlgraph.backends.local.session import Settings
 
     threads = options.threads or 1
     settings = Settings(options.seed, threads, options.block, options.token_budget, folder=compiled.folder)

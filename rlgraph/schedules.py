@@ -15,9 +15,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.programs import Opened, changes, columns_in, open_file
 
 
-def check_schedule(
-    schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]
-) -> list[Diagnostic]:
+def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
     """What is wrong with a schedule. Raises ProgramError where it cannot be read, or its program is wrong.
 
     The program is the one of `programs` that has the schedule's name, or `NAME.rlf` beside the schedule.
@@ -65,9 +63,7 @@ def _program(path: Path, settings: Mapping[str, str]) -> tuple[Program, Meanings
     """A program, and what its names mean: a schedule may use its params."""
     opened = open_file(str(path))
     checker = Checker(columns_in(opened.folder))
-    program = checker.program(
-        assemble(parse(opened.source), opened.source, checker), opened.source, changes(settings)
-    )
+    program = checker.program(assemble(parse(opened.source), opened.source, checker), opened.source, changes(settings))
     errors = [found for found in checker.diagnostics if found.severity == "error"]
     if errors:
         raise ProgramError(errors)

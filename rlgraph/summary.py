@@ -17,11 +17,7 @@ def summary(program: Program) -> str:
     if waits:
         lines += ["", f"{_count(waits, 'barrier')}: a node that waits for its whole group or batch"]
         lines += _table(
-            [
-                (_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}")
-                for node in waits
-                if node.unit
-            ]
+            [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
     return "\n".join(lines)
 
@@ -42,15 +38,9 @@ def _name(node: Node) -> str:
 
 
 def _model(model: Model, nodes: list[Node]) -> str:
-    made = (
-        f"copy of {model.copy_of}"
-        if model.copy_of
-        else f"{model.kind}({_short(show_constant(model.source))})"
-    )
+    made = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
     does = dict.fromkeys(
-        node.op
-        for node in nodes
-        if node.op in _WORK and node.inputs and node.inputs[0].split("@")[0] == model.name
+        node.op for node in nodes if node.op in _WORK and node.inputs and node.inputs[0].split("@")[0] == model.name
     )
     return ", ".join([made, *(["frozen"] if model.frozen else []), *does])
 

@@ -261,9 +261,15 @@ def generated() -> dict[str, str]:
 
 
 def _lines() -> str:
-    from benchmarks.lines import counts
+    from benchmarks.lines import counts, others
 
-    return _table(("algorithm", "lines", "what it is"), [(f"[`{c.path.name}`](rlgraph/algorithms/{c.path.name})", str(c.lines), c.title) for c in counts()])
+    systems = others()
+    rows = []
+    for found in counts():
+        link = f"[`{found.path.name}`](rlgraph/algorithms/{found.path.name})"
+        beside = [f"{lines:,}" if (lines := own.get(found.path.stem)) else "" for own in systems.values()]
+        rows.append((link, f"**{found.lines}**", *beside, found.title.split(" (arXiv")[0].split(":")[0]))
+    return _table(("program", "rlgraph", *systems, ""), rows)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -54,9 +54,7 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
     for name, meaning in checker.scope.items():
         if isinstance(meaning, (ModelName, OutsideName, StateName)):
             span = {ModelName: "model", OutsideName: "outside", StateName: "state"}[type(meaning)]
-            reason = (
-                f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
-            )
+            reason = f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
             scope[name] = Unknowable(reason, getattr(meaning, span).span)
         else:
             scope[name] = DefName(meaning.definition, scope) if isinstance(meaning, DefName) else meaning
@@ -98,9 +96,7 @@ class _Definer(Checker):
             raise self.stop("E0305", f"{shown}: Python can call defs that give numbers", self.definition.span)
         lets = [let for node in self.block.nodes for let in node.body]
         result = self.fresh(f"{name}.result")
-        return Defined(
-            tensor_node((*lets, Let(result, meaning)), (result,), self.definition.span), self.group
-        )
+        return Defined(tensor_node((*lets, Let(result, meaning)), (result,), self.definition.span), self.group)
 
     def axis_named(self, expr: tree.Name) -> Axis | None:
         meaning = self.block.scope.get(expr.id)

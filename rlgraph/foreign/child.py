@@ -205,7 +205,7 @@ def main() -> None:
     while True:
         try:
             operation, limit_s, *arguments = link.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, ConnectionError, KeyboardInterrupt):
             return
         if limit_s is not None:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=log)
@@ -220,6 +220,8 @@ def main() -> None:
         faulthandler.cancel_dump_traceback_later()
         try:
             link.send(reply)
+        except ConnectionError:  # the run has ended while this worked
+            return
         except Exception as error:  # PicklingError, and whatever objects raise while they are pickled
             link.send(("wrong", (f"a value that cannot leave its process ({error})", None)))
 

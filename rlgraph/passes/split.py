@@ -27,6 +27,7 @@ from rlgraph.ir.graph import (
     Ref,
     Value,
     axes,
+    refs,
     region_node,
     tensor_node,
 )
@@ -42,17 +43,22 @@ class _NotASum(Exception):
 
 def split(program: Program) -> Program:
     known = axes(program)
-    return program.map_graphs({p.name: _graph(p.graph, p.graph.values(), known) for p in program.phases})
+    found = {}
+    for phase in program.phases:
+        types = phase.graph.values()
+        taken = {*types, *(let.name for node in phase.graph.walk() for let in node.body)}
+        found[phase.name] = _graph(phase.graph, types, known, taken)
+    return program.map_graphs(found)
 
 
-def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Graph:
+def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis], taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op == "train":
-            nodes += _Splitter(node, dict(types), known).run()
+            nodes += _Splitter(node, dict(types), known, taken).run()
             continue
         for region in node.regions:
-            node = region_node(node, _graph(region, types, known))
+            node = region_node(node, _graph(region, types, known, taken))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -62,12 +68,18 @@ class _Splitter:
     node: Node
     types: dict[str, Type]
     known: Mapping[str, Axis]
+    taken: set[str]
+    """Names of the phase."""
     moved: list[Node] = field(default_factory=list)
     """Nodes that go above `train`."""
     sizes: dict[str, str] = field(default_factory=dict)
     tied: set[str] = field(default_factory=set)
     """Values that depend on the trained model, with a gradient or without."""
-    lets: dict[str, Expr] = field(default_factory=dict)
+    parts: dict[str, Expr | str] = field(default_factory=dict)
+    """For each single number that depends on the model: itself as a sum over rows, or why it is none."""
+    crossing: dict[str, str] = field(default_factory=dict)
+    """Values with rows that use a number about the whole batch that depends on the model, and which."""
+    summands: list[Let] = field(default_factory=list)
 
     def run(self) -> list[Node]:
         region = self.node.regions[0]
@@ -79,16 +91,19 @@ class _Splitter:
                 continue
             self.tied.update(value.name for value in node.outputs)
             inside.append(self.without_constants(node) if node.op == "tensor" else node)
-        self.lets = {let.name: let.expr for node in inside for let in node.body}
         micro, why = self.unit(inside)
         loss = region.outputs[0]
         if micro is not None:
-            try:
-                summed = self.summed(Ref(loss, Tensor("float")), inside)
-                inside.append(tensor_node((Let(f"{loss}.part", summed),), (f"{loss}.part",), self.node.span))
-                loss = f"{loss}.part"
-            except _NotASum as error:
-                micro, why = None, str(error)
+            before = len(self.moved)
+            self.find_parts(inside)
+            part = self.parts[loss]
+            if isinstance(part, Ref):
+                inside.append(tensor_node(_needed(self.summands, part.name), (part.name,), self.node.span))
+                loss = part.name
+            else:
+                assert isinstance(part, str)
+                del self.moved[before:]
+                micro, why = None, part
         attrs = (*self.node.attrs, ("micro", micro.key if micro else None), ("why", why))
         body = replace(region, nodes=tuple(inside), outputs=(loss, *region.outputs[1:]))
         return [*self.moved, region_node(replace(self.node, attrs=attrs), body)]
@@ -107,10 +122,18 @@ class _Splitter:
 
     def outside(self, expr: Expr, hint: str) -> Expr:
         """A value above `train` that holds the expression."""
-        name = f"{hint}.{len(self.moved)}"
+        name = self.fresh(f"{hint}.{len(self.moved)}")
         self.moved.append(tensor_node((Let(name, expr),), (name,), expr.span))
         self.types[name] = expr.type
         return Ref(name, expr.type, expr.span)
+
+    def fresh(self, hint: str) -> str:
+        name, count = hint, 1
+        while name in self.taken:
+            count += 1
+            name = f"{hint}.{count}"
+        self.taken.add(name)
+        return name
 
     def unit(self, inside: list[Node]) -> tuple[Axis | None, str]:
         """The axis whose rows, with all that lies in them, can be computed apart from each other."""
@@ -124,12 +147,35 @@ class _Splitter:
         axis = common_axis(rows)
         return axis, "" if axis else "the loss uses rows of tables that lie in no common one"
 
+    def find_parts(self, inside: list[Node]) -> None:
+        """Every single number of the body as a sum over rows, in the order in which they use each other."""
+        for let in (let for node in inside for let in node.body):
+            if not depends(let.expr, self.tied):
+                self.parts[let.name] = "the loss does not depend on the model"
+                continue
+            if let.expr.type.axis is not None:
+                crossing = self.crosses(let.expr)
+                if crossing:
+                    self.crossing[let.name] = crossing
+                continue
+            try:
+                summed = self.summed(let.expr, inside)
+            except _NotASum as error:
+                self.parts[let.name] = str(error)
+                continue
+            name = self.fresh(f"{let.name}.part")
+            self.summands.append(Let(name, summed))
+            self.parts[let.name] = Ref(name, summed.type)
+
     def summed(self, expr: Expr, inside: list[Node]) -> Expr:
         """The loss as a sum over rows; raises where it is none."""
         if not depends(expr, self.tied):
             return expr
         if isinstance(expr, Ref):
-            return self.summed(self.lets[expr.name], inside)
+            part = self.parts[expr.name]
+            if isinstance(part, str):
+                raise _NotASum(part)
+            return part
         assert isinstance(expr, Apply)
         if expr.type.axis is not None or expr.op == "detach":
             raise _NotASum(f"`{expr.op}` of a number about the whole batch")
@@ -150,7 +196,9 @@ class _Splitter:
 
     def sum(self, expr: Apply, inside: list[Node]) -> Expr:
         rows = expr.args[0]
-        self.rowwise(rows)
+        crossing = self.crosses(rows)
+        if crossing:
+            raise _NotASum(crossing)
         if expr.op == "sum":
             return expr
         assert rows.type.axis
@@ -159,25 +207,37 @@ class _Splitter:
         some = Apply("maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span)
         return Apply("div", (total, some), expr.type, None, expr.span)
 
-    def rowwise(self, expr: Expr) -> None:
-        """Raises where a value with rows uses a number about the whole batch that depends on the model."""
-        if isinstance(expr, Ref) and expr.name in self.tied and expr.name in self.lets:
-            self.rowwise(self.lets[expr.name])
-        elif isinstance(expr, Apply):
-            if expr.type.axis is None and depends(expr, self.tied):
-                raise _NotASum(f"each row uses `{expr.op}` over the whole batch of what the model computes")
-            for arg in expr.args:
-                self.rowwise(arg)
+    def crosses(self, expr: Expr) -> str:
+        """Why rows of a value depend on each other: a number about the whole batch that depends on the model."""
+        if isinstance(expr, Ref):
+            if expr.name in self.parts and expr.name in self.tied:
+                return f"each row uses `{expr.name}`, a number about the whole batch that depends on the model"
+            return self.crossing.get(expr.name, "")
+        if not isinstance(expr, Apply):
+            return ""
+        if expr.type.axis is None and depends(expr, self.tied):
+            return f"each row uses `{expr.op}` over the whole batch of what the model computes"
+        return next(filter(None, map(self.crosses, expr.args)), "")
 
     def size(self, axis: Axis, inside: list[Node]) -> Expr:
         """How many rows of an axis the whole mini-batch has, counted above `train`."""
         if axis.key not in self.sizes:
             tables = [name for node in inside for name in node.inputs if name not in self.tied]
             source = next(n for n in tables if _holds(self.types[n], axis))
-            value = Value(f"{self.node.regions[0].outputs[0]}.{axis.key}.size", Tensor("int"))
+            value = Value(self.fresh(f"{self.node.regions[0].outputs[0]}.{axis.key}.size"), Tensor("int"))
             self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.node.span))
             self.sizes[axis.key] = value.name
         return Ref(self.sizes[axis.key], Tensor("int"))
+
+
+def _needed(lets: list[Let], name: str) -> tuple[Let, ...]:
+    """Those of the lets that one of them needs, and itself."""
+    needed, found = {name}, []
+    for let in reversed(lets):
+        if let.name in needed:
+            needed.update(refs(let.expr))
+            found.append(let)
+    return tuple(reversed(found))
 
 
 def _holds(kind: Type, axis: Axis) -> bool:

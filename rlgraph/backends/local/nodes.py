@@ -347,6 +347,7 @@ def update(node: Node, frame: Frame, session: Session) -> Made:
             target.engine.blend(source.engine.state(), ema)
     except EngineError as error:
         raise engine_failure(node, "the weights do not fit", error) from None
+    target.touched = True
     return Made({node.outputs[0].name: target.model.name})
 
 

@@ -49,12 +49,13 @@ class ModelState:
     engine: TransformersEngine
     model: Model
     version: int = 0
-    """Steps in which it was trained."""
+    """Steps in which its weights changed."""
     updates: int = 0
     """Optimizer steps."""
     past: deque[State] = field(default_factory=deque)
     """Weights of the last versions, the newest at the end, for models whose sampling lags behind."""
     touched: bool = False
+    """Its weights changed in this step."""
 
 
 class Session:
@@ -152,7 +153,7 @@ class Session:
         return np.frombuffer(raw, dtype=np.uint64)
 
     def end_step(self) -> None:
-        """Publishes the weights of models that were trained in this step."""
+        """Publishes the weights of models that changed in this step."""
         for state in self.models.values():
             if state.touched:
                 state.version += 1

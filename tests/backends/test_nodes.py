@@ -1,0 +1,358 @@
+"""What single operations do at their edges: no rows, odd rows, and code of the user's that goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlgraph.backends.frame import Frame
+from rlgraph.errors import RunError
+from rlgraph.ir.graph import Node
+from tiny import ENVS, Run, Seen, compile_text, data_folder, run_text, weights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = data_folder(tmp_path_factory.mktemp("nodes"))
+    (made / "bad.py").write_text(BAD)
+    return made
+
+
+BAD = '''
+def short(prompts, completions, **columns):
+    return [1.0] * (len(completions) - 1)
+
+def nan(prompts, completions, place, **columns):
+    return [float("nan") if at == 3 else 1.0 for at in place]
+
+def raises(prompts, completions, place, **columns):
+    return [1 / (at - 2) for at in place]
+
+def text(prompts, completions, **columns):
+    return ["good" for _ in completions]
+
+def given(prompts, completions, double, place, **columns):
+    return [d - 2 * p for d, p in zip(double, place)]
+'''
+
+MODEL = f'model actor = causal_lm({weights()}, dtype="float64")\n'
+DATA = 'data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)\n'
+HEAD = "algorithm t\n" + MODEL + DATA + 'func spread = python("rewards.py:spread")\n'
+ROLL = "\nstep:\n    rollout = actor.generate(prompts, n=2, max_tokens=4)\n    score   = spread(rollout)\n"
+TRAIN = "    train actor(lr=0.05):\n        minimize mean(-actor.logprobs(rollout) * score)\n"
+
+
+def step(lines: str, folder: Path, head: str = HEAD + ROLL, **settings: Any) -> Seen:
+    return run_text(head + lines, folder, **settings)[0]
+
+
+def failure(lines: str, folder: Path, head: str = HEAD + ROLL) -> str:
+    with pytest.raises(RunError) as error:
+        step(lines, folder, head)
+    return str(error.value)
+
+
+# keep and pick
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_keep_may_leave_nothing(folder: Path, block: int | None) -> None:
+    lines = "    keep prompts where prompts.place > 100\n" + TRAIN
+    lines += "    report score = mean(score), rows = size(score), best = max(score), spread = std(score)\n"
+    run = Run(compile_text(HEAD + ROLL + lines), folder, block=block)
+    (seen,) = run.steps(1)
+    assert seen.metrics == {"score": 0, "rows": 0, "best": 0, "spread": 0}
+    assert all(torch.equal(value, seen.weights["actor"][name]) for name, value in run.initial["actor"].items())
+    assert seen.losses["actor"] == [(0.0, 0.0)]
+
+
+@pytest.mark.parametrize("block", [None, 1, 3])
+def test_keep_of_answers_may_leave_empty_groups(folder: Path, block: int | None) -> None:
+    lines = """    every_score = score
+    keep rollout where score > 0.6
+    left = size(score, by=prompts)
+    best = max(score, by=prompts)
+    report groups = size(left), empty = count(left == 0), rows = size(score), least = min(score), sum = sum(mean(score, by=prompts)), best = sum(best)
+"""
+    lines = lines.replace("    every_score = score\n", "")
+    seen = step(lines, folder, block=block)
+    scores = torch.cat(seen.scores).tolist()
+    groups = [[s for s in scores[at : at + 2] if s > 0.6] for at in range(0, 10, 2)]
+    assert seen.metrics["empty"] == sum(not group for group in groups) > 0
+    assert seen.metrics["groups"] == 5
+    assert seen.metrics["rows"] == sum(map(len, groups)) > 0
+    assert seen.metrics["least"] > 0.6
+    assert seen.metrics["sum"] == pytest.approx(sum(sum(g) / len(g) for g in groups if g))
+    assert seen.metrics["best"] == pytest.approx(sum(max(g) for g in groups if g))
+
+
+def test_keep_moves_every_live_value_alike(folder: Path) -> None:
+    """Rows, tokens, columns and statistics of before still belong to each other."""
+    lines = """    lp   = actor.logprobs(rollout, temperature=2.0)
+    tot  = sum(lp, token)
+    keep rollout where score > 0.3
+    keep prompts where prompts.place != 1
+    report off = max(abs(tot - sum(actor.logprobs(rollout, temperature=2.0), token))), again = max(abs(score - spread(rollout))), one = count(rollout.place == 1), rows = size(tot)
+"""
+    metrics = step(lines, folder).metrics
+    assert metrics["off"] < 1e-12 and metrics["again"] == 0 and metrics["one"] == 0
+    assert 0 < metrics["rows"] < 10
+
+
+def test_pick_from_an_empty_group_names_the_row(folder: Path) -> None:
+    lines = "    keep rollout where rollout.place != 2\n    best = pick(rollout, argmax(score, by=prompts))\n    report n = mean(best.length)\n"
+    text = failure(lines, folder)
+    assert "error[E0736]: prompts row 2 has no rows left to pick from" in text
+    assert "best = pick(rollout, argmax(score, by=prompts))" in text and "^^^^" in text
+    assert "help: drop it first: `keep prompts where ...`" in text
+
+
+def test_pick_takes_the_first_of_equals(folder: Path) -> None:
+    lines = "    same = score * 0\n    best = pick(rollout, argmax(same, by=prompts))\n    worst = pick(rollout, argmin(same, by=prompts))\n"
+    lines += "    report a = mean(spread(best)), b = mean(spread(worst))\n"
+    seen = step(lines, folder)
+    scores = seen.scores[0].tolist()
+    assert seen.metrics["a"] == seen.metrics["b"] == pytest.approx(sum(scores[::2]) / 5)
+
+
+def test_a_picked_row_keeps_its_columns(folder: Path) -> None:
+    lines = """    best = pick(rollout, argmax(score, by=prompts))
+    own  = actor.logprobs(best, temperature=2.0)
+    report off = max(abs(best.logprobs - actor.logprobs(best, temperature=1.0))), place = sum(best.place), top = mean(spread(best) - max(score, by=prompts)), own = mean(own)
+"""
+    metrics = step(lines, folder).metrics
+    assert metrics["off"] < 1e-12 and metrics["place"] == 10 and abs(metrics["top"]) < 1e-12
+
+
+# encode, columns, two data sources
+
+
+def test_an_empty_response_is_its_end_alone(folder: Path) -> None:
+    head = "algorithm t\n" + MODEL + 'data pairs = jsonl("sft.jsonl", batch=5, shuffle=false)\n\nstep:\n'
+    seen = step(
+        "    answer = encode(pairs.prompt, pairs.response)\n    report lengths = sum(answer.length), lp = mean(actor.logprobs(answer))\n",
+        folder, head,
+    )  # fmt: skip
+    (table,) = seen.drawn
+    written = [[t for t, s in zip(*row, strict=True) if s] for row in zip(table.tokens, table.scored, strict=True)]
+    assert [len(row) for row in written] == [3, 1, 2, 5, 1]
+    assert all(row[-1] == 1 for row in written)
+    assert seen.metrics["lengths"] == 12
+
+
+def test_two_data_sources_in_one_step(folder: Path) -> None:
+    head = HEAD + 'data pairs = jsonl("sft.jsonl", batch=3, shuffle=false)\n' + ROLL
+    lines = """    answer = encode(pairs.prompt, pairs.response)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout) * score) + 0.5 * mean(-actor.logprobs(answer))
+    report a = size(score), b = size(answer.length)
+"""
+    for settings in ({}, {"block": 2}, {"micro_rows": 1}):
+        seen = step(lines, folder, head, **settings)
+        assert (seen.metrics["a"], seen.metrics["b"]) == (10, 3)
+        whole = step(lines, folder, head)
+        torch.testing.assert_close(seen.weights["actor"], whole.weights["actor"], atol=1e-12, rtol=0)
+
+
+def test_columns_of_the_data(folder: Path) -> None:
+    lines = '    report a = count(rollout.task == "a"), high = count(prompts.place > 2), sum = sum(rollout.place)\n'
+    assert step(lines, folder).metrics == {"a": 4, "high": 2, "sum": 20}
+
+
+def test_a_column_that_is_no_number(folder: Path) -> None:
+    text = failure("    report a = mean(rollout.task)\n", folder)
+    assert "error[E0735]" in text and "'a'" in text and "^" in text
+
+
+def test_a_column_that_is_not_there(folder: Path) -> None:
+    text = failure("    report a = mean(rollout.palce)\n", folder)
+    assert "error[E0711]: prompts row 0" in text and "has no column `palce`" in text and "`place`" in text
+
+
+# The user's functions
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("short", ["9 numbers for 10 rows"]),
+        ("nan", ["row 3", "nan", "each must be a finite number"]),
+        ("raises", ["row 2", "ZeroDivisionError"]),
+        ("text", ["good"]),
+    ],
+)
+def test_a_function_that_goes_wrong_is_a_diagnostic(folder: Path, name: str, said: list[str]) -> None:
+    head = "algorithm t\n" + MODEL + DATA + f'func spread = python("bad.py:{name}")\n' + ROLL
+    text = failure("    report a = mean(score)\n", folder, head)
+    assert text.startswith("error[E07")
+    assert f'func spread = python("bad.py:{name}")' in text and "^" in text
+    for piece in said:
+        assert piece in text, text
+
+
+def test_a_function_is_given_columns_of_the_program(folder: Path) -> None:
+    head = "algorithm t\n" + MODEL + DATA + 'func given = python("bad.py:given")\n\nstep:\n'
+    lines = """    rollout = actor.generate(prompts, n=2, max_tokens=2)
+    off     = given(rollout, double=prompts.place * 2)
+    report off = max(abs(off))
+"""
+    assert step(lines, folder, head).metrics == {"off": 0}
+    assert step(lines, folder, head, block=3).metrics == {"off": 0}
+
+
+def test_a_gradient_that_is_not_finite(folder: Path) -> None:
+    lines = "    train actor(lr=0.05):\n        minimize mean(log(0 * actor.logprobs(rollout)))\n    report a = mean(score)\n"
+    run = Run(compile_text(HEAD + ROLL + lines), folder)
+    with pytest.raises(RunError, match=r"training `actor` failed: the gradient of .* is not finite") as error:
+        run.steps(1)
+    assert "train actor(lr=0.05):" in str(error.value) and "^" in str(error.value)
+    now = run.backend.session.models["actor"].engine.state()
+    assert all(torch.equal(value, now[name]) for name, value in run.initial["actor"].items()), "the weights were left alone"
+
+
+# Sampling
+
+
+def test_a_row_is_drawn_alike_whatever_is_drawn_beside_it(folder: Path) -> None:
+    """More prompts, more samples, another place in the batch: the same row has the same answer."""
+    few = step("    report a = mean(score)\n", folder)
+    many = step(
+        "    report a = mean(score)\n", folder, HEAD.replace("batch=5", "batch=9") + ROLL.replace("n=2", "n=3")
+    ).drawn[0]
+    known = dict(zip(many.ids, many.tokens, strict=True))
+    (table,) = few.drawn
+    assert all(known[row] == tokens for row, tokens in zip(table.ids, table.tokens, strict=True))
+
+
+def test_two_calls_draw_other_answers(folder: Path) -> None:
+    seen = step("    other = actor.generate(prompts, n=2, max_tokens=4)\n    report a = mean(score), b = mean(other.length)\n", folder)
+    assert seen.table("rollout").tokens != seen.table("other").tokens
+
+
+def test_steps_draw_other_answers_to_the_same_prompts(folder: Path) -> None:
+    first, second = run_text(HEAD.replace("batch=5", "batch=10") + ROLL + "    report a = mean(score)\n", folder, 2)
+    places = [[row[2] for row in seen.drawn[0].ids] for seen in (first, second)]
+    assert places[0] == places[1]
+    assert first.drawn[0].tokens != second.drawn[0].tokens
+
+
+def test_min_tokens_and_stop(folder: Path) -> None:
+    head = HEAD + ROLL.replace("max_tokens=4", 'max_tokens=5, min_tokens=2, stop="d"')
+    table = step("    report a = mean(score), done = mean(rollout.finished)\n", folder, head).drawn[0]
+    ends = set()
+    for tokens, scored in zip(table.tokens, table.scored, strict=True):
+        answer = [t for t, s in zip(tokens, scored, strict=True) if s]
+        assert len(answer) >= 3 or len(answer) == 5, "two tokens before the end"
+        assert not {1, 6} & set(answer[:-1]), "nothing behind an end"
+        ends.add(answer[-1])
+    assert 6 in ends
+
+
+def test_nothing_is_asked_for_and_nothing_is_written(folder: Path) -> None:
+    head = HEAD + ROLL.replace("max_tokens=4", "max_tokens=0")
+    lines = TRAIN + "    report length = sum(rollout.length), lp = mean(rollout.logprobs), finished = count(rollout.finished)\n"
+    for block in (None, 3):
+        seen = step(lines, folder, head, block=block)
+        assert seen.metrics == {"length": 0, "lp": 0, "finished": 0}
+
+
+# Episodes
+
+
+AGENT = (
+    "algorithm t\n"
+    + MODEL
+    + """data tasks = jsonl("tasks.jsonl", batch=6, shuffle=false)
+env shell = python("envs.py:Shell")
+
+step:
+    episode = actor.interact(shell, tasks, n=2, max_turns=TURNS, max_tokens=MOST, temperature=TEMP)
+    gap = actor.logprobs(episode, temperature=1.0) - episode.logprobs
+    report gap = max(abs(gap)), reward = sum(sum(episode.reward, turn)), turns = sum(episode.turns), length = sum(episode.length), finished = count(episode.finished)
+"""
+)
+
+
+class Hand:
+    """An episode played by hand against the same environment: tokens only, and one forward pass for each of them."""
+
+    def __init__(self, net: Any, row: dict[str, Any], shell: Any, turns: int, most: int) -> None:
+        letters = "abcd>"
+        self.tokens = [3 + letters.index(c) for c in row["prompt"]]
+        self.scored = [False] * len(self.tokens)
+        start, self.rewards, self.finished = len(self.tokens), [], False
+        self.read(shell.reset(row))
+        for turn in range(turns):
+            action: list[int] = []
+            while len(self.tokens) - start < most and (not action or action[-1] != 1):
+                logits = net(input_ids=torch.tensor([self.tokens])).logits[0, -1]
+                action.append(int(logits.argmax()))
+                self.tokens.append(action[-1])
+                self.scored.append(True)
+            if not action:
+                break
+            said = "".join(letters[t - 3] for t in action if t > 2)
+            observation, reward, self.finished = shell.step(said)
+            self.rewards.append(reward)
+            if self.finished or turn + 1 == turns:
+                break
+            if len(self.tokens) - start + len(observation) >= most:
+                self.finished = True  # what is cut off could not be answered
+                break
+            self.read(observation)
+
+    def read(self, text: str) -> None:
+        self.tokens += [3 + "abcd>".index(c) for c in text]
+        self.scored += [False] * len(text)
+
+
+@pytest.mark.parametrize(("turns", "most"), [(4, 14), (2, 30), (1, 3), (5, 1)])
+def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) -> None:
+    text = AGENT.replace("TURNS", str(turns)).replace("MOST", str(most)).replace("TEMP", "0")
+    run = Run(compile_text(text), folder)
+    net = run.models["actor"]
+    (seen,) = run.steps(1)
+    space: dict[str, Any] = {}
+    exec(ENVS, space)
+    table = seen.table("episode")
+    ends = list(table.columns["turns"].tolist())
+    rewards = [part.tolist() for part in table.columns["reward"].split(ends)]
+    for at in range(len(table.tokens)):
+        hand = Hand(net, dict(table.data[at]), space["Shell"](), turns, most)
+        assert table.tokens[at] == hand.tokens
+        assert table.scored[at] == hand.scored
+        assert rewards[at] == hand.rewards
+        assert bool(table.columns["finished"][at]) == hand.finished
+    assert seen.metrics["turns"] == sum(ends)
+
+
+@pytest.mark.parametrize("block", [None, 1, 4])
+def test_tokens_in_are_tokens_out(folder: Path, block: int | None) -> None:
+    """What the model wrote is scored as it wrote it, not as its text would be encoded again: the gap is 0."""
+    text = AGENT.replace("TURNS", "4").replace("MOST", "14").replace("TEMP", "1.0")
+    run = Run(compile_text(text), folder, block=block)
+    (seen,) = run.steps(1)
+    assert seen.metrics["gap"] < 1e-12
+    tables = [table for table in seen.drawn if table.name == "episode"]
+    flags = [flag for table in tables for row in table.scored for flag in row]
+    assert seen.metrics["length"] == sum(flags) < len(flags), "the environment's tokens carry no loss"
+    assert seen.metrics == pytest.approx(run_text(text, folder)[0].metrics, abs=1e-11)
+    unknown = [token for table in tables for row in table.tokens for token in row if token in (0, 1, 2)]
+    assert unknown, "special tokens, which no text holds, are in the rows"
+
+
+def test_the_frame_that_a_watcher_sees_is_whole(folder: Path) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def note(node: Node, frame: Frame) -> None:
+        if node.op == "interact":
+            table = frame.values["episode"]
+            sizes.append((frame.size("episode.turn"), int(table.columns["turns"].sum())))
+
+    run = Run(compile_text(AGENT.replace("TURNS", "3").replace("MOST", "12").replace("TEMP", "1.0")), folder)
+    run.also = note
+    run.steps(1)
+    assert len(sizes) == 1 and sizes[0][0] == sizes[0][1]

@@ -1,0 +1,426 @@
+"""The command line: whole outputs, and exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import FAILS_AT_THIRD, PROGRAM, start, write_tiny
+
+from rlgraph import cli
+from rlgraph.cli import status
+
+ALGORITHMS = Path(cli.__file__).parent / "algorithms"
+BROKEN = PROGRAM.replace("rollout.", "rolout.").replace("center(reward", "center(rewards")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test works in a folder of its own, where `tiny.rlf` is."""
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    code = status(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# check
+
+
+def test_check_of_a_right_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "check", "tiny.rlf") == (0, "", "tiny.rlf: no errors\n")
+
+
+def test_check_of_a_wrong_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "wrong.rlf").write_text(BROKEN)
+    assert told(capsys, "check", "wrong.rlf", "tiny.rlf") == (1, "", """\
+error[E0201]: nothing is called `rewards`
+  --> wrong.rlf:14:22
+   |
+14 |     adv     = center(rewards, prompts)
+   |                      ^^^^^^^
+help: did you mean `reward`?
+
+2 files: 1 error
+""")  # fmt: skip
+
+
+def test_check_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "wrong.rlf").write_text(BROKEN)
+    code, out, err = told(capsys, "check", "--message-format", "json", "wrong.rlf")
+    assert (code, err) == (1, "")
+    assert json.loads(out) == {
+        "type": "diagnostic", "severity": "error", "code": "E0201", "message": "nothing is called `rewards`",
+        "hint": "did you mean `reward`?", "file": "wrong.rlf", "line": 14, "column": 22, "end_line": 14, "end_column": 29,
+        "related": [],
+    }  # fmt: skip
+
+
+def test_check_looks_at_the_columns_of_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "column.rlf").write_text(PROGRAM.replace("mean(reward)", "mean(prompts.promt)"))
+    code, _, err = told(capsys, "check", "column.rlf")
+    assert code == 1
+    assert "the table has no column `promt`" in err
+    assert "did you mean `prompt`?" in err
+
+
+def test_check_of_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    program, schedule = str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")
+    assert told(capsys, "check", program, schedule)[0] == 0
+    assert told(capsys, "check", schedule)[0] == 0
+
+
+def test_check_of_a_schedule_without_its_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "lonely.rls").write_text("schedule lonely\n\npool all = 8 devices\n")
+    assert told(capsys, "check", "tiny.rlf", "lonely.rls") == (1, "", """\
+error[E0808]: there is no program `lonely.rlf` for this schedule
+ --> lonely.rls:1:1
+  |
+1 | schedule lonely
+  | ^^^^^^^^^^^^^^^
+help: give the program too: `rlgraph check PROGRAM.rlf SCHEDULE.rls`
+
+2 files: 1 error
+""")  # fmt: skip
+
+
+def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "picture.rlf").write_bytes(b"algorithm a\n\xff\xfe\n")
+    (folder / "huge.rlf").write_bytes(b"#" * 2_000_000)
+    files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
+    assert told(capsys, "check", *files) == (1, "", f"""\
+error[E0805]: there is no file `tinny.rlf`
+help: did you mean `tiny.rlf`?
+
+error[E0805]: there is no file `nowhere/tiny.rlf`
+help: there is no folder `nowhere` either
+
+error[E0805]: there is no file `grpo.rlf`
+help: an algorithm of that name ships with rlgraph: `{ALGORITHMS / "grpo.rlf"}`
+
+error[E0805]: `.` is a folder
+help: name the files in it: `./*.rlf`
+
+error[E0806]: `picture.rlf` is no text in UTF-8: line 2 has the byte 0xff
+help: save it as UTF-8
+
+error[E0805]: `huge.rlf` is too large for a program
+help: a program is a text of at most 1 MiB
+
+error[E0805]: `a\0b` cannot be read: embedded null byte
+
+7 files: 7 errors
+""")  # fmt: skip
+
+
+def test_an_empty_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "empty.rlf").write_text("")
+    code, _, err = told(capsys, "check", "empty.rlf")
+    assert code == 1
+    assert "the file does not say what its algorithm is called" in err
+
+
+def test_check_is_quick() -> None:
+    """At most 0.3 s for the whole process: counted in time on a core, as others work on this machine too."""
+    best_s = 10.0
+    for _ in range(5):
+        before = os.times()
+        with start(["check", str(ALGORITHMS / "ppo.rlf")], Path()) as process:
+            process.communicate()
+        after = os.times()
+        taken_s = after.children_user + after.children_system - before.children_user - before.children_system
+        best_s = min(best_s, taken_s)
+    assert process.returncode == 0
+    assert best_s <= 0.3
+
+
+def test_what_does_not_compute_loads_no_torch(folder: Path) -> None:
+    script = """
+import sys, rlgraph
+from rlgraph.cli import status
+assert "lark" not in sys.modules and "click" in sys.modules
+commands = ["check tiny.rlf", "fmt --check tiny.rlf", "explain E0101", "compile tiny.rlf --emit json --emit dot -o out",
+            "compile tiny.rlf --visualize", "compile tiny.rlf --print-after simplify"]
+for command in commands:
+    assert status(command.split()) == 0, command
+print([name for name in ("torch", "ray", "transformers", "numpy", "rich") if name in sys.modules])
+"""
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env={**os.environ, "PYTHONPATH": root}, text=True, capture_output=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+# fmt
+
+
+def test_fmt_writes_what_has_changed_and_keeps_the_mode(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    untidy = folder / "untidy.rlf"
+    untidy.write_text(PROGRAM.replace("mean(reward)", "mean( reward )"))
+    untidy.chmod(0o640)
+    assert told(capsys, "fmt", "--check", "tiny.rlf", "untidy.rlf") == (1, "would reformat untidy.rlf\n", "")
+    assert "mean( reward )" in untidy.read_text()
+    assert told(capsys, "fmt", "tiny.rlf", "untidy.rlf") == (0, "reformatted untidy.rlf\n", "")
+    assert untidy.read_text() == PROGRAM
+    assert stat.S_IMODE(untidy.stat().st_mode) == 0o640
+    assert told(capsys, "fmt", "--check", "tiny.rlf", "untidy.rlf") == (0, "", "")
+    assert sorted(path.name for path in folder.iterdir()) == ["prompts.jsonl", "rewards.py", "tiny.rlf", "untidy.rlf"]
+
+
+def test_fmt_of_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    untidy = io.TextIOWrapper(io.BytesIO(PROGRAM.replace("= 4", "=4").encode()))
+    monkeypatch.setattr(sys, "stdin", untidy)
+    assert told(capsys, "fmt", "-") == (0, PROGRAM, "")
+
+
+def test_fmt_leaves_a_wrong_program_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = folder / "wrong.rlf"
+    wrong.write_text("step:\n    x = (1\n")
+    code, out, err = told(capsys, "fmt", "wrong.rlf", "missing.rlf")
+    assert (code, out) == (1, "")
+    assert "error[E0102]" in err and "error[E0805]" in err
+    assert wrong.read_text() == "step:\n    x = (1\n"
+
+
+# compile
+
+
+def test_compile_tells_what_became_of_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", str(ALGORITHMS / "grpo.rlf"), "--set", 'base="a folder"')
+    assert (code, err) == (0, "")
+    assert out == """\
+grpo: 18 nodes, 2 models
+  actor  causal_lm("a folder"), generate, train, logprobs
+  ref    copy of actor, frozen, logprobs
+
+3 barriers: a node that waits for its whole group or batch
+  adv          per prompts: `mean` is over each group of `prompts`
+  minibatch    per batch: slices are of the whole batch
+  train actor  per batch: an optimizer step needs the gradient of all its rows
+"""
+
+
+def test_compile_writes_every_form(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forms = [word for form in ("graph", "json", "dot", "svg", "png", "html") for word in ("--emit", form)]
+    code, out, err = told(capsys, "compile", "tiny.rlf", *forms, "-o", "new/out")
+    names = ["tiny.graph.txt", "tiny.json", "tiny.dot", "tiny.svg", "tiny.png", "tiny.html"]
+    assert (code, out, err) == (0, "", "".join(f"wrote new/out/{name}\n" for name in names))
+    made = folder / "new" / "out"
+    assert (made / "tiny.graph.txt").read_text().startswith("program tiny\n")
+    plain = json.loads((made / "tiny.json").read_text())
+    assert (plain["format"], plain["program"], plain["models"][0]["name"]) == (1, "tiny", "actor")
+    assert {node["op"] for node in plain["phases"][0]["graph"]["nodes"]} >= {"read", "generate", "call", "train"}
+    assert (made / "tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (made / "tiny.svg").read_text()
+
+
+def test_compile_to_stdout_and_the_graph_after_a_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", "tiny.rlf", "--emit", "dot")
+    assert (code, err) == (0, "") and out.startswith("digraph")
+    code, out, err = told(capsys, "compile", "tiny.rlf", "--print-after", "check")
+    assert (code, err) == (0, "") and out.startswith("program tiny\n")
+
+
+@pytest.mark.parametrize("arguments", [["--visualize", "tiny.rlf"], ["tiny.rlf", "--visualize"]])
+def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "compile", *arguments) == (0, "", "wrote tiny.html\n")
+    assert "<svg" in (folder / "tiny.html").read_text()
+    assert (folder / "tiny.rlf").read_text() == PROGRAM
+    assert told(capsys, "compile", "tiny.rlf", "--visualize", "a.svg", "-o", "pictures")[2] == "wrote pictures/a.svg\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compile"], "Missing argument 'FILE'."),
+        (["compile", "tiny.rlf", "--set", "n"], "Invalid value for '--set': `n` is not NAME=EXPR, as in `--set n=4`"),
+        (["compile", "tiny.rlf", "--set", "n=1", "--set", "n=2"], "Invalid value for '--set': `n` is set twice"),
+        (["compile", "tiny.rlf", "--emit", "dot", "--emit", "svg"],
+         "say with -o DIR where the files go: only one form alone can go to stdout"),
+        (["compile", "tiny.rlf", "--visualize", "tiny.txt"],
+         "Invalid value for '--visualize': `tiny.txt` does not end in .html, .svg, .png or .dot"),
+        (["compile", "tiny.rlf", "--print-after", "simplfy"],
+         "Invalid value for '--print-after': there is no pass simplfy: did you mean simplify?"),
+        (["run", "tiny.rlf", "--steps", "0"], "Invalid value for '--steps': 0 is not in the range x>=1."),
+        (["run", "tiny.rlf", "--steps", "-3"], "Invalid value for '--steps': -3 is not in the range x>=1."),
+        (["explain", "0805"], "Invalid value for 'CODE': there is no code 0805: did you mean E0805?"),
+        (["explain", "what"], "Invalid value for 'CODE': there is no code what: `rlgraph explain` lists all codes"),
+        (["fmt", "-", "tiny.rlf"], "Invalid value for 'FILE...': `-` stands alone"),
+        (["chekc", "tiny.rlf"], "No such command 'chekc'."),
+    ],
+)  # fmt: skip
+def test_a_wrong_command(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert " ".join(err.split("Error: ")[1].split()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("m=4", """\
+error[E0804]: the program declares nothing called `m`
+ --> --set m:1:1
+  |
+1 | 4
+  | ^
+help: it declares `n`, `lr`, `actor`, `prompts`, `score`
+"""),
+        ("n=", """\
+error[E0101]: an expression is missing
+ --> --set n:1:1
+  |
+1 |
+  | ^
+"""),
+        ("actor=causal_lm(Qwen/Qwen2.5-7B)", """\
+error[E0106]: `7B` is not a number
+ --> --set actor:1:24
+  |
+1 | causal_lm(Qwen/Qwen2.5-7B)
+  |                        ^^
+help: numbers are written 12, 1_000, 0.5, 1e-6
+"""),
+        ("n=Qwen/Qwen2.5-7B", """\
+error[E0106]: `7B` is not a number
+ --> --set n:1:14
+  |
+1 | Qwen/Qwen2.5-7B
+  |              ^^
+help: a text has quotes of its own: `--set 'n="Qwen/Qwen2.5-7B"'`
+"""),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "compile", "tiny.rlf", "--set", setting) == (1, "", f"{message}\n")
+
+
+# run
+
+
+def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "2", "--threads", "1")
+    assert (code, out) == (0, "wrote runs/tiny-1/metrics.jsonl\nsaved runs/tiny-1/models/actor\n")
+    lines = err.splitlines()
+    assert lines[:3] == ["opening prompts", "opening score", "loading actor"]
+    assert [line.split("  ")[0] for line in lines[3:]] == ["step 1/2", "step 2/2"]
+    assert all(" tok/s" in line and "  reward " in line for line in lines[3:])
+    records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]
+    assert [list(record) for record in records] == [["step", "seconds", "reward"]] * 2
+    assert told(capsys, "run", "tiny.rlf", "--steps", "1", "--seed", "7")[1].startswith("wrote runs/tiny-2/")
+
+
+def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "1", "--out", "here", "--message-format", "json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert [record["type"] for record in records] == ["step", "end"]
+    assert records[1] == {"type": "end", "folder": "here", "models": ["here/models/actor"]}
+
+
+def test_a_run_that_fails_saves_its_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(folder, rewards=FAILS_AT_THIRD)
+    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "9", "--out", "here")
+    assert (code, out) == (4, "")
+    assert "saved here/models/actor\nerror[E0726]: " in err
+    assert "the judge is asleep" in err and "Traceback" not in err
+    assert len((folder / "here/metrics.jsonl").read_text().splitlines()) == 2
+    assert sorted(path.name for path in (folder / "here/models").iterdir()) == ["actor"]
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "prompts.jsonl").unlink()
+    code, _, err = told(capsys, "run", "tiny.rlf")
+    assert code == 1 and "error[E0703]" in err
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Path) -> None:
+    with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "here", "--threads", "1"], folder) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith("saved here/models/actor\ninterrupted\n") and "Traceback" not in err
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "here/models/actor")
+    assert model.config.hidden_size == 16
+    assert AutoTokenizer.from_pretrained(folder / "here/models/actor")("ab")["input_ids"]
+    assert len((folder / "here/metrics.jsonl").read_text().splitlines()) >= 3
+
+
+def test_two_runs_at_once_have_two_folders(folder: Path) -> None:
+    runs = [start(["run", "tiny.rlf", "--steps", "1", "--threads", "1"], folder) for _ in range(2)]
+    said = sorted(process.communicate(timeout=120)[0].splitlines()[0] for process in runs)
+    assert said == ["wrote runs/tiny-1/metrics.jsonl", "wrote runs/tiny-2/metrics.jsonl"]
+
+
+# What surrounds every command
+
+
+def test_a_bug_of_ours_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("oops\nand more")
+
+    monkeypatch.setattr("rlgraph.api.check", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    code, out, err = told(capsys, "check", "tiny.rlf")
+    (kept,) = folder.glob("rlgraph-error-*.txt")
+    assert (code, out) == (3, "")
+    assert err == f"internal error: KeyError: 'oops\\nand more'; please report it with {kept}\n"
+    assert "Traceback (most recent call last)" in kept.read_text()
+
+
+def test_a_closed_pipe_is_silent(folder: Path) -> None:
+    process = start(["compile", "tiny.rlf", "--emit", "svg"], folder)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (141, "")
+    process.stderr.close()
+
+
+def test_colour_is_for_terminals_that_want_it(folder: Path) -> None:
+    (folder / "wrong.rlf").write_text(BROKEN)
+    assert b"\x1b[1;31merror[E0201]\x1b[0m: nothing is called `rewards`" in on_terminal(folder, {})
+    assert b"\x1b" not in on_terminal(folder, {"NO_COLOR": "1"})
+
+
+def on_terminal(folder: Path, more: dict[str, str]) -> bytes:
+    """What `rlgraph check wrong.rlf` writes on a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "TERM": "xterm", **more}
+    if "NO_COLOR" not in more:
+        environment.pop("NO_COLOR", None)
+    command = [sys.executable, "-m", "rlgraph", "check", "wrong.rlf"]
+    subprocess.run(command, cwd=folder, env=environment, stderr=theirs)
+    os.close(theirs)
+    found = os.read(ours, 1 << 16)
+    os.close(ours)
+    return found
+
+
+def test_every_code_in_the_source_that_is_ours_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in ("E0805", "E0806", "E0807", "E0808", "E0809", "E0810", "E0811", "E0812", "E0813"):
+        assert told(capsys, "explain", code)[1].startswith(f"{code} ")
+    assert "E0810  the folder for a run is not empty\n" in told(capsys, "explain")[1]

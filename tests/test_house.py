@@ -1,0 +1,167 @@
+"""How the house is built: which module may import which, and what may be loaded when.
+
+A module imports from lower floors and from its own package. A plug-in file imports no sibling but its base, so that adding
+one is adding one file.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "rlgraph").rglob("*.py"))
+
+FLOORS = {
+    "errors": 0,
+    "ir": 1,
+    "foreign": 1,
+    "ops": 2,
+    "data": 3,
+    "dsl": 3,
+    "passes": 4,
+    "engines": 5,
+    "backends": 6,
+    "viz": 6,
+    "cli": 8,
+    "__main__": 9,
+}
+"""Of packages and modules; what is not named is on floor 7, between compiler and command line."""
+
+API = 7
+
+ONLY = {"foreign": {"errors"}, "data": {"errors", "foreign"}, "ops": {"ir"}}
+"""Packages that can be used without the compiler, and the packages that each may import."""
+
+PLUGINS: dict[str, set[str]] = {
+    "rlgraph/data/jsonl.py": {"rlgraph.data.base"},
+    "rlgraph/data/parquet.py": {"rlgraph.data.base"},
+    "rlgraph/data/hub.py": {"rlgraph.data.base"},
+    "rlgraph/data/python.py": {"rlgraph.data.base"},
+    "rlgraph/data/reasoning_gym.py": {"rlgraph.data.base"},
+    "rlgraph/ops/nodes.py": set(),
+    "rlgraph/ops/tensor.py": set(),
+    "rlgraph/ops/reference.py": set(),
+    "rlgraph/passes/common.py": {"rlgraph.passes.units"},
+    "rlgraph/passes/dead.py": {"rlgraph.passes.units"},
+    "rlgraph/passes/fold.py": {"rlgraph.passes.units"},
+    "rlgraph/passes/reuse.py": {"rlgraph.passes.units"},
+    "rlgraph/passes/split.py": {"rlgraph.passes.units"},
+    "rlgraph/passes/granularity.py": {"rlgraph.passes.units"},
+}
+"""Files that can be added and taken away one by one, and the siblings that each may import."""
+
+
+def floor(module: str) -> int:
+    """Of a module's name, `rlgraph.dsl.check`."""
+    part = module.split(".")[1] if "." in module else ""
+    return FLOORS.get(part, API)
+
+
+def name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Line and name of every module of ours that a file imports, also inside functions and for types only."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
+            assert node.module
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [(node.lineno, each if _is_module(each) else node.module) for each in modules]
+    return [(line, module) for line, module in found if module.split(".")[0] == "rlgraph"]
+
+
+def _is_module(module: str) -> bool:
+    path = ROOT / Path(*module.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_imports_from_lower_floors(path: Path) -> None:
+    own = name(path)
+    if own == "rlgraph":
+        return  # It names the API, which is loaded when it is used.
+    package = own.split(".")[1]
+    wrong = [
+        f"line {line}: {own} (floor {floor(own)}) imports {module} (floor {floor(module)})"
+        for line, module in imports(path)
+        if module != "rlgraph" and module.split(".")[1] != package and floor(module) >= floor(own) and floor(own) != API
+        or floor(own) == API and floor(module) > API
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ONLY)
+def test_a_package_that_stands_alone_does(package: str) -> None:
+    used = {module.split(".")[1] for path in (ROOT / "rlgraph" / package).rglob("*.py") for _, module in imports(path)}
+    assert used <= ONLY[package] | {package}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_nothing_imports_in_a_circle(path: Path) -> None:
+    """Of what is imported when a module is loaded; inside functions and for types it is no circle."""
+    seen: set[str] = set()
+    pending = list(_at_once(path))
+    while pending:
+        module = pending.pop()
+        assert module != name(path), f"{module} imports itself through {seen}"
+        if module not in seen:
+            seen.add(module)
+            pending += _at_once(_file(module))
+
+
+def _at_once(path: Path) -> list[str]:
+    body = ast.parse(path.read_text("utf-8"))
+    top = ast.Module([node for node in body.body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
+    lines = {node.lineno for node in top.body}
+    return [module for line, module in imports(path) if line in lines and module != "rlgraph"]
+
+
+def _file(module: str) -> Path:
+    path = ROOT / Path(*module.split("."))
+    return found if (found := path.with_suffix(".py")).exists() else path / "__init__.py"
+
+
+@pytest.mark.parametrize("file", PLUGINS)
+def test_a_plugin_imports_no_sibling_but_its_base(file: str) -> None:
+    path = ROOT / file
+    package = name(path).rpartition(".")[0]
+    siblings = {module for _, module in imports(path) if module.startswith(f"{package}.")}
+    assert siblings <= PLUGINS[file]
+
+
+def test_every_data_source_is_a_plugin() -> None:
+    from rlgraph.data.sources import KINDS
+
+    assert {f"rlgraph/data/{kind}.py" for kind in KINDS} == {file for file in PLUGINS if "/data/" in file}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rlgraph",
+        "import rlgraph; rlgraph.check('step:')",
+        "import rlgraph.dsl.check",
+        "import rlgraph.passes.pipeline",
+        "import rlgraph.data, rlgraph.foreign",
+        "import rlgraph; rlgraph.compile('algorithm a\\nmodel m = causal_lm(\"m\")\\ndata d = jsonl(\"d\")\\n"
+        "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()",
+        "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
+        "import rlgraph.cli",
+    ],
+)
+def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
+    heavy = ("torch", "transformers", "ray", "numpy", "vllm")
+    script = f"import sys\n{code}\nprint([m for m in {heavy} if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
