@@ -99,7 +99,7 @@ class Compiled:
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             sys.modules["IPython"].display.display(self)
         else:
-            print(self.text())
+            print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from rlgraph.notebook import bundle

@@ -41,7 +41,8 @@ def load(shell: Any) -> None:
         if visualize:
             display(compiled)
         else:
-            print(f"{name}: {len(compiled.program.models)} models, ready to run")
+            count = len(compiled.program.models)
+            print(f"{name}: {count} model{'s' * (count != 1)}, ready to run")
 
     shell.register_magic_function(rlf, magic_kind="cell")
 

@@ -30,9 +30,6 @@ ap.add_argument("--seed", type=int, default=0)
 ap.add_argument("--out", default="")
 a = ap.parse_args()
 
-import torch
-
-torch.set_num_threads(1 if a.threads == 1 else a.threads)
 import rlgraph
 
 

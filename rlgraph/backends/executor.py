@@ -103,8 +103,12 @@ class _Run:
             return False
         ready, closed = self.ready(task.node, axis), self.closed(axis) and self.all_made(task.node.inputs)
         last = closed and ready == self.frame.size(axis)
+        if last and task.fired and task.done == ready:
+            # What came after its last block had no rows for it.
+            task.finished = True
+            return True
         enough = self.block is not None and ready - task.done >= self.block
-        if not (enough or (last and (ready > task.done or not task.fired))):
+        if not (enough or last):
             return False
         end = ready if self.block is None else min(ready, task.done + self.block)
         self.fire(task, axis, end)

@@ -15,6 +15,7 @@ from rlgraph.ops import TENSOR
 
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 AXES = ("token", "turn")
+MOST_CALLS = 2000
 DEEPEST = 64
 """Defs that call defs: beyond this one of them calls itself."""
 
@@ -30,6 +31,8 @@ class Defs(Calls):
         """Names of declarations."""
         self.depth = 0
         """Of the defs that are being written out."""
+        self.written = 0
+        """Calls of defs so far."""
         self.step_scope: dict[str, Meaning] = {}
         """Outside of them."""
 
@@ -42,6 +45,10 @@ class Defs(Calls):
             names = ", ".join(parameter.id for parameter in definition.parameters)
             raise self.stop("E0405", f"`{definition.name}({names})` takes {len(definition.parameters)} values, "
                             f"not {len(expr.args)}", expr.span)  # fmt: skip
+        self.written += 1
+        if self.written > MOST_CALLS and self.depth < DEEPEST:
+            raise self.stop("E0210", f"defs are written out where they are called, and these make more than {MOST_CALLS} calls",
+                            expr.span, "a def that calls another twice, level over level, doubles at each")  # fmt: skip
         if self.depth >= DEEPEST:
             raise self.stop("E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive")
         uses = Counter(name.id for name in names_in(definition.body))

@@ -1,0 +1,278 @@
+"""rlgraph from Python: check, compile, run, functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAILS_AT_THIRD, PROGRAM, write_tiny
+
+import rlgraph
+from rlgraph.compiled import Compiled
+from rlgraph.ir.graph import Node
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    return tmp_path
+
+
+def test_import_loads_nothing() -> None:
+    script = "import sys, rlgraph; print(sorted(n for n in sys.modules if n.split('.')[0] in ('torch', 'ray', 'lark', 'click')))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(rlgraph.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, text=True, capture_output=True)
+    assert done.stdout == "[]\n"
+
+
+# check and compile
+
+
+def test_check_never_raises(folder: Path) -> None:
+    assert rlgraph.check(PROGRAM) == rlgraph.check("tiny.rlf") == rlgraph.check(folder / "tiny.rlf") == []
+    for program in ("", "tiny", "missing.rlf", Path("tiny"), folder, "step:\n\tx", "\0", "x = (" * 500):
+        assert any(found.severity == "error" for found in rlgraph.check(program))
+    assert [found.code for found in rlgraph.check(PROGRAM, {"n": object()})] == ["E0807"]  # type: ignore[dict-item]
+    assert [found.code for found in rlgraph.check(PROGRAM, {"m": 1})] == ["E0804"]
+    assert [found.code for found in rlgraph.check(PROGRAM, {"n": "1 +", "lr": ")"})] == ["E0101", "E0103"]
+
+
+def test_warnings_do_not_stop_a_program() -> None:
+    program = PROGRAM.replace("param lr", "param unused = 1\nparam lr")
+    (found,) = rlgraph.check(program)
+    assert (found.severity, found.message) == ("warning", "param `unused` is never used")
+    assert rlgraph.compile(program).diagnostics == (found,)
+
+
+def test_compile_raises_everything_at_once() -> None:
+    with pytest.raises(rlgraph.ProgramError) as wrong:
+        rlgraph.compile(PROGRAM.replace("rollout.", "rolout.").replace("reward)", "rewrd)").replace("n=n", "n=m"), name="<mine>")
+    assert len(wrong.value.diagnostics) >= 2
+    assert "--> <mine>:" in str(wrong.value)
+    # Notebooks show this in place of a traceback.
+    assert wrong.value._render_traceback_() == str(wrong.value).splitlines()
+
+
+def test_a_compiled_program() -> None:
+    found = rlgraph.compile("tiny.rlf")
+    assert (found.name, found.folder, found.diagnostics, found.set) == ("tiny", Path(), (), {})
+    assert [stage.name for stage in found.stages][0] == "check"
+    assert found.after(found.stages[-1].name) is found.program
+    assert found.graph is found.program.phases[-1].graph
+    assert found.text("check") != found.text() and found.text().startswith("program tiny\n")
+    with pytest.raises(LookupError, match="there is no pass fold: there are check, simplify"):
+        found.after("fold")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.folder = Path("/")  # type: ignore[misc]
+
+
+def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rlgraph.compile("tiny.rlf")
+    assert found.to_dot().startswith("digraph") and "<svg" in found.to_svg() and "<svg" in found.to_html()
+    assert found.to_png().startswith(b"\x89PNG")
+    first, second = found._repr_mimebundle_(), found._repr_mimebundle_()
+    assert set(first) == {"image/svg+xml", "text/html", "text/plain"}
+    assert first["text/plain"].startswith("tiny: ")
+    # Two pictures on one page share no id.
+    assert first["image/svg+xml"] != second["image/svg+xml"]
+    found.show()
+    assert capsys.readouterr().out == found.text()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3, "3"), (0.5, "0.5"), (1e-06, "1e-06"), (-1, "-1"), (True, "true"), ("n + 1", "n + 1"),
+     (Path('a "b"\\c'), '"a \\"b\\"\\\\c"'), ([1, Path("a")], '[1, "a"]')],
+)  # fmt: skip
+def test_values_from_python_are_expressions(value: Any, text: str) -> None:
+    from rlgraph.programs import changes, settings_text
+
+    assert settings_text({"x": value}) == {"x": text}
+    assert changes({"x": text})
+
+
+def test_a_setting_changes_the_program() -> None:
+    assert 'n=7, ' in rlgraph.compile(PROGRAM, set={"n": 7}).text()
+    assert rlgraph.compile(PROGRAM, set={"prompts": 'jsonl("prompts.jsonl", batch=3)'}).set == {
+        "prompts": 'jsonl("prompts.jsonl", batch=3)'
+    }
+
+
+# run
+
+
+def test_paths_begin_at_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    run = rlgraph.compile("../tiny.rlf").run(1, progress=False)
+    assert list(run.metrics[0]) == ["step", "seconds", "reward"]
+    assert (run.folder, run.saved) == (None, [])
+    assert list((folder / "elsewhere").iterdir()) == []
+
+
+def test_a_run(folder: Path) -> None:
+    program = rlgraph.compile("tiny.rlf")
+    before = torch.get_num_threads()
+    run = program.run(3, out="here", threads=1, seed=5, progress=False)
+    assert torch.get_num_threads() == before
+    assert (len(run.metrics), run.folder, run.saved) == (3, Path("here"), [Path("here/models/actor")])
+    assert run.models["actor"].updates == 3
+    answers = run.models["actor"].answer(["a>", "ba>"], max_tokens=5)
+    assert len(answers) == 2 and all(len(answer) <= 5 for answer in answers)
+    again = program.run(3, seed=5, threads=1, progress=False)
+    other = program.run(3, seed=6, threads=1, progress=False)
+    rewards = [[step["reward"] for step in found.metrics] for found in (run, again, other)]
+    assert rewards[0] == rewards[1] != rewards[2]
+    # The saved folder is a model source: it goes on where it ended.
+    more = rlgraph.compile("tiny.rlf", set={"actor": 'causal_lm("here/models/actor")'}).run(1, threads=1, progress=False)
+    assert more.models["actor"].answer(["a>"], max_tokens=5)
+
+
+def test_a_run_in_a_folder_with_content_does_not_begin(folder: Path) -> None:
+    with pytest.raises(rlgraph.ProgramError, match="E0810"):
+        rlgraph.compile("tiny.rlf").run(1, out=folder, progress=False)
+
+
+def test_phases_are_named_in_the_metrics() -> None:
+    first, step = PROGRAM.split("step:\n")
+    warm = "phase warm(steps=2):\n    early = actor.generate(prompts, n=2, max_tokens=2)\n    report reward = mean(score(early))\n\n"
+    run = rlgraph.compile(f"{first}{warm}step:\n{step}").run(1, progress=False)
+    assert [(record["step"], record["phase"]) for record in run.metrics] == [(1, "warm"), (2, "warm"), (3, "step")]
+
+
+def test_a_failure_saves_what_was_trained(folder: Path) -> None:
+    write_tiny(folder, rewards=FAILS_AT_THIRD)
+    with pytest.raises(rlgraph.RunError, match="the judge is asleep"):
+        rlgraph.compile("tiny.rlf").run(9, out="here", progress=False)
+    assert (folder / "here/models/actor/config.json").exists()
+
+
+class Signals:
+    """Sends Ctrl-C to this process when a node of a kind begins for the second time."""
+
+    def __init__(self, op: str) -> None:
+        self.op, self.seen, self.done = op, 0, 0
+
+    def opening(self, what: str) -> None: ...
+
+    def firing(self, node: Node) -> None:
+        if node.op == self.op:
+            self.seen += 1
+            if self.seen == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def fired(self, node: Node, seconds: float, tokens: int) -> None:
+        self.done += node.op == self.op
+
+
+@pytest.mark.parametrize(("op", "done", "updates"), [("generate", 1, 1), ("train", 2, 2)])
+def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, updates: int, folder: Path) -> None:
+    watch = Signals(op)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(rlgraph.Interrupted) as stopped:
+        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, observer=watch)
+    run = stopped.value.run
+    assert (watch.done, run.models["actor"].updates, len(run.metrics)) == (done, updates, 1)
+    assert run.saved == [Path("here/models/actor")]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlgraph.engines.transformers import TransformersEngine
+
+    def save(self: TransformersEngine, path: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the second signal ends this")
+
+    monkeypatch.setattr(TransformersEngine, "save", save)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, observer=Signals("generate"))
+    assert not isinstance(stopped.value, rlgraph.Interrupted)
+    assert list((folder / "here/models").iterdir()) == []
+
+
+def test_a_run_in_a_thread_leaves_signals_alone() -> None:
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.append(rlgraph.compile("tiny.rlf").run(1, progress=False)))
+    thread.start()
+    thread.join()
+    assert len(made[0].metrics) == 1
+
+
+# functions
+
+
+def test_the_prelude_on_tensors() -> None:
+    std = rlgraph.functions("std")
+    assert {"gae", "whiten", "k1", "k2", "k3", "center", "normalize", "leave_one_out"} <= set(std)
+    reward, value = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    found = std.gae(reward, value, 0.9, lam=0.8, mask=mask)
+    delta = reward[0, 1] - value[0, 1]
+    first = reward[0, 0] + 0.9 * value[0, 1] - value[0, 0] + 0.9 * 0.8 * delta
+    torch.testing.assert_close(found[0], torch.stack([first, delta, torch.zeros_like(delta)]))
+    found.sum().backward()
+    assert value.grad is not None and value.grad[0, 2] == 0
+    assert str(std.gae.__signature__) == "(reward, value, gamma, lam, *, mask=None)"
+    assert std.gae.__doc__ is not None and std.gae.__doc__.startswith("# Generalised advantage estimation")
+
+
+def test_groups_are_numbers_of_rows() -> None:
+    std = rlgraph.functions()
+    x, group = torch.tensor([1.0, 3.0, 5.0, 0.0, 7.0]), torch.tensor([8, 8, 2, 2, 5])
+    torch.testing.assert_close(std.center(x, group), torch.tensor([-1.0, 1.0, 2.5, -2.5, 0.0]))
+    torch.testing.assert_close(std.leave_one_out(x, group), torch.tensor([-2.0, 2.0, 5.0, -5.0, 0.0]))
+    tokens, mask = torch.tensor([[1.0, 9.0], [2.0, 3.0]]), torch.tensor([[1, 0], [1, 1]])
+    torch.testing.assert_close(
+        std.center(tokens, torch.tensor([4, 4]), mask=mask), torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
+    )
+
+
+def test_the_defs_of_a_file(folder: Path) -> None:
+    (folder / "mine.rlf").write_text(
+        "algorithm mine\n\nparam weight = 2\nmodel actor = causal_lm(\"a\")\n\n"
+        "def penalty(x, group):\n    m = mean(x, by=group)\n    return weight * k1(x, m)\n\n"
+        "def best(x, group):\n    return max(x, by=group)\n\n"
+        "def one():\n    return 1\n\n"
+        "def hidden(mask):\n    return mask + 1\n\n"
+        "def alive(rollout):\n    return actor.logprobs(rollout)\n"
+    )  # fmt: skip
+    mine = rlgraph.functions(folder / "mine.rlf", set={"weight": 3})
+    assert list(mine) == ["penalty", "best", "one", "hidden", "alive"] and "best" in dir(mine)
+    x, group = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1, 1, 0])
+    torch.testing.assert_close(mine.penalty(x, group), torch.tensor([-1.5, 1.5, 0.0]))
+    # A result for each group, in the order of their numbers.
+    torch.testing.assert_close(mine.best(x, group), torch.tensor([6.0, 2.0]))
+    assert mine.one().item() == 1 and mine.hidden(mask=2.0).item() == 3
+    with pytest.raises(rlgraph.ProgramError, match="`actor` is a model: it lives in a run"):
+        mine.alive(x)
+    with pytest.raises(AttributeError, match="has no function penality: did you mean penalty?"):
+        mine.penality  # noqa: B018
+    with pytest.raises(TypeError, match=r"penalty\(x, group, \*, mask=None\): missing a required argument: 'group'"):
+        mine.penalty(x)
+    with pytest.raises(rlgraph.ProgramError, match="an axis is needed here, and `group` is float"):
+        mine.penalty(x, torch.tensor([0.5, 1.0, 1.5]))
+    with pytest.raises(ValueError, match=r"x is \[2\]"):
+        mine.penalty(x[:2], group)
+
+
+def test_functions_of_a_wrong_file(folder: Path) -> None:
+    (folder / "wrong.rlf").write_text("algorithm wrong\n\nparam a = b\n\ndef f(x):\n    return x\n")
+    with pytest.raises(rlgraph.ProgramError, match="nothing is called `b`"):
+        rlgraph.functions("wrong.rlf")
+
+
+def test_a_compiled_program_is_exported() -> None:
+    assert rlgraph.Compiled is Compiled
+    assert set(rlgraph.__all__) <= set(dir(rlgraph))
+    with pytest.raises(AttributeError, match="module 'rlgraph' has no attribute 'nothing'"):
+        rlgraph.nothing  # noqa: B018
