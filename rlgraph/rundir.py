@@ -119,8 +119,8 @@ class RunFolder:
             final, draft = (self.path / "models" / called for called in (name, f".{name}"))
             try:
                 draft.mkdir(parents=True, exist_ok=True)
-                final.mkdir(parents=True)
-                model.save(final)
+                model.save(draft)
+                draft.rename(final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 raise RunError(
                     Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)

@@ -261,7 +261,7 @@ def test_the_defs_of_a_file(folder: Path) -> None:
         mine.penalty(x)
     with pytest.raises(rlgraph.ProgramError, match="an axis is needed here, and `group` is float"):
         mine.penalty(x, torch.tensor([0.5, 1.0, 1.5]))
-    with pytest.raises(ValueError, match=r"x is \[2\]"):
+    with pytest.raises(ValueError, match="does not fit"):
         mine.penalty(x[:2], group)
 
 

@@ -6,14 +6,13 @@ import io
 import json
 import os
 import pty
-import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny import FAILS_AT_THIRD, PROGRAM, start, write_tiny
+from tiny import PROGRAM, start, write_tiny
 
 from rlgraph import cli
 from rlgraph.cli import status
@@ -307,71 +306,6 @@ help: a text has quotes of its own: `--set 'n="Qwen/Qwen2.5-7B"'`
 )  # fmt: skip
 def test_a_wrong_setting(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "compile", "tiny.rlf", "--set", setting) == (1, "", f"{message}\n")
-
-
-# run
-
-
-def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "2", "--threads", "1")
-    assert (code, out) == (0, "wrote runs/tiny-1/metrics.jsonl\nsaved runs/tiny-1/models/actor\n")
-    lines = err.splitlines()
-    assert lines[:3] == ["opening prompts", "opening score", "loading actor"]
-    assert [line.split("  ")[0] for line in lines[3:]] == ["step 1/2", "step 2/2"]
-    assert all(" tok/s" in line and "  reward " in line for line in lines[3:])
-    records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]
-    assert [list(record) for record in records] == [["step", "seconds", "reward"]] * 2
-    assert told(capsys, "run", "tiny.rlf", "--steps", "1", "--seed", "7")[1].startswith("wrote runs/tiny-2/")
-
-
-def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "1", "--out", "here", "--message-format", "json")
-    records = [json.loads(line) for line in out.splitlines()]
-    assert (code, err) == (0, "")
-    assert [record["type"] for record in records] == ["step", "end"]
-    assert records[1] == {"type": "end", "folder": "here", "models": ["here/models/actor"]}
-
-
-def test_a_run_that_fails_saves_its_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_tiny(folder, rewards=FAILS_AT_THIRD)
-    code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "9", "--out", "here")
-    assert (code, out) == (4, "")
-    assert "saved here/models/actor\nerror[E0726]: " in err
-    assert "the judge is asleep" in err and "Traceback" not in err
-    assert len((folder / "here/metrics.jsonl").read_text().splitlines()) == 2
-    assert sorted(path.name for path in (folder / "here/models").iterdir()) == ["actor"]
-
-
-def test_a_run_that_cannot_begin_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "prompts.jsonl").unlink()
-    code, _, err = told(capsys, "run", "tiny.rlf")
-    assert code == 1 and "error[E0703]" in err
-    assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Path) -> None:
-    with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "here", "--threads", "1"], folder) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("step 3/"):
-                break
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert err.endswith("saved here/models/actor\ninterrupted\n") and "Traceback" not in err
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(folder / "here/models/actor")
-    assert model.config.hidden_size == 16
-    assert AutoTokenizer.from_pretrained(folder / "here/models/actor")("ab")["input_ids"]
-    assert len((folder / "here/metrics.jsonl").read_text().splitlines()) >= 3
-
-
-def test_two_runs_at_once_have_two_folders(folder: Path) -> None:
-    runs = [start(["run", "tiny.rlf", "--steps", "1", "--threads", "1"], folder) for _ in range(2)]
-    said = sorted(process.communicate(timeout=120)[0].splitlines()[0] for process in runs)
-    assert said == ["wrote runs/tiny-1/metrics.jsonl", "wrote runs/tiny-2/metrics.jsonl"]
 
 
 # What surrounds every command

@@ -30,17 +30,19 @@ def words(split: str, size: int) -> list[dict]:
 
 
 def pairs(size: int, each: int = 8) -> list[dict]:
-    """`each` pairs of answers to every training word, of which the task's verifier likes the first one better."""
+    """`each` pairs for every training word: the right answer, and one that the task's verifier likes less."""
     verifier = reasoning_gym.create_dataset("spell_backward", size=1, seed=0)
     found = []
     for row in words("train", size):
         draw = Random(row["prompt"])
         entry = {"question": row["prompt"], "answer": row["answer"], "metadata": row["metadata"]}
-        while len(found) % each or not found or found[-1]["prompt"] != row["prompt"]:
-            tried = [_spoilt(row["answer"], draw, draw.randrange(5)) for _ in range(2)]
-            worse, better = sorted(tried, key=lambda answer: verifier.score_answer(answer, entry))
-            if verifier.score_answer(worse, entry) < verifier.score_answer(better, entry):
-                found.append({"prompt": row["prompt"], "chosen": better, "rejected": worse})
+        best = verifier.score_answer(row["answer"], entry)
+        spoilt = [_spoilt(row["answer"], draw, 1 + draw.randrange(3)) for _ in range(each)]
+        found += [
+            {"prompt": row["prompt"], "chosen": row["answer"], "rejected": answer}
+            for answer in spoilt
+            if verifier.score_answer(answer, entry) < best
+        ]
     return found
 
 

@@ -74,7 +74,7 @@ class _Run:
                     task.after += readers.get(name, [])
                 readers.setdefault(name, []).append(task)
             for value in task.node.outputs:
-                for axis in axes_of(value.type):
+                for axis in (above for own in axes_of(value.type) for above in own.path()):
                     if axis.key not in frame.rows:
                         self.axis_maker.setdefault(axis.key, task)
 

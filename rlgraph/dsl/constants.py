@@ -161,7 +161,7 @@ class Constants:
         found: dict[str, Constant] = {}
         for opt in signature.options:
             default = None if isinstance(opt.default, Required) else opt.default
-            found[opt.name] = given[opt.name] if opt.name in given else default
+            found[opt.name] = given.get(opt.name, default)
         return found | {name: value for name, value in given.items() if name not in known}
 
     def value(self, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]) -> Constant:
@@ -171,7 +171,7 @@ class Constants:
         about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
         if not _is(opt, value):
             raise self.reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, about)
-        if opt.kind == "float" and isinstance(value, int):
+        if opt.kind in ("float", "rate") and isinstance(value, int):
             value = float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if opt.low is not None and value < opt.low:

@@ -141,8 +141,8 @@ class Statements(Loops):
             raise Stop
         if not isinstance(held, StateName):
             known = [name for name, meaning in self.block.scope.items() if isinstance(meaning, StateName)]
-            raise self.stop("E0601", f"`{target.id}` is no state", target.span,
-                            nearest(target.id, known) or f"declare it: `state {target.id} = 0.0`, or assign with `=`")  # fmt: skip
+            hint = nearest(target.id, known) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
+            raise self.stop("E0601", f"`{target.id}` is no state", target.span, hint)
         if held.state.keyed:
             raise self.stop("E0601", f"`{target.id}` has a value for each key", target.span,
                             f"name the key's column: `{target.id}[rollout.column] := ...`")  # fmt: skip

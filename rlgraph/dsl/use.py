@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -102,10 +103,8 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
 def _near(path: str, source: Source) -> str:
     folder = Path(source.path).parent if not source.path.startswith("<") else Path()
     known = [entry.name for entry in files("rlgraph").joinpath("algorithms").iterdir()]
-    try:
+    with suppress(OSError, ValueError):
         known += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
-    except OSError:
-        pass
     stems = {Path(name).stem for name in known if name.endswith(".rlf")} - {Path(source.path).stem}
     found = nearest(Path(path).stem, sorted(stems))
     return found.replace("`?", ".rlf`?")

@@ -68,11 +68,13 @@ class TrainOptions:
     lr: float
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: keep the peak, or fall to 0 at `total_steps` in a line or half a cosine."""
+    """After the warm-up: keep the peak, or fall to `final_lr` at `total_steps` in a line or half a cosine."""
     warmup_steps: int = 0
     """Updates over which the rate rises in a line to its peak."""
     total_steps: int | None = None
     """Where `linear` and `cosine` end, in updates."""
+    final_lr: float = 0.0
+    """The rate from there on."""
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -95,7 +97,8 @@ class TrainOptions:
         if self.schedule == "constant" or self.total_steps is None:
             return self.lr
         done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        return self.lr * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_lr + (self.lr - self.final_lr) * left
 
 
 def _require(condition: bool, message: str) -> None:

@@ -31,7 +31,7 @@ from rlgraph.ir.graph import (
     region_node,
     tensor_node,
 )
-from rlgraph.ir.types import Axis, Table, Tensor, Type, axis_of
+from rlgraph.ir.types import Axis, Table, Tensor, Type, axes_of, axis_of
 from rlgraph.ops import infer
 from rlgraph.ops.nodes import MODEL_CALLS
 from rlgraph.passes.units import common_axis, depends, reductions
@@ -223,7 +223,9 @@ class _Splitter:
         """How many rows of an axis the whole mini-batch has, counted above `train`."""
         if axis.key not in self.sizes:
             tables = [name for node in inside for name in node.inputs if name not in self.tied]
-            source = next(n for n in tables if _holds(self.types[n], axis))
+            # Rows of the axis itself tell it best: of prompts without answers, the answers know nothing.
+            exact = (n for n in tables if axis in axes_of(self.types[n]))
+            source = next(exact, None) or next(n for n in tables if _holds(self.types[n], axis))
             value = Value(self.fresh(f"{self.node.regions[0].outputs[0]}.{axis.key}.size"), Tensor("int"))
             self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.node.span))
             self.sizes[axis.key] = value.name

@@ -93,7 +93,7 @@ schedule:
     pool play  = 8 devices
     place actor.train, critic on learn(engine=megatron, tp=2, pp=2)
     place actor.generate on play(engine=vllm, tp=2)
-    place ref, reward on play
+    place slow, reward on play
     stream rollout(block=4)
 """
 

@@ -208,6 +208,8 @@ def test_adamw_and_clipping_are_torchs() -> None:
 def test_schedules() -> None:
     linear = TrainOptions(1.0, schedule="linear", warmup_steps=2, total_steps=6)
     assert [linear.learning_rate(step) for step in range(8)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    ending = TrainOptions(1.0, schedule="linear", total_steps=2, final_lr=0.5)
+    assert [ending.learning_rate(step) for step in range(4)] == [1.0, 0.75, 0.5, 0.5]
     cosine = TrainOptions(2.0, schedule="cosine", total_steps=4)
     assert [round(cosine.learning_rate(step), 6) for step in (0, 2, 4)] == [2.0, 1.0, 0.0]
     with pytest.raises(EngineError, match="total_steps"):

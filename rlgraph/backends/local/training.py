@@ -98,5 +98,5 @@ def _options(node: Node) -> TrainOptions:
         return TrainOptions(lr=float(rate), **common)
     return TrainOptions(
         lr=float(rate.args[0]), schedule=rate.name, warmup_steps=rate.option("warmup", 0),  # type: ignore[arg-type]
-        total_steps=rate.option("steps"), **common,
+        total_steps=rate.option("steps"), final_lr=rate.option("final", 0.0), **common,
     )  # fmt: skip

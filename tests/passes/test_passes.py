@@ -1,0 +1,136 @@
+"""The runner, and rules about when a rewriting may happen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlgraph.dsl.check import check
+from rlgraph.errors import Source
+from rlgraph.ir.graph import Node, Program
+from rlgraph.passes.pipeline import PIPELINE, BrokenPass, Pass, run_passes
+from tests.passes.test_passes_golden import HEADER
+
+ROLLOUT = "    rollout = actor.generate(prompts, n=4, max_tokens=8)\n"
+
+
+def program(body: str, step: str = "step:") -> Program:
+    return check(Source("a.rlf", HEADER.replace("step:", step) + body))[0]
+
+
+def nodes(body: str, step: str = "step:") -> list[Node]:
+    return list(run_passes(program(body, step))[-1].program.phases[0].graph.walk())
+
+
+# The runner
+
+
+def swapped(broken: Program) -> Program:
+    """A pass that puts the last node first."""
+    phase = broken.phases[0]
+    last, *others = reversed(phase.graph.nodes)
+    return broken.map_graphs({phase.name: replace(phase.graph, nodes=(last, *reversed(others)))})
+
+
+def failing(broken: Program) -> Program:
+    raise KeyError("oops")
+
+
+def test_a_broken_pass_is_named_and_its_change_is_shown() -> None:
+    text = ROLLOUT + "    report length = mean(rollout.length)\n"
+    with pytest.raises(BrokenPass) as caught:
+        run_passes(program(text), (*PIPELINE, Pass(swapped, "exact")))
+    said = str(caught.value)
+    assert said.startswith("pass swapped: phase step: report: report.length used before it is made")
+    assert "\n+  report(report.length)" in said and "\n-  report(report.length)" in said
+
+
+def test_a_pass_that_fails_is_named() -> None:
+    with pytest.raises(BrokenPass, match="pass failing: KeyError: 'oops'"):
+        run_passes(program(ROLLOUT + "    report length = mean(rollout.length)\n"), (Pass(failing, "exact"),))
+
+
+def test_every_stage_is_kept_and_timed() -> None:
+    stages = run_passes(program(ROLLOUT + "    report length = mean(rollout.length)\n"))
+    assert [stage.name for stage in stages] == ["check", *(step.name for step in PIPELINE)]
+    assert all(stage.seconds > 0 for stage in stages[1:])
+
+
+# The sampler's log-probabilities
+
+OLD = "    old = actor.logprobs(rollout)\n    report old = mean(old)\n"
+TRAIN = "    train actor(lr=1):\n        minimize mean(actor.logprobs(rollout)**2)\n"
+USED = {
+    "at once": (ROLLOUT + OLD, True),
+    "the same temperature": (ROLLOUT.replace("n=4", "n=4, temperature=0.7") + OLD, True),
+    "another temperature": (ROLLOUT + OLD.replace("(rollout)", "(rollout, temperature=0.7)", 1), False),
+    "greedy": (ROLLOUT.replace("n=4", "n=4, temperature=0") + OLD, False),
+    "after an update": (ROLLOUT + TRAIN + OLD, False),
+    "before an update": (ROLLOUT + OLD + TRAIN, True),
+    "another model": (ROLLOUT + OLD.replace("actor", "ref"), False),
+    "after new weights": (ROLLOUT + "    update actor from ref\n" + OLD, False),
+    "after keep": (ROLLOUT + "    keep rollout where rollout.finished\n" + OLD, True),
+    "picked": (
+        ROLLOUT + "    rollout = pick(rollout, argmax(rollout.length, by=prompts))\n" + OLD, True),
+    "after collect": (
+        "    collect prompts(8):\n    " + ROLLOUT + "        keep prompts where any(rollout.finished, by=prompts)\n" + OLD,
+        False,
+    ),
+    "in another slice": (ROLLOUT + "    minibatch prompts(parts=2):\n    " + TRAIN.replace("\n", "\n    ").rstrip() + "\n" + OLD, False),
+    "data": ("    rollout = encode(prompts.prompt, prompts.answer)\n" + OLD, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", USED)
+def test_the_log_probabilities_of_the_sampler_are_used_where_they_are_the_same(case: str) -> None:
+    body, same = USED[case]
+    made = next(node for node in nodes(body) if any(value.name.split(".")[0] == "old" for value in node.outputs))
+    assert (made.op == "column") == same
+
+
+def test_they_are_not_used_for_rows_of_an_older_policy() -> None:
+    made = [node.op for node in nodes(ROLLOUT + OLD, "step async(staleness=1):")]
+    assert "logprobs" in made
+
+
+# Micro-batches
+
+SPLIT = {
+    "mean(logp)": "rollout",
+    "mean(mean(logp, token))": "rollout",
+    "sum(logp) / 64": "rollout",
+    "mean(logp * adv) - 0.1 * mean(logp**2)": "rollout",
+    "mean((row - mean(row, by=prompts))**2)": "prompts",
+    "mean(mean(exp(row), by=prompts))": "prompts",
+    "mean(best)": "prompts",
+    "2 * mean(logp) + mean(adv)": "rollout",
+    "log(mean(exp(logp)))": "`log` over the whole batch of what the model computes is not a sum over rows",
+    "std(row)": "`std` over the whole batch of what the model computes is not a sum over rows",
+    "max(row)": "`max` over the whole batch of what the model computes is not a sum over rows",
+    "quantile(row, 0.5)": "`quantile` over the whole batch of what the model computes is not a sum over rows",
+    "mean(logp) * mean(logp**2)": "the loss multiplies two numbers about the whole batch that depend on the model",
+    "mean(adv) / mean(logp)": "the loss divides by a number about the whole batch that depends on the model",
+    "mean(whiten(logp) * adv)": "each row uses `mean` over the whole batch of what the model computes",
+    "mean(logp * detach(mean(logp)))": "each row uses `detach` over the whole batch of what the model computes",
+    "mean(logp * total)": "each row uses `total`, a number about the whole batch that depends on the model",
+}
+
+
+@pytest.mark.parametrize("loss", SPLIT)
+def test_the_unit_of_a_loss(loss: str) -> None:
+    body = (
+        ROLLOUT + "    adv = correct(rollout)\n    chosen = pick(rollout, argmax(adv, by=prompts))\n"
+        "    train actor(lr=1):\n        logp = actor.logprobs(rollout)\n        row = sum(logp, token)\n"
+        "        best = sum(actor.logprobs(chosen), token)\n        total = mean(logp)\n"
+        f"        minimize {loss} + 0 * mean(row)\n"
+    )
+    if "best" not in loss:
+        body = body.replace("        best = sum(actor.logprobs(chosen), token)\n", "")
+    if "total" not in loss:
+        body = body.replace("        total = mean(logp)\n", "")
+    train = next(node for node in nodes(body) if node.op == "train")
+    wanted = SPLIT[loss]
+    found = train.attr("micro") or train.attr("why")
+    assert found == wanted
+    assert (train.attr("micro") is None) == (" " in wanted)
