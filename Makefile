@@ -36,5 +36,9 @@ check: $(VENV)/.test ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
+docs: $(VENV)/.base ## the documents as a site in build/docs
+	@$(PIP) --editable '.[docs]'
+	@$(BIN)/sphinx-build --quiet docs build/docs
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,13 @@
-"""The documents as a site: `sphinx-build docs site`, with the extra `docs`."""
+"""The documents as a site: `make docs`, or `sphinx-build docs build/docs` with the extra `docs`."""
 
-from importlib.metadata import version
+from rlgraph import __version__ as release
 
 project = "rlgraph"
-release = version("rlgraph")
+html_title = f"{project} {release}"
+root_doc = "contents"  # a file of its own: on a forge a table of contents is only in the way
 extensions = ["myst_parser"]
 html_theme = "furo"
-html_title = f"rlgraph {release}"
 myst_heading_anchors = 3
+# Links to files of the repository are for readers there; fences are marked for the tests.
 suppress_warnings = ["misc.highlighting_failure", "myst.xref_missing"]
+exclude_patterns = ["img"]

@@ -257,6 +257,7 @@ def generated() -> dict[str, str]:
     made["called.options"] = _shared(own.FUNCS)
     made["prelude"] = _prelude()
     made["lines"] = _lines()
+    made["warnings"] = _warnings()
     return made
 
 
@@ -270,6 +271,12 @@ def _lines() -> str:
         beside = [f"{lines:,}" if (lines := own.get(found.path.stem)) else "" for own in systems.values()]
         rows.append((link, f"**{found.lines}**", *beside, found.title.split(" (arXiv")[0].split(":")[0]))
     return _table(("program", "rlgraph", *systems, ""), rows)
+
+
+def _warnings() -> str:
+    from rlgraph.explain import titles
+
+    return _table(("code", "warns of"), [(f"`{code}`", title) for code, title in titles().items() if code[0] == "W"])
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

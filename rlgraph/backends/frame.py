@@ -142,7 +142,7 @@ class Frame:
             return
         assert axis.parent
         self._order(parts, axis.parent, order)
-        above = [self._places(part, places, axis.parent, order, at) for at, (part, places) in enumerate(parts)]
+        above = self._places(parts, axis.parent, order)
         parents = torch.cat([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
         order[key] = parents.argsort(stable=True)
         ids = [part.rows[key].ids for part, _ in parts]
@@ -151,13 +151,13 @@ class Frame:
         if key not in self.rows:
             self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], kept))
 
-    def _places(
-        self, part: Frame, places: Places, axis: Axis, order: Places, at: int
-    ) -> Tensor:
-        """Where a slice's rows of an axis are in this frame."""
-        if axis.key in places:
-            return places[axis.key]
-        raise AssertionError(f"a table made in a loop inside another table made there: {axis.key}")
+    @staticmethod
+    def _places(parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> list[Tensor]:
+        """Where each slice's rows of an axis are in this frame."""
+        if all(axis.key in places for _, places in parts):
+            return [places[axis.key] for _, places in parts]
+        # Made in the slices: `order` says which of their joined rows each row of this frame is.
+        return list(order[axis.key].argsort().split([part.size(axis.key) for part, _ in parts]))
 
 
 def _outer_first(axes: Iterable[Axis]) -> list[str]:

@@ -43,6 +43,8 @@ from rlgraph.ops import TENSOR, infer
 RESERVED = frozenset({"tensor", "per", "yield", "given", "true", "false", "null", "because", "to", "batch"})
 """Words of the graph's own text: a value of that name gets a number."""
 
+MOST_LEVELS = 64
+
 _NUMBERED = re.compile(r"(\.\d+)+$")
 
 
@@ -65,6 +67,8 @@ class Calls(Reporter):
         """For a value that chooses rows: the axis it chooses from."""
         self.buffers: dict[str, Table] = {}
         """What was pushed into each buffer."""
+        self.levels: dict[int, tuple[Expr, int]] = {}
+        """How deep an expression is, by its identity."""
         self.staleness = 0
         self.place: Span = NO_SPAN
         """Of the statement being checked."""
@@ -131,6 +135,16 @@ class Calls(Reporter):
             assert source
             self.chosen[name] = source
         return name
+
+    def leveled(self, expr: Apply) -> Apply:
+        """The expression, parts of it under names of their own where it is deep: whoever reads it may call itself."""
+        levels = [self.levels.get(id(arg), (arg, 0))[1] for arg in expr.args]
+        if max(levels) >= MOST_LEVELS:
+            named = tuple(Ref(self.materialize(arg, "part"), arg.type, expr.span) if isinstance(arg, Apply) else arg
+                          for arg in expr.args)  # fmt: skip
+            expr, levels = replace(expr, args=named), [0]
+        self.levels[id(expr)] = (expr, max(levels) + 1)
+        return expr
 
     def infer(self, op: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
         return infer(op, args, axis)

@@ -271,8 +271,8 @@ class Checker(Statements):
             raise self.stop("E0401", f"`step` has no option `{item.options[0].name}`", item.options[0].name_span,
                             "write `step async(staleness=2):` to let sampling run ahead")  # fmt: skip
         self.taken, self.axis_keys, self.columns, self.chosen = {}, set(), {}, {}
-        self.buffers, self.reported, self.assigned = {}, {}, {}
         self.used -= set(self.assigned)
+        self.reported, self.assigned, self.levels = {}, {}, {}
         collected = {s.table.id for s in _walk(item.body) if isinstance(s, tree.Collect)}
         self.collected = {name for name in collected if self.is_data(name)}
         self.collected_ever |= self.collected

@@ -19,6 +19,8 @@ _ARITHMETIC = {
     ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 
+LARGEST_PARTS = 100_000
+"""Characters of a text, entries of a list with all that lies in them."""
 LARGEST = 2**63
 """Constants beyond this are a mistake, and would be slow to compute with."""
 
@@ -34,7 +36,7 @@ class Constants:
         if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
             return expr.value
         if isinstance(expr, tree.List):
-            return tuple(self.evaluate(item, scope) for item in expr.items)
+            return self.bounded(tuple(self.evaluate(item, scope) for item in expr.items), expr.span)
         if isinstance(expr, tree.Name):
             return self._name(expr, scope)
         if isinstance(expr, tree.Unary):
@@ -80,12 +82,18 @@ class Constants:
             return (left and right) if expr.op == "and" else (left or right)
         if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
             value: Constant = _ARITHMETIC[expr.op](left, right)
-            return value
+            return self.bounded(value, expr.span)
         if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
             needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
             shown = f"{_show(left)} and {_show(right)}"
             raise self.reporter.stop("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
         return self.arithmetic(expr.op, left, right, expr.span)
+
+    def bounded(self, value: Constant, span: Span) -> Constant:
+        """The constant, unless it is one that names of names of names have made huge."""
+        if _size(value) > LARGEST_PARTS:
+            raise self.reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
+        return value
 
     def arithmetic(self, op: str, left: float, right: float, span: Span) -> int | float | bool:
         """A number from two; an error where there is none."""
@@ -115,7 +123,9 @@ class Constants:
             hint = nearest(call.func.id, known) or f"one of {choices}"
             raise self.reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
         args, options = self.bind(signature, call.args, call.options, call.span, scope)
-        return Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
+        record = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
+        self.bounded(record, call.span)
+        return record
 
     def bind(
         self, signature: Signature, args: Sequence[tree.Expr], options: Sequence[tree.Option], span: Span,
@@ -175,10 +185,20 @@ class Constants:
             value = float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if opt.low is not None and value < opt.low:
-                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {value:g}", expr.span, about)
+                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about)
             if opt.high is not None and value > opt.high:
-                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {value:g}", expr.span, about)
+                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about)
         return value
+
+
+def _size(value: Constant) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, tuple):
+        return 1 + sum(map(_size, value))
+    if isinstance(value, Record):
+        return 1 + sum(map(_size, value.args)) + sum(_size(option) for _, option in value.options)
+    return 1
 
 
 def _constructor(name: str) -> bool:

@@ -16,8 +16,7 @@ from rlgraph.ops import TENSOR
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 AXES = ("token", "turn")
 MOST_CALLS = 2000
-DEEPEST = 64
-"""Defs that call defs: beyond this one of them calls itself."""
+"""Calls of defs in a program: there are this many, or one of them doubles at each level."""
 
 
 class Defs(Calls):
@@ -29,8 +28,8 @@ class Defs(Calls):
         """What the declarations mean."""
         self.declared: dict[str, Span] = {}
         """Names of declarations."""
-        self.depth = 0
-        """Of the defs that are being written out."""
+        self.active: list[tree.Def] = []
+        """Defs that are being written out, the outermost first."""
         self.written = 0
         """Calls of defs so far."""
         self.step_scope: dict[str, Meaning] = {}
@@ -46,13 +45,13 @@ class Defs(Calls):
             raise self.stop("E0405", f"`{definition.name}({names})` takes {len(definition.parameters)} values, "
                             f"not {len(expr.args)}", expr.span)  # fmt: skip
         self.written += 1
-        if self.written > MOST_CALLS and self.depth < DEEPEST:
+        if self.written > MOST_CALLS:
             raise self.stop("E0210", f"defs are written out where they are called, and these make more than {MOST_CALLS} calls",
                             expr.span, "a def that calls another twice, level over level, doubles at each")  # fmt: skip
-        if self.depth >= DEEPEST:
+        if any(definition is outer for outer in self.active):
             raise self.stop("E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive")
         uses = Counter(name.id for name in names_in(definition.body))
-        if not self.depth:
+        if not self.active:
             self.step_scope = self.block.scope
         # What is declared has its meaning of the step: data are tables there, and `keep` may have replaced them.
         scope = {name: self.step_scope.get(name, held) if name in self.declared else held
@@ -65,12 +64,14 @@ class Defs(Calls):
                 label = f"{hint or definition.name}.{parameter.id}"
                 meaning = Ref(self.materialize(meaning, label), kind, arg.span)
             scope[parameter.id] = meaning
-        outer, place, self.depth = self.block.scope, self.call_site, self.depth + 1
+        outer, place = self.block.scope, self.call_site
         self.block.scope, self.call_site = scope, place or expr.span
+        self.active.append(definition)
         try:
             return self.body(definition, hint or definition.name)
         finally:
-            self.block.scope, self.call_site, self.depth = outer, place, self.depth - 1
+            self.block.scope, self.call_site = outer, place
+            self.active.pop()
 
     def named(self, body: object) -> set[str]:
         """Names that a piece of syntax uses, those of the defs that it calls included."""

@@ -146,7 +146,7 @@ class Expressions(Defs):
                     "E0301", _unnested(met, arg.type.axis), span, _nest_hint(met, arg.type.axis)
                 ) from None
         kind = self.infer(op, [arg.type for arg in args], axis)
-        return Apply(op, tuple(args), kind, axis.key if axis else None, self.call_site or span)
+        return self.leveled(Apply(op, tuple(args), kind, axis.key if axis else None, self.call_site or span))
 
     def attribute(self, expr: tree.Attribute) -> Meaning:
         base = self.evaluate(expr.base)

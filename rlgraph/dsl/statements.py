@@ -51,11 +51,19 @@ class Statements(Loops):
             self.place = statement.span
             try:
                 self.statement(statement)
+            except RecursionError:
+                self.say("E0210", "this has too many levels to be understood, the defs that it calls written out",
+                         statement.span, "give a part of it a name on a line of its own")  # fmt: skip
+                self.forget(statement)
             except Stop:
-                wrong = {name for name, _ in targets([statement]) if name not in self.declared}
-                if isinstance(statement, tree.Collect) and statement.table.id in self.collected:
-                    wrong.add(statement.table.id)
-                self.block.scope.update(dict.fromkeys(wrong, Wrong()))
+                self.forget(statement)
+
+    def forget(self, statement: tree.Stmt) -> None:
+        """What a wrong statement would have made is unknown, and no further mistake of the user's."""
+        wrong = {name for name, _ in targets([statement]) if name not in self.declared}
+        if isinstance(statement, tree.Collect) and statement.table.id in self.collected:
+            wrong.add(statement.table.id)
+        self.block.scope.update(dict.fromkeys(wrong, Wrong()))
 
     def statement(self, statement: tree.Stmt) -> None:
         if self.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):

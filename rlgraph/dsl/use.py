@@ -92,6 +92,8 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
             return str(shipped), shipped.read_text("utf-8")
     if beside.suffix not in (".rlf", ".rls"):
         raise ValueError("it is no .rlf file")
+    if beside.exists() and not beside.is_file():
+        raise ValueError("it is no file")
     if beside.is_file() and beside.stat().st_size > LARGEST_BYTES:
         raise ValueError("it is too large for a program")
     try:

@@ -175,3 +175,41 @@ step:
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 def test_filters_and_tables_of_tables_stream(folder: Path, block: int) -> None:
     assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(run_text(FILTERED, folder)[0].metrics, abs=1e-12)
+
+
+def test_a_node_is_done_when_nothing_comes_after_its_last_block(folder: Path) -> None:
+    """The last prompts are dropped: what had all of its rows before must not wait for more."""
+    text = (
+        HEAD
+        + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    keep prompts where prompts.place < 3
+    high    = max(score, by=prompts)
+    report high = sum(high), length = sum(rollout.length), n = size(high)
+"""
+    )
+    whole = run_text(text, folder)[0].metrics
+    assert whole["n"] == 3
+    for block in (1, 2, 3, 5):
+        assert run_text(text, folder, block=block)[0].metrics == whole
+
+
+@pytest.mark.parametrize("block", [None, 1, 2])
+def test_an_axis_is_closed_by_the_node_that_makes_it(folder: Path, block: int | None) -> None:
+    """The first filter leaves rows of prompts that no value lies on: only tables in them are used afterwards."""
+    text = (
+        HEAD
+        + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    keep prompts where mean(score, by=prompts) > 5
+    keep rollout where score > 0.4
+    top     = score - max(score, by=prompts)
+    keep prompts where mean(score, by=prompts) > 0.4
+    report top = sum(top), n = size(top)
+"""
+    )
+    assert run_text(text, folder, block=block)[0].metrics == {"top": 0, "n": 0}

@@ -411,3 +411,37 @@ def test_a_state_is_kept_in_the_precision_of_the_models(folder: Path) -> None:
     text = HEAD + "state k = 0.1\n\nstep:\n    rollout = actor.generate(prompts, max_tokens=1)\n    k := k + 0.2\n    report k = k\n"
     text = text.replace("report k = k", "report k = k, length = mean(rollout.length)")
     assert [seen.metrics["k"] for seen in run_text(text, folder, 2)] == [0.1 + 0.2, 0.1 + 0.2 + 0.2]
+
+
+INSIDE = (
+    HEAD
+    + """
+step:
+    minibatch prompts(parts=3, shuffle=SHUFFLE, epochs=2):
+        rollout = actor.generate(prompts, n=2, max_tokens=4)
+        twice   = actor.generate(rollout, n=2, max_tokens=3)
+        lp      = actor.logprobs(twice, temperature=2.0)
+    again = actor.logprobs(twice, temperature=2.0)
+    odd   = sum(where(prompts.place == twice.place, 0, 1))
+    report off = max(abs(again - lp)), wrong = odd, rows = size(twice.length), score = mean(spread(rollout)), all = sum(rollout.length)
+"""
+)
+
+
+@pytest.mark.parametrize("shuffle", ["true", "false"])
+def test_tables_made_in_a_loop_are_whole_after_it(folder: Path, shuffle: str) -> None:
+    """Tables of tables too: every row lies under its own prompt, with its own tokens."""
+    text = INSIDE.replace("SHUFFLE", shuffle)
+    ids: list[Any] = []
+
+    def note(node: Node, frame: Frame) -> None:
+        if node.op == "minibatch":
+            ids[:] = [frame.rows["rollout"].ids, frame.index("twice", "prompts").tolist(), frame.rows["twice"].ids]
+
+    run = Run(compile_text(text), folder)
+    run.also = note
+    (seen,) = run.steps(1)
+    assert seen.metrics["off"] < 1e-12 and seen.metrics["wrong"] == 0 and seen.metrics["rows"] == 20
+    rollouts, above, twices = ids
+    assert [row[2:] for row in rollouts] == [(place, n) for place in range(5) for n in range(2)]
+    assert [row[2] for row in twices] == above == [place for place in range(5) for _ in range(4)]

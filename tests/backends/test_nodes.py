@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import ENVS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
-from tiny import ENVS, Run, Seen, compile_text, data_folder, run_text, weights
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +309,7 @@ class Hand:
         self.scored += [False] * len(text)
 
 
-@pytest.mark.parametrize(("turns", "most"), [(4, 14), (2, 30), (1, 3), (5, 1)])
+@pytest.mark.parametrize(("turns", "most"), [(4, 14), (2, 30), (1, 3), (5, 1), (4, 7), (4, 9), (4, 11)])
 def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) -> None:
     text = AGENT.replace("TURNS", str(turns)).replace("MOST", str(most)).replace("TEMP", "0")
     run = Run(compile_text(text), folder)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tiny import Run, compile_text, data_folder, weights
 
 

@@ -6,19 +6,16 @@ Named after the trap. What a program means is written here as a loop over rows a
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
+import formulas
 import pytest
 import torch
+from tiny import Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
-from tiny import Run, Seen, compile_text, data_folder, run_text, weights
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-import formulas  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def rows(values: torch.Tensor, seen: Seen) -> list[list[float]]:
 
 
 def groups(seen: Seen, n: int) -> list[list[float]]:
-    return [part.tolist() for part in torch.cat(seen.scores[: len(seen.scores)])[: 5 * n].split(n)]
+    return [part.tolist() for part in torch.cat(seen.scores)[: 5 * n].split(n)]
 
 
 def test_trap_1_a_group_of_one_has_no_advantage(folder: Path) -> None:
@@ -117,8 +114,8 @@ def test_trap_4_every_denominator_is_that_of_the_whole_mini_batch(folder: Path, 
         minimize {LOSSES[name]}
 """
     seen = step(2, lines, folder, micro_rows=micro)
-    counts = rows(seen.values["mu"] if "mu" in seen.values else seen.drawn[0].columns["logprobs"], seen)
-    x = [[-v * s for v in row] for row, s in zip(counts, torch.cat(seen.scores).tolist(), strict=True)]
+    mu = rows(seen.drawn[0].columns["logprobs"], seen)
+    x = [[-v * s for v in row] for row, s in zip(mu, torch.cat(seen.scores).tolist(), strict=True)]
     loss, norm = seen.losses["actor"][0]
     assert loss == pytest.approx(aggregated(name, x), abs=1e-11)
     whole = step(2, lines, folder, micro_rows=100).losses["actor"][0]
@@ -175,7 +172,7 @@ step:
 @pytest.mark.parametrize("block", [None, 3])
 def test_trap_9_and_19_tokens_of_a_tool_are_skipped(folder: Path, block: int | None) -> None:
     """Advantages run from action to action, and GSPO's ratio is a mean over actions only (slime's GAE does not skip)."""
-    seen = run_text(EPISODES.replace("WEIGHTS", weights(4)).replace("model critic", "model critic"), folder, block=block)[0]
+    seen = run_text(EPISODES.replace("WEIGHTS", weights(4)), folder, block=block)[0]
     whole = run_text(EPISODES.replace("WEIGHTS", weights(4)), folder)[0]
     table = whole.table("rollout")
     value, old = (rows(whole.values[name], whole) for name in ("value", "old"))

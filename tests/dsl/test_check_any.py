@@ -44,3 +44,33 @@ def test_defs_that_double_do_not_explode() -> None:
     with pytest.raises(ProgramError) as caught:
         check(Source("a.rlf", HEAD + defs + STEP + "    report x = mean(f39(x))\n"))
     assert [d.code for d in caught.value.diagnostics] == ["E0210"]
+
+
+DEEP = {
+    "signs": "-" * 190 + "x",
+    "sum": "+".join(["x"] * 150),
+    "powers": "**".join(["x"] * 150),
+    "calls": "exp(" * 95 + "x" + ")" * 95,
+    "too deep to be understood": "+".join(["x"] * 199),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_expression_goes_through_all_passes(name: str) -> None:
+    assert compile_fully(HEAD + STEP + f"    report x = mean({DEEP[name]})\n") == ("too deep" not in name)
+
+
+@pytest.mark.parametrize("inner", ["f{}({}x)", "{1}f{0}(x)"])
+def test_defs_that_call_each_other_deeply(inner: str) -> None:
+    signs = "-" * 100
+    defs = "def f0(x):\n    return x\n"
+    defs += "".join(f"def f{n}(x):\n    return {inner.format(n - 1, signs)}\n" for n in range(1, 60))
+    compile_fully(HEAD + defs + STEP + "    report x = mean(f59(x))\n")
+
+
+@pytest.mark.parametrize("twice", ["p{0} + p{0}", "[p{0}, p{0}]", 'random("q", a=p{0}, b=p{0})'])
+def test_constants_that_double_do_not_explode(twice: str) -> None:
+    params = 'param p0 = "text"\n' + "".join(f"param p{n} = {twice.format(n - 1)}\n" for n in range(1, 60))
+    with pytest.raises(ProgramError) as caught:
+        check(Source("a.rlf", HEAD + params + STEP + "    report x = mean(x)\n"))
+    assert [d.code for d in caught.value.diagnostics] == ["E0403"]

@@ -4,6 +4,7 @@ the first rows of its data files."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,7 +132,10 @@ def test_nothing_runs_and_only_data_files_are_opened(folder: Path) -> None:
 
 
 def test_use_opens_programs_only_and_does_not_show_other_files(folder: Path) -> None:
-    uses = ("/etc/passwd", "../secret.txt", "../../../../etc/shadow", "model", "/dev/zero", "~/.ssh/id_rsa", "evil.py", "")
+    (folder / "folder.rlf").mkdir()
+    os.mkfifo(folder / "pipe.rlf")
+    long = "x" * 300 + ".rlf"
+    uses = ("folder.rlf", "pipe.rlf", long, "a\\0.rlf", "/etc/passwd", "../secret.txt", "../../../../etc/shadow", "model", "/dev/zero", "~/.ssh/id_rsa", "evil.py", "")
     text = "algorithm evil\n" + "".join(f'use "{path}"\n' for path in uses) + "step:\n    report x = 3\n"
     seen, said, _ = watched(folder, text)
     assert [what for event, what in seen if event == "open"] == []

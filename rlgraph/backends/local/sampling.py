@@ -104,10 +104,13 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
                                       "an answer can only stop at a single token"))  # fmt: skip
         stops += ids
     longest = node.attr("max_tokens") if most is None else most
-    return Sampling(
-        longest, node.attr("temperature"), node.attr("top_p"), node.attr("top_k"),
-        min(node.attr("min_tokens") or 0, longest), tuple(stops),
-    )  # fmt: skip
+    try:
+        return Sampling(
+            longest, node.attr("temperature"), node.attr("top_p"), node.attr("top_k"),
+            min(node.attr("min_tokens") or 0, longest), tuple(stops),
+        )  # fmt: skip
+    except EngineError as error:
+        raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
 
 
 def _weights(node: Node, model: ModelState) -> tuple[State | None, int]:
