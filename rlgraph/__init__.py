@@ -1,6 +1,6 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api.py`). They are
+`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api/__init__.py`). They are
 loaded when they are first used: `import rlgraph` loads neither torch nor the compiler.
 """
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlgraph.api import check, compile, functions
-    from rlgraph.compiled import Compiled
+    from rlgraph.api.compiled import Compiled
+    from rlgraph.api.running import Interrupted, Run
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
-    from rlgraph.running import Interrupted, Run
 
 __version__ = "0.1.0"
 
@@ -20,9 +20,9 @@ _HOMES = {
     "check": "api",
     "compile": "api",
     "functions": "api",
-    "Compiled": "compiled",
-    "Run": "running",
-    "Interrupted": "running",
+    "Compiled": "api.compiled",
+    "Run": "api.running",
+    "Interrupted": "api.running",
     "Diagnostic": "errors",
     "ProgramError": "errors",
     "RlgraphError": "errors",
@@ -58,6 +58,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext rlgraph`: the cell magic `%%rlf`."""
-    from rlgraph.notebook import load
+    from rlgraph.api.notebook import load
 
     load(shell)

@@ -274,7 +274,7 @@ def _lines() -> str:
 
 
 def _warnings() -> str:
-    from rlgraph.explain import titles
+    from rlgraph.cli.explain import titles
 
     return _table(("code", "warns of"), [(f"`{code}`", title) for code, title in titles().items() if code[0] == "W"])
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAILS_AT_THIRD, PROGRAM, write_tiny
+from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 
 import rlgraph
-from rlgraph.compiled import Compiled
+from rlgraph.api.compiled import Compiled
 from rlgraph.ir.graph import Node
 
 
@@ -94,7 +94,7 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
      (Path('a "b"\\c'), '"a \\"b\\"\\\\c"'), ([1, Path("a")], '[1, "a"]')],
 )  # fmt: skip
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
-    from rlgraph.programs import changes, settings_text
+    from rlgraph.api.programs import changes, settings_text
 
     assert settings_text({"x": value}) == {"x": text}
     assert changes({"x": text})

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import PROGRAM, start, write_tiny
+from programs_on_disk import PROGRAM, start, write_tiny
 
 from rlgraph import cli
 from rlgraph.cli import status

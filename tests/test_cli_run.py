@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tiny import FAILS_AT_THIRD, start, write_tiny
+from programs_on_disk import FAILS_AT_THIRD, start, write_tiny
 
 from rlgraph.cli import status
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import PROGRAM, write_tiny
+from programs_on_disk import PROGRAM, write_tiny
 
 import rlgraph
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.api.rundir import RunFolder
 from rlgraph.errors import RunError, UsageMistake
-from rlgraph.rundir import RunFolder
 
 
 class Weights:

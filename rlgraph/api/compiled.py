@@ -14,8 +14,8 @@ from rlgraph.ir.graph import Graph, Program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:
+    from rlgraph.api.running import Run
     from rlgraph.backends.local.run import Observer
-    from rlgraph.running import Run
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Compiled:
             print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from rlgraph.notebook import bundle
+        from rlgraph.api.notebook import bundle
 
         return bundle(self)
 
@@ -131,6 +131,6 @@ class Compiled:
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
-        from rlgraph.running import Options, run
+        from rlgraph.api.running import Options, run
 
         return run(self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer)

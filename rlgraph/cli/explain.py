@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-CODES = Path(__file__).parent / "codes"
+CODES = Path(__file__).parents[1] / "codes"
 
 
 def sections() -> dict[str, str]:

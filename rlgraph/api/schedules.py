@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlgraph.api.programs import Opened, changes, columns_in, open_file
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import Checker
 from rlgraph.dsl.parse import parse
@@ -12,7 +13,6 @@ from rlgraph.dsl.scope import Meaning
 from rlgraph.dsl.use import assemble
 from rlgraph.errors import Diagnostic, ProgramError, Span
 from rlgraph.ir.graph import Program
-from rlgraph.programs import Opened, changes, columns_in, open_file
 
 
 def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:

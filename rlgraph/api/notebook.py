@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 
 if TYPE_CHECKING:
-    from rlgraph.compiled import Compiled
+    from rlgraph.api.compiled import Compiled
 
 _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
 _figures = itertools.count(1)
@@ -78,7 +78,7 @@ def _misused(message: str) -> UsageMistake:
 
 def bundle(compiled: Compiled) -> dict[str, str]:
     """A compiled program in the forms that a notebook may show."""
-    from rlgraph.summary import summary
+    from rlgraph.api.summary import summary
 
     # Pictures on one page must not share ids.
     svg = compiled.to_svg(f"rlgraph{next(_figures)}-")

@@ -17,9 +17,10 @@ from pathlib import Path
 import click
 
 from rlgraph import __version__
+from rlgraph.api.jsonlines import emit
+from rlgraph.cli.outputs import FORMATS, PICTURES, write
+from rlgraph.cli.shown import Format, counted, show
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, UsageMistake
-from rlgraph.outputs import FORMATS, PICTURES, write
-from rlgraph.shown import Format, counted, emit, show
 
 FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
 
@@ -115,7 +116,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
 @click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change.")
 def fmt(files: tuple[str, ...], only_check: bool) -> int:
     """Lay programs out as everybody does, in place; `-` is stdin to stdout."""
-    from rlgraph.layout import format_file, format_stdin
+    from rlgraph.cli.layout import format_file, format_stdin
 
     if "-" in files and len(files) > 1:
         raise click.BadParameter("`-` stands alone", param_hint="'FILE...'")
@@ -194,7 +195,7 @@ def compile_(
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
     write(compiled, list(dict.fromkeys(emitted)), visualize, out)
     if not (emitted or after or visualize is not None or form == "json"):
-        from rlgraph.summary import summary
+        from rlgraph.api.summary import summary
 
         click.echo(summary(compiled.program))
     return FINE
@@ -247,9 +248,9 @@ def run(
     the run and saves the models; a second one ends it at once.
     """
     from rlgraph.api import compile
-    from rlgraph.progress import Json, display
-    from rlgraph.rundir import METRICS, RunFolder
-    from rlgraph.running import Options, run_in
+    from rlgraph.api.progress import Json, display
+    from rlgraph.api.rundir import METRICS, RunFolder
+    from rlgraph.api.running import Options, run_in
 
     with _telling(form):
         compiled = compile(Path(file), _settings(settings))
@@ -273,8 +274,8 @@ def run(
 @click.argument("code", required=False, metavar="[CODE]")
 def explain(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
-    from rlgraph.explain import explain as section
-    from rlgraph.explain import titles
+    from rlgraph.cli.explain import explain as section
+    from rlgraph.cli.explain import titles
 
     if code is None:
         for name, title in titles().items():

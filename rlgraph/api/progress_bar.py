@@ -14,8 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rlgraph.api.progress import Count
 from rlgraph.ir.graph import Node
-from rlgraph.progress import Count
 
 
 class Bar:

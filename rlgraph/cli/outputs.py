@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rlgraph.compiled import Compiled
+    from rlgraph.api.compiled import Compiled
 
 FORMATS = ("graph", "json", "dot", "svg", "png", "html")
 PICTURES = ("html", "svg", "png", "dot")

@@ -85,7 +85,7 @@ def _near(path: str) -> str:
         beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in ENDINGS]
     except OSError:
         return f"there is no folder `{wanted.parent}` either"
-    shipped = Path(__file__).parent / "algorithms" / wanted.name
+    shipped = Path(__file__).parents[1] / "algorithms" / wanted.name
     if shipped.is_file():
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
     near = get_close_matches(wanted.name, beside, n=1, cutoff=0.7)

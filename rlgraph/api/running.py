@@ -13,14 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.api.progress import Display, Quiet, display
+from rlgraph.api.rundir import RunFolder
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
-from rlgraph.progress import Display, Quiet, display
-from rlgraph.rundir import RunFolder
 
 if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
     from rlgraph.backends.local.run import Observer, Step
-    from rlgraph.compiled import Compiled
     from rlgraph.engines.transformers import TransformersEngine
 
 

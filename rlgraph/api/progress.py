@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
+from rlgraph.api.jsonlines import emit
 from rlgraph.ir.graph import Node
-from rlgraph.shown import emit
 
 
 class Display(Protocol):
@@ -42,7 +42,7 @@ def display(stream: IO[str] | None = None) -> Display:
         return Cell()
     stream = stream or sys.stderr
     if stream.isatty():
-        from rlgraph.progress_bar import Bar
+        from rlgraph.api.progress_bar import Bar
 
         return Bar()
     return Lines(stream)

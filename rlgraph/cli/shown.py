@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from typing import IO, Any, Literal
+from collections.abc import Iterable
+from typing import IO, Literal
 
+from rlgraph.api.jsonlines import emit
 from rlgraph.errors import Diagnostic
 
 Format = Literal["human", "json"]
@@ -26,18 +26,6 @@ def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
         else:
             text = found.render()
             print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
-
-
-def emit(record: dict[str, Any]) -> None:
-    """One line of JSON on stdout."""
-    import json
-
-    print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
-
-
-def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with nothing for NaN and infinity, which JSON has not."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def colours(stream: IO[str]) -> bool:

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlgraph.api.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
 
 if TYPE_CHECKING:
-    from rlgraph.compiled import Compiled
-    from rlgraph.namespace import Functions
+    from rlgraph.api.compiled import Compiled
+    from rlgraph.api.namespace import Functions
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
         opened = open_program(program, name)
         texts = settings_text(set)
         if opened.source.path.endswith(".rls"):
-            from rlgraph.schedules import check_schedule
+            from rlgraph.api.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
         return checked(opened.source, changes(texts), columns=columns_in(opened.folder))[1]
@@ -52,7 +52,7 @@ def check(
 
 def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong."""
-    from rlgraph.compiled import Compiled
+    from rlgraph.api.compiled import Compiled
     from rlgraph.dsl.check import check as checked
     from rlgraph.passes.pipeline import run_passes
 
@@ -70,7 +70,7 @@ def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = N
 
     Raises ProgramError where a declaration of the program is wrong.
     """
-    from rlgraph.namespace import namespace
+    from rlgraph.api.namespace import namespace
 
     if program == "std":
         return namespace("std", None, {})
