@@ -17,7 +17,7 @@ from programs_on_disk import PROGRAM, start, write_tiny
 from rlgraph import cli
 from rlgraph.cli import status
 
-ALGORITHMS = Path(cli.__file__).parent / "algorithms"
+ALGORITHMS = Path(cli.__file__).parents[1] / "algorithms"
 BROKEN = PROGRAM.replace("rollout.", "rolout.").replace("center(reward", "center(rewards")
 
 

@@ -309,10 +309,11 @@ class Hand:
         self.scored += [False] * len(text)
 
 
-@pytest.mark.parametrize(("turns", "most"), [(4, 14), (2, 30), (1, 3), (5, 1), (4, 7), (4, 9), (4, 11)])
+@pytest.mark.parametrize(("turns", "most"), [(4, 14), (4, 12), (4, 6), (2, 30), (1, 3), (5, 1)])
 def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) -> None:
     text = AGENT.replace("TURNS", str(turns)).replace("MOST", str(most)).replace("TEMP", "0")
-    run = Run(compile_text(text), folder)
+    # A model whose greedy actions end: there are second and third turns, and observations that fill the room exactly.
+    run = Run(compile_text(text.replace(weights(), weights(15))), folder)
     net = run.models["actor"]
     (seen,) = run.steps(1)
     space: dict[str, Any] = {}
@@ -327,6 +328,7 @@ def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) 
         assert rewards[at] == hand.rewards
         assert bool(table.columns["finished"][at]) == hand.finished
     assert seen.metrics["turns"] == sum(ends)
+    assert most < 6 or turns < 4 or max(ends) == 3
 
 
 @pytest.mark.parametrize("block", [None, 1, 4])
