@@ -21,7 +21,7 @@ from rlgraph.errors import RlgraphError
 
 HERE = Path(__file__).parent
 SHOWN = ("stone", "bird", "lamp", "crowd", "neon", "otter")
-WARM_UP_STEPS, GRPO_STEPS, JUDGE_STEPS, PPO_STEPS = 100, 200, 250, 100
+WARM_UP_STEPS, GRPO_STEPS, JUDGE_STEPS, PPO_STEPS = 100, 200, 300, 150
 
 
 def main() -> int:
