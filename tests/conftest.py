@@ -2,8 +2,59 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
+
+from rlgraph.errors import Source, Span
+from rlgraph.foreign import Workers
+from rlgraph.foreign.spec import Spec
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is said now into the golden files")
+
+
+def declare(line: str) -> Spec:
+    """The call in `func f = python("a.py:f", batch=2)`; it is written as Python would write it."""
+    source = Source("p.rlf", line)
+    begin = line.index("= ") + 2
+    call = ast.parse(line[begin:], mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Name)
+
+    def span(node: ast.expr) -> Span:
+        assert node.end_col_offset is not None
+        return Span(source, 1, begin + node.col_offset + 1, 1, begin + node.end_col_offset + 1)
+
+    options = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    spans: dict[int | str, Span] = {place: span(node) for place, node in enumerate(call.args)}
+    spans |= {name: span(node) for name, node in options.items()}
+    args = tuple(ast.literal_eval(node) for node in call.args)
+    values = {name: ast.literal_eval(node) for name, node in options.items()}
+    return Spec(call.func.id, args, values, span(call), spans)
+
+
+@pytest.fixture(name="declare")
+def _declare() -> Callable[[str], Spec]:
+    return declare
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    """Processes that end with the test."""
+    with Workers() as made:
+        yield made
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes `rewards.py`, and gives its folder."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "rewards.py").write_text(text)
+        return tmp_path
+
+    return write

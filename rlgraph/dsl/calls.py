@@ -254,6 +254,10 @@ class Calls(Reporter):
             raise self.stop("E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}",
                             expr.args[-1].span)  # fmt: skip
         label = self.fresh(hint or ("rollout" if name == "generate" else "episode"))
+        least, most = options.get("min_tokens", 0), options["max_tokens"]
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            place = next(option.value.span for option in expr.options if option.name == "min_tokens")
+            raise self.stop("E0403", f"`min_tokens` is {least}, and `max_tokens` only {most}", place)
         count = options["n"]
         assert isinstance(count, int)
         row = parent if count == 1 else self.axis(label, parent)

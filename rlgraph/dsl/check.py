@@ -103,7 +103,7 @@ class Checker(Statements):
         for extra in heads[1:]:
             self.say("E0203", "a file is one algorithm", extra.span, related=(Related(heads[0].span, "the first one"),))
         phases = self.phases([item for item in declared if isinstance(item, tree.Phase)], top)
-        self.unused(declared)
+        self.unused(declared, source)
         meanings = self.scope.values()
         outside = [m.outside for m in meanings if isinstance(m, OutsideName)]
         outside += [Outside("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(self.collected_ever)]
@@ -328,10 +328,12 @@ class Checker(Statements):
             if name not in self.used and not name.startswith("_"):
                 self.say("W0201", f"`{name}` is never used", span, "use it, report it or leave it out", "warning")
 
-    def unused(self, declared: Sequence[tree.Decl]) -> None:
+    def unused(self, declared: Sequence[tree.Decl], source: Source) -> None:
         named = {name.id for item in declared for name in names_in(item)} | self.used
         for item in declared:
-            if isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
+            # What a used file declares cannot be left out by the file that changes it.
+            own = item.span.source.path == source.path
+            if own and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
                 kind = item.kind if isinstance(item, tree.Declaration) else "state"
                 self.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out", "warning")
 

@@ -238,8 +238,11 @@ class Expressions(Defs):
         args = self.each(expr.args)
         if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
             raise self.stop("E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span)
-        if op.kind == "scan" and any(arg.type.axis is not None for arg in args[1:]):
-            raise self.stop("E0304", f"the second value of `{name}` is one number, not {args[1].type}", expr.args[1].span)
+        for arg, syntax in zip(args[1:], expr.args[1:], strict=True):
+            if op.kind == "scan" and not _inside(args[0].type.axis, arg.type.axis):
+                assert args[0].type.axis and arg.type.axis
+                raise self.stop("E0301", _unnested(args[0].type.axis, arg.type.axis), syntax.span,
+                                f"`{name}` takes one number there, or one for each row or entry of the first value")  # fmt: skip
         return self.apply(name, args, expr.span)
 
     def is_axis(self, expr: tree.Expr) -> bool:
@@ -320,10 +323,14 @@ def _owner(axis: Axis) -> str:
     return f"[{axis.label}] of `{axis.key.rsplit('.', 1)[0]}`" if axis.inner else f"[{axis.label}]"
 
 
+def _inside(inner: Axis | None, outer: Axis | None) -> bool:
+    return inner is not None and inner.within(outer)
+
+
 def _nest_hint(a: Axis, b: Axis) -> str:
-    inner = [axis for axis in (a, b) if axis.inner]
-    if len(inner) == 2 and a.row.key == b.row.key:
-        return f"they are {inner[0].name}s of different rows: reduce each first, with `sum(x, {inner[0].name})` for example"
+    if a.inner and b.inner and a.row.key == b.row.key:
+        kinds = f"{a.name}s of different tables" if a.name == b.name else f"{a.name}s and {b.name}s of the same rows"
+        return f"they are {kinds}: reduce each first, with `sum(x, {a.name})` for example"
     shared = next((axis.name for axis in a.path() if b.within(axis)), None)
     if shared is None:
         return f"rows of `{a.row.name}` and `{b.row.name}` have nothing in common: reduce one side to a single number"

@@ -51,7 +51,7 @@ def _table(*signatures: Signature) -> dict[str, Signature]:
 _SAMPLING = (
     Opt("n", "int", 1, 1, 65536, "samples for each row; above 1 they are a new axis inside it"),
     Opt("temperature", "float", 1.0, 0.0, 100.0, "0 takes the likeliest token"),
-    Opt("top_p", "float", 1.0, 0.0, 1.0, "draw from the likeliest tokens that together have this probability"),
+    Opt("top_p", "float", 1.0, 1e-6, 1.0, "draw from the likeliest tokens that together have this probability"),
     Opt("top_k", "int", 0, 0, None, "draw from this many of the likeliest tokens; 0: from all"),
 )
 
@@ -203,7 +203,7 @@ STATEMENTS = _table(
         (Opt("rounds", "int", 64, 1, None, "give up after so many batches"),),
         "The body on fresh batches until enough rows are kept; what is too much is carried over to the next step.",
     ),
-    Signature("async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "updates that sampling lags behind"),)),
+    Signature("async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),)),
     Signature("phase", options=(Opt("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)),
     Signature("update", options=(Opt("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),)),
     Signature("sample", (Opt("rows", "int", REQUIRED, 1, None, "rows to draw"),)),
