@@ -33,7 +33,7 @@ class Optimizer:
         """
         targets = self._masters or self._parameters
         grads = [
-            torch.zeros_like(target) if gradient is None else gradient.to(target.dtype)
+            torch.zeros_like(target) if gradient is None else _laid_out(gradient, target)
             for target, gradient in zip(targets, gradients, strict=True)
         ]
         norm = torch.nn.utils.get_total_norm(grads)
@@ -98,3 +98,12 @@ class Optimizer:
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise EngineError(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+
+
+def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:
+    """The gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie, whatever their
+    strides say."""
+    gradient = gradient.to(target.dtype)
+    if gradient.stride() == target.stride():
+        return gradient
+    return torch.empty_like(target).copy_(gradient)
