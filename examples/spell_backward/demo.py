@@ -21,7 +21,7 @@ from rlgraph.errors import RlgraphError
 
 HERE = Path(__file__).parent
 SHOWN = ("stone", "bird", "lamp", "crowd", "neon", "otter")
-WARM_UP_STEPS, GRPO_STEPS, JUDGE_STEPS, PPO_STEPS = 100, 200, 300, 150
+WARM_UP_STEPS, GRPO_STEPS, JUDGE_STEPS, PPO_STEPS = 90, 400, 300, 150
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def demo(ppo: bool, seed: int, out: Path) -> None:
     first, last = mean(rewards[:10]), mean(rewards[-10:])
     heading("what it learned")
     words = [f"{word}>" for word in SHOWN]
-    answers = zip(SHOWN, before.models["actor"].answer(words), after.models["actor"].answer(words), strict=True)
+    answers = zip(SHOWN, before.models["actor"].answer(words, max_tokens=8), after.models["actor"].answer(words, max_tokens=8), strict=True)
     print(f"  {'word':<8} {'after warm-up':<15} {'now':<15}")
     for word, old, new in answers:
         print(f"  {word:<8} {mark(word, old):<15} {mark(word, new):<15}")
