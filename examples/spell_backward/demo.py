@@ -65,9 +65,10 @@ def demo(ppo: bool, seed: int, out: Path) -> None:
     first, last = mean(rewards[:10]), mean(rewards[-10:])
     heading("what it learned")
     words = [f"{word}>" for word in SHOWN]
-    answers = zip(SHOWN, before.models["actor"].answer(words, max_tokens=8), after.models["actor"].answer(words, max_tokens=8), strict=True)
+    old_answers = before.models["actor"].answer(words, max_tokens=8)
+    new_answers = after.models["actor"].answer(words, max_tokens=8)
     print(f"  {'word':<8} {'after warm-up':<15} {'now':<15}")
-    for word, old, new in answers:
+    for word, old, new in zip(SHOWN, old_answers, new_answers, strict=True):
         print(f"  {word:<8} {mark(word, old):<15} {mark(word, new):<15}")
     print()
     print(f"  reward of samples   {first:.2f} -> {last:.2f}   (means of the first and the last 10 steps)")
