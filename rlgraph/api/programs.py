@@ -153,11 +153,7 @@ def columns_in(folder: Path) -> Callable[[Record], tuple[str, ...] | None]:
         from rlgraph.data.sources import columns
         from rlgraph.foreign.spec import Spec
 
-        options = {name: _plain(value) for name, value in record.options if value is not None}
-        return columns(Spec(record.name, tuple(map(_plain, record.args)), options, record.span), folder)
+        args, options = record.plain()
+        return columns(Spec(record.name, args, options, record.span), folder)
 
     return look
-
-
-def _plain(value: object) -> object:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -84,7 +84,7 @@ class Frame:
         return found, chosen
 
     def _outer_first(self) -> list[tuple[str, Rows]]:
-        return sorted(self.rows.items(), key=lambda item: sum(1 for _ in item[1].axis.path()))
+        return sorted(self.rows.items(), key=lambda item: item[1].axis.depth)
 
     @staticmethod
     def _parent(rows: Rows) -> Tensor:
@@ -101,7 +101,7 @@ class Frame:
     def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
         """Adds the named values of frames that have their root rows one after the other (rounds of `collect`)."""
         fresh = {axis.key: axis for name in names for own in axes_of(self.types[name]) for axis in own.path()}
-        for key in _outer_first(fresh.values()):
+        for key in sorted(fresh, key=lambda key: fresh[key].depth):
             start = 0
             for part in parts:
                 rows = part.rows[key]
@@ -158,10 +158,6 @@ class Frame:
             return [places[axis.key] for _, places in parts]
         # Made in the slices: `order` says which of their joined rows each row of this frame is.
         return list(order[axis.key].argsort().split([part.size(axis.key) for part, _ in parts]))
-
-
-def _outer_first(axes: Iterable[Axis]) -> list[str]:
-    return [axis.key for axis in sorted(axes, key=lambda axis: sum(1 for _ in axis.path()))]
 
 
 def is_handle(kind: Type) -> bool:

@@ -60,7 +60,7 @@ def _made(node: Node, frame: Frame, whole: Frame, handles: list[object]) -> Made
             for axis in own.path():
                 if axis.key not in frame.rows:
                     rows[axis.key] = whole.rows[axis.key]
-    return Made(values, sorted(rows.values(), key=lambda found: len(list(found.axis.path()))))
+    return Made(values, sorted(rows.values(), key=lambda found: found.axis.depth))
 
 
 def every(node: Node, frame: Frame, run: Executor, step: int) -> Made:

@@ -32,8 +32,17 @@ class Record:
     def option(self, name: str, default: Any = None) -> Any:
         return dict(self.options).get(name, default)
 
+    def plain(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments, and the options that were given, with lists for tuples: what code outside the compiler takes."""
+        return tuple(map(plain, self.args)), {name: plain(value) for name, value in self.options if value is not None}
+
 
 Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
+
+
+def plain(value: Constant) -> Any:
+    """A constant with lists for tuples."""
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 # Tensor mathematics: expressions inside a node

@@ -38,6 +38,11 @@ class Axis:
         return other is None or any(axis.key == other.key for axis in self.path())
 
     @property
+    def depth(self) -> int:
+        """1 for a root: sorted by it, outer axes come first."""
+        return sum(1 for _ in self.path())
+
+    @property
     def row(self) -> Axis:
         """The innermost row axis at or above this one: what can be split and sent."""
         return next(axis for axis in self.path() if not axis.inner)

@@ -19,10 +19,10 @@ from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.lowering import Lowered, lower
-from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Apply, Expr, Node, Ref
-from rlgraph.ir.types import Axis, Table
+from rlgraph.ir.types import Axis, Table, axes_of
 from rlgraph.ir.types import Tensor as TensorType
 
 Work = Callable[[Node, Frame, Session], Made]
@@ -211,20 +211,14 @@ def keep(node: Node, frame: Frame, session: Session) -> Made:
     names: dict[str, Axis] = {}
     for source, value in zip(node.inputs[1:], node.outputs, strict=True):
         made.values[value.name] = kept.values[source]
-        for old, new in zip(_axes(frame.types[source]), _axes(value.type), strict=True):
+        for old, new in zip(axes_of(frame.types[source]), axes_of(value.type), strict=True):
             for before, after in zip(old.path(), new.path(), strict=True):
                 names[before.key] = after
     for key in kept.rows:
         if key in names and names[key].key != key:
             made.rows.append(replace(kept.rows[key], axis=names[key]))
-    made.rows.sort(key=lambda rows: len(list(rows.axis.path())))
+    made.rows.sort(key=lambda rows: rows.axis.depth)
     return made
-
-
-def _axes(kind: Any) -> tuple[Axis, ...]:
-    from rlgraph.ir.types import axes_of
-
-    return axes_of(kind)
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
@@ -314,8 +308,6 @@ class _Stored:
         return joined.take(torch.arange(over, len(joined.ids))) if over > 0 else joined
 
     def take(self, places: Tensor) -> _Stored:
-        from rlgraph.engines.sequences import ragged_index
-
         starts = self.lengths.cumsum(0) - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:

@@ -77,7 +77,7 @@ class LocalBackend:
         session = self.session
         session.step, session.metrics = number, {}
         began = time.perf_counter()
-        frame = Frame(_types(phase), session.dtype)
+        frame = Frame(phase.graph.values(), session.dtype)
         for value in phase.graph.inputs:
             frame.values[value.name] = session.handles[_name(value.name, value.type)]
         with torch.no_grad():
@@ -115,10 +115,6 @@ class LocalBackend:
 
 def _name(value: str, kind: Type) -> str:
     return kind.name if isinstance(kind, Handle) else value.rsplit("@", 1)[0]
-
-
-def _types(phase: Phase) -> dict[str, Type]:
-    return phase.graph.values()
 
 
 def _after(frame: Frame, made: Made) -> Frame:

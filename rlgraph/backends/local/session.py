@@ -21,7 +21,7 @@ from rlgraph.engines.transformers import TransformersEngine
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign import Environment, RewardFunction, Workers, open_environment, open_function
 from rlgraph.foreign.spec import Spec
-from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record
+from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
 
 Note = Callable[[str], None]
 
@@ -104,7 +104,8 @@ class Session:
         if outside.kind == "buffer":
             self.handles[outside.name] = None
             return
-        spec = _spec(outside.record)
+        args, options = outside.record.plain()
+        spec = Spec(outside.record.name, args, options, outside.record.span)
         if outside.kind == "data":
             check_source(spec)
             self.readers[outside.name] = Reader(open_source(spec, base, self.workers), outside.name, self.settings.seed)
@@ -139,7 +140,7 @@ class Session:
             return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype)  # type: ignore[arg-type]
         options = dict(model.source.options)
         tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
-        config = {name: _plain(value) for name, value in options.items()}
+        config = {name: plain(value) for name, value in options.items()}
         if tokenizer is None:
             raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
         family = str(model.source.args[0])
@@ -172,15 +173,6 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
         yield
     except ProgramError as error:
         problems += error.diagnostics
-
-
-def _spec(record: Record) -> Spec:
-    options = {name: _plain(value) for name, value in record.options if value is not None}
-    return Spec(record.name, tuple(map(_plain, record.args)), options, record.span)
-
-
-def _plain(value: Constant) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _tokenizer(value: Constant, folder: Path) -> TokenizerSpec | str:
