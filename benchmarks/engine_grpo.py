@@ -50,7 +50,7 @@ def main() -> None:
 
     # The engine's own threads do the rest: one for each block of rows.
     torch.set_num_threads(1)
-    from rlgraph.engines.base import Sampling, TrainOptions
+    from rlgraph.engines.base import Micro, Sampling, TrainOptions
     from rlgraph.engines.sequences import Sequences
     from rlgraph.engines.sources import ModelSpec, RandomSource
     from rlgraph.engines.tokenizers import Words
@@ -99,7 +99,7 @@ def main() -> None:
             return value
 
         blocks = engine.plan_blocks(sequences.lengths, options.block_tokens or None)
-        engine.train_step(blocks, loss, train, number)
+        engine.train_step(blocks, lambda index: Micro((), lambda _: loss(index)), train, number)
         end = time.perf_counter()
         spans["generate"].append(generated - start)
         spans["forward"].append(forward[0] / options.threads)

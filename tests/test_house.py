@@ -21,6 +21,7 @@ FLOORS = {
     "ir": 1,
     "foreign": 1,
     "ops": 2,
+    "models": 2,
     "data": 3,
     "dsl": 3,
     "passes": 4,

@@ -7,7 +7,8 @@ A backend says what firing means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +34,10 @@ class Backend(Protocol):
         """Does the work of a node on the rows of a frame."""
         ...
 
+    def abort(self) -> None:
+        """Lets what is fired in other threads fail soon: the run is over."""
+        ...
+
 
 @dataclass
 class _Task:
@@ -41,25 +46,41 @@ class _Task:
     """Those that read a handle which this node replaces."""
     done: int = 0
     fired: bool = False
+    busy: bool = False
+    """Fired on a block that is not done yet."""
     finished: bool = False
 
 
 class Executor:
     """Runs graphs on a backend."""
 
-    def __init__(self, backend: Backend, block: int | None = None) -> None:
+    def __init__(self, backend: Backend, block: int | None = None, *, together: bool = False) -> None:
         self.backend = backend
+        self.together = together
+        """Nodes that do not wait for each other are fired at the same time, each in a thread."""
         self.block = block
         """Rows of a node's unit that make a block; None: all there are."""
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
-        _Run(self.backend, self.block, graph, frame).run()
+        if self.together:
+            with ThreadPoolExecutor(max(1, len(graph.nodes)), "node") as pool:
+                try:
+                    _Run(self.backend, self.block, graph, frame, pool).run()
+                except BaseException:
+                    self.backend.abort()
+                    raise
+        else:
+            _Run(self.backend, self.block, graph, frame).run()
 
 
 class _Run:
-    def __init__(self, backend: Backend, block: int | None, graph: Graph, frame: Frame) -> None:
-        self.backend, self.block, self.frame = backend, block, frame
+    def __init__(
+        self, backend: Backend, block: int | None, graph: Graph, frame: Frame, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        self.backend, self.block, self.frame, self.pool = backend, block, frame, pool
+        self.running: dict[Future[Made], Callable[[Made], None]] = {}
+        """What is fired and not done, and what is to do then. Only this thread changes the frame."""
         self.tasks = [_Task(node) for node in graph.nodes]
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
@@ -84,20 +105,46 @@ class _Run:
             moved = False
             for task in waiting:
                 moved |= self.advance(task)
-            assert moved, f"no node can fire: {[task.node.name for task in waiting]}"
+            assert moved or self.running, f"no node can fire: {[task.node.name for task in waiting]}"
+            if self.running and not moved:
+                self.collect()
             waiting = [task for task in waiting if not task.finished]
+
+    def start(self, task: _Task, block: Frame, then: Callable[[Made], None]) -> None:
+        """Does the work now, or in a thread of its own."""
+        if self.pool is None:
+            then(self.backend.fire(task.node, block))
+            return
+        task.busy = True
+
+        def done(made: Made) -> None:
+            task.busy = False
+            then(made)
+
+        # The thread sees the frame as it is now; this one goes on adding to it.
+        self.running[self.pool.submit(self.backend.fire, task.node, block.child())] = done
+
+    def collect(self) -> None:
+        """Waits until something is done. After a failure, nothing new is fired and the first one is told."""
+        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+        for future in done:
+            self.running.pop(future)(future.result())
 
     def advance(self, task: _Task) -> bool:
         """Fires a task on a block if there is one."""
-        if task.finished or any(not other.finished for other in task.after):
+        if task.finished or task.busy or any(not other.finished for other in task.after):
             return False
         unit = task.node.unit
         axis = unit.axis if unit else None
         if axis is None:
             if not self.all_made(task.node.inputs):
                 return False
-            self.made(task, self.frame, self.backend.fire(task.node, self.frame), {})
-            task.finished = True
+
+            def all_done(made: Made) -> None:
+                self.made(task, self.frame, made, {})
+                task.finished = True
+
+            self.start(task, self.frame, all_done)
             return True
         if axis not in self.frame.rows:
             return False
@@ -111,19 +158,22 @@ class _Run:
         if not (enough or last):
             return False
         end = ready if self.block is None else min(ready, task.done + self.block)
-        self.fire(task, axis, end)
-        task.finished = last and task.done == self.frame.size(axis)
+        self.fire(task, axis, end, last)
         return True
 
-    def fire(self, task: _Task, axis: str, end: int) -> None:
-        node, frame, start = task.node, self.frame, task.done
-        task.done, task.fired = end, True
-        if start == 0 and end == frame.size(axis) and self.closed(axis):
-            self.made(task, frame, self.backend.fire(node, frame), {})
-            return
-        block, places = frame.slice(axis, torch.arange(start, end), node.inputs)
-        first = {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
-        self.made(task, block, self.backend.fire(node, block), first)
+    def fire(self, task: _Task, axis: str, end: int, last: bool) -> None:
+        frame, start = self.frame, task.done
+        block, first = frame, dict[str, int]()
+        if not (start == 0 and end == frame.size(axis) and self.closed(axis)):
+            block, places = frame.slice(axis, torch.arange(start, end), task.node.inputs)
+            first = {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
+
+        def block_done(made: Made) -> None:
+            task.done, task.fired = end, True
+            self.made(task, block, made, first)
+            task.finished = last and task.done == frame.size(axis)
+
+        self.start(task, block, block_done)
 
     def made(self, task: _Task, block: Frame, made: Made, first: dict[str, int]) -> None:
         """Adds what a block made to the frame; `first` is the block's first row on each sliced axis."""

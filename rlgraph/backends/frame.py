@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.backends.rows import Rows, TableData, join, pick
+from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
 from rlgraph.engines.sequences import ragged_index
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
@@ -26,12 +26,18 @@ class Frame:
     types: Mapping[str, Type]
     """Of every value of the phase, by name."""
     dtype: torch.dtype
+    elsewhere: bool = False
+    """Its values are in other processes."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     _indexes: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
 
     def size(self, axis: str) -> int:
         return self.rows[axis].size
+
+    def counts(self, axis: Axis) -> bool:
+        """Whether rows of this axis are counted here: what lies inside of rows is not, where the rows are elsewhere."""
+        return not (self.elsewhere and axis.inner)
 
     def index(self, child: str, ancestor: str) -> Tensor:
         """For each row of `child`, the row of `ancestor` that it lies in."""
@@ -50,7 +56,7 @@ class Frame:
         key, old = rows.axis.key, self.rows.get(rows.axis.key)
         if old is not None:
             parent = None if rows.parent is None or old.parent is None else torch.cat([old.parent, rows.parent])
-            ids = None if rows.ids is None or old.ids is None else old.ids + rows.ids
+            ids = None if rows.ids is None or old.ids is None else join([old.ids, rows.ids])
             rows = Rows(rows.axis, old.size + rows.size, parent, ids)
         self.rows[key] = rows
         for pair in [pair for pair in self._indexes if key in pair]:
@@ -58,7 +64,7 @@ class Frame:
 
     def child(self) -> Frame:
         """A frame that sees the same rows and values and can add its own."""
-        return Frame(self.types, self.dtype, dict(self.rows), dict(self.values), dict(self._indexes))
+        return Frame(self.types, self.dtype, self.elsewhere, dict(self.rows), dict(self.values), dict(self._indexes))
 
     def slice(self, axis: str, places: Tensor, names: Iterable[str]) -> tuple[Frame, Places]:
         """The named values for some rows of an axis and all that lies in them; outer axes stay whole."""
@@ -78,7 +84,7 @@ class Frame:
                 kept[key] = rows.take(chosen[key], parent)
             else:
                 kept[key] = rows
-        found = Frame(self.types, self.dtype, kept)
+        found = Frame(self.types, self.dtype, self.elsewhere, kept)
         for name in names:
             found.values[name] = self._take(name, chosen)
         return found, chosen
@@ -94,6 +100,9 @@ class Frame:
     def _take(self, name: str, chosen: Places) -> Any:
         value, kind = self.values[name], self.types[name]
         axis = axis_of(kind)
+        if axis is not None and isinstance(value, Elsewhere):
+            # What lies inside a row travels with it.
+            return value.pick(chosen[axis.row.key]) if axis.row.key in chosen else value
         if axis is None or axis.key not in chosen:
             return value
         return value.take(kind, chosen) if isinstance(kind, Table) else pick(value, chosen[axis.key])
@@ -101,7 +110,7 @@ class Frame:
     def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
         """Adds the named values of frames that have their root rows one after the other (rounds of `collect`)."""
         fresh = {axis.key: axis for name in names for own in axes_of(self.types[name]) for axis in own.path()}
-        for key in sorted(fresh, key=lambda key: fresh[key].depth):
+        for key in sorted(filter(lambda key: self.counts(fresh[key]), fresh), key=lambda key: fresh[key].depth):
             start = 0
             for part in parts:
                 rows = part.rows[key]
@@ -124,9 +133,11 @@ class Frame:
                 self.values[outer] = parts[-1][0].values[inner]
                 continue
             for each in axes_of(kind):
-                self._order(parts, each, order)
+                self._order(parts, each if self.counts(each) else each.row, order)
             value = join([part.values[inner] for part, _ in parts])
-            if isinstance(value, TableData):
+            if isinstance(value, Elsewhere):
+                self.values[outer] = value.pick(order[own.row.key])
+            elif isinstance(value, TableData):
                 assert isinstance(kind, Table)
                 self.values[outer] = value.take(kind, order)
             else:
@@ -146,8 +157,7 @@ class Frame:
         parents = torch.cat([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
         order[key] = parents.argsort(stable=True)
         ids = [part.rows[key].ids for part, _ in parts]
-        joined = [row for part in ids for row in part] if all(part is not None for part in ids) else None  # type: ignore[union-attr]
-        kept = None if joined is None else tuple(joined[i] for i in order[key].tolist())
+        kept = None if any(part is None for part in ids) else pick(join(ids), order[key])
         if key not in self.rows:
             self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], kept))
 

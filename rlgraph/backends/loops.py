@@ -58,7 +58,7 @@ def _made(node: Node, frame: Frame, whole: Frame, handles: list[object]) -> Made
     for value in node.outputs[count:]:
         for own in axes_of(value.type):
             for axis in own.path():
-                if axis.key not in frame.rows:
+                if axis.key not in frame.rows and frame.counts(axis):
                     rows[axis.key] = whole.rows[axis.key]
     return Made(values, sorted(rows.values(), key=lambda found: found.axis.depth))
 

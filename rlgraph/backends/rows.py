@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,18 @@ RowId = tuple[Any, ...]
 """Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change it."""
 
 
+class Elsewhere(ABC):
+    """Entries that another process has: here it is only known how many there are, and which."""
+
+    @abstractmethod
+    def pick(self, places: Tensor) -> Elsewhere:
+        """Some of them."""
+
+    @abstractmethod
+    def join(self, others: Sequence[Elsewhere]) -> Elsewhere:
+        """These and the others, one after the other."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows of an axis."""
@@ -24,12 +37,12 @@ class Rows:
     size: int
     parent: Tensor | None = None
     """int64 [size]: the row of the parent axis that each lies in, ascending; None for a root."""
-    ids: tuple[RowId, ...] | None = None
+    ids: tuple[RowId, ...] | Elsewhere | None = None
     """Of row axes; rows of inner axes are known by their place."""
 
     def take(self, places: Tensor, parent: Tensor | None) -> Rows:
         """Some rows, with their places in the parent's rows that are left."""
-        ids = None if self.ids is None else tuple(self.ids[i] for i in places.tolist())
+        ids = None if self.ids is None else pick(self.ids, places)
         return Rows(self.axis, int(places.shape[0]), parent, ids)
 
 
@@ -88,18 +101,24 @@ def _column_axes(kind: Table) -> dict[str, str]:
 
 
 def pick(value: Any, places: Tensor) -> Any:
-    """Entries of a tensor or of a list."""
+    """Entries of a tensor, a list or a tuple."""
     if isinstance(value, Tensor):
         return value[places]
-    return [value[i] for i in places.tolist()]
+    if isinstance(value, Elsewhere):
+        return value.pick(places)
+    found = [value[i] for i in places.tolist()]
+    return tuple(found) if isinstance(value, tuple) else found
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Tensors, lists or tables, one after the other."""
+    """Tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], Elsewhere):
+        return parts[0].join(parts[1:])
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts))
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)
-    return [item for part in parts for item in part]
+    found = [item for part in parts for item in part]
+    return tuple(found) if isinstance(parts[0], tuple) else found

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from rlgraph.engines.sequences import Sequences
+from rlgraph.ir.layout import Local
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -101,6 +102,27 @@ class TrainOptions:
         return self.final_lr + (self.lr - self.final_lr) * left
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a loss asks of the model that is trained."""
+
+    op: Literal["logprobs", "entropy", "values", "score"]
+    sequences: Sequences
+    temperature: float = 1.0
+    """Of `logprobs` and `entropy`."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A micro-batch of a train step. The loss of the step is the sum over all micro-batches of all data-parallel ranks."""
+
+    calls: tuple[Call, ...]
+    """Answered together, with gradients: one pass over the model reads all their rows."""
+    loss: Callable[[Sequence[Tensor]], Tensor]
+    """From the answers, in the order of `calls`, to this micro-batch's part of the loss. Called exactly once on each
+    rank that has the answers (all tensor-parallel ranks of the last pipeline stage), never on others."""
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise EngineError(message)
@@ -152,10 +174,14 @@ class Engine(Protocol):
         ...
 
     def train_step(
-        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of `loss(block)`: its `loss`, its `grad_norm` (before
-        clipping), its `lr`."""
+        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all
+        data-parallel ranks (a rank may have none): its `loss`, its `grad_norm` (before clipping), its `lr`."""
+        ...
+
+    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Blocks for `train_step`: row indices, int64, of rows of these lengths, int64 [N]."""
         ...
 
     def state(self) -> State:
@@ -176,6 +202,26 @@ class Engine(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that a model source can name."""
+        ...
+
+    # Shards: where this rank's part of the model lies, for whoever moves weights
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank has results: the last pipeline stage's first tensor-parallel rank. On other ranks
+        results are zeros of the right shape, and nobody reads them."""
+        ...
+
+    def layout(self) -> Sequence[Local]:
+        """The tensors that this rank holds, in global terms."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The live tensors by the names of `layout`, a layer's number, counted on this rank, in place of `*`."""
+        ...
+
+    def written(self) -> None:
+        """Told after somebody wrote into `tensors`: wide copies are read again, caches of old weights dropped."""
         ...
 
     def copy(self) -> Engine:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.attention import use_fast_decoding
-from rlgraph.engines.base import EngineError, Generation, Sampling, State, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Generation, Micro, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.copies import Copies
 from rlgraph.engines.decode import Ends, generate
 from rlgraph.engines.linear import use_onednn
 from rlgraph.engines.network import Network
@@ -23,6 +24,10 @@ from rlgraph.engines.norm import use_lean_norms
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
+from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.ir.mesh import mesh
+from rlgraph.models import huggingface
+from rlgraph.models.shape import UnsupportedModel, shape_of
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
@@ -41,19 +46,20 @@ class TransformersEngine:
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         cache_tokens: int = 1 << 18,
+        copies: Copies | None = None,
     ) -> None:
         """A model that is loaded.
 
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
         operators. block_tokens: padded tokens in a block, where no gradient is kept. logit_numbers: most
         entries of a matrix of logits there. cache_tokens: places of the key-value cache, of all rows
-        together, that are decoded at a time.
+        together, that are decoded at a time. copies: those in other processes that train on other rows.
         """
         self.spec = spec
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
-        self.threads = threads
+        self.threads, self.copies = threads, copies
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
             logit_numbers,
@@ -72,10 +78,10 @@ class TransformersEngine:
 
     @classmethod
     def open(
-        cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", **limits: int
+        cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", copies: Copies | None = None, **limits: int
     ) -> TransformersEngine:
         """Load the model of `spec`; a source that cannot be used raises `EngineError`."""
-        return cls(load(spec, device), spec, threads=threads, **limits)
+        return cls(load(spec, device), spec, threads=threads, copies=copies, **limits)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -152,17 +158,19 @@ class TransformersEngine:
         return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
 
     def train_step(
-        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor], options: TrainOptions, step: int
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of `loss(block)`: its `loss`, `grad_norm` before clipping,
-        and `lr`.
+        """One update with the gradient of the sum of the losses of `micro(block)`: its `loss`, `grad_norm` before
+        clipping, and `lr`.
 
         The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change
-        the result.
+        the result; those of other copies after them.
         """
         if self._optimizer is None:
             self._optimizer = Optimizer(self.model)
-        total, gradients = self._gradients(blocks, loss)
+        total, gradients = self._gradients(blocks, micro)
+        if self.copies is not None:
+            total, gradients = self.copies.sum(total, gradients, list(self.model.parameters()))
         return {"loss": total, **self._optimizer.step(gradients, options, step)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
@@ -181,8 +189,7 @@ class TransformersEngine:
         _same_names(tensors, state)
         for name, tensor in tensors.items():
             tensor.copy_(state[name])
-        if self._optimizer is not None:
-            self._optimizer.reread()
+        self.written()
 
     @torch.no_grad()
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
@@ -193,8 +200,7 @@ class TransformersEngine:
             tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(
                 other[name]
             )
-        if self._optimizer is not None:
-            self._optimizer.reread()
+        self.written()
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
@@ -236,7 +242,30 @@ class TransformersEngine:
             block_tokens=self._block_tokens,
             logit_numbers=self._logit_numbers,
             cache_tokens=self._cache_tokens,
+            copies=self.copies,
         )
+
+    @property
+    def speaks(self) -> bool:
+        """Each rank is a whole copy, with results of its own."""
+        return True
+
+    def layout(self) -> tuple[Local, ...]:
+        """All of every parameter; in the terms of its family where that is known, else each by its own name."""
+        try:
+            shape = shape_of(self.model.config.get_text_config().to_dict())
+        except UnsupportedModel:
+            return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self._tensors().items())
+        return huggingface.layout(shape, mesh(), 0, self.spec.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live parameters and persistent buffers by name."""
+        return self._tensors()
+
+    def written(self) -> None:
+        """Takes the weights over into the optimizer's wide copies."""
+        if self._optimizer is not None:
+            self._optimizer.reread()
 
     def _require(self, kind: str, what: str) -> None:
         if self.spec.kind != kind:
@@ -317,14 +346,15 @@ class TransformersEngine:
         return list(self._pool.map(quietly, plan))
 
     def _gradients(
-        self, blocks: Sequence[Any], loss: Callable[[Any], Tensor]
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro]
     ) -> tuple[float, list[Tensor | None]]:
         """The sum over blocks of the loss and of its gradient for each parameter."""
         parameters = list(self.model.parameters())
 
         def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
             with torch.enable_grad():
-                value = loss(block)
+                part = micro(block)
+                value = part.loss(self._answers(part.calls))
                 if not value.requires_grad:
                     return float(value), [None] * len(parameters)
                 return float(value.detach()), torch.autograd.grad(value, parameters, allow_unused=True)
@@ -334,6 +364,30 @@ class TransformersEngine:
             total += value
             sums = [_plus(old, new) for old, new in zip(sums, gradients, strict=True)]
         return total, sums
+
+    def _answers(self, calls: Sequence[Call]) -> list[Tensor]:
+        """What the model says to each call; log-probabilities and entropies of the same rows come from one pass."""
+        found: dict[int, Tensor] = {}
+        for place, call in enumerate(calls):
+            if place in found:
+                continue
+            twin = next((at for at, other in enumerate(calls) if at > place and _one_pass(call, other)), None)
+            if twin is not None:
+                both = self.logprobs_and_entropy(call.sequences, call.temperature)
+                found[place], found[twin] = both if call.op == "logprobs" else both[::-1]
+            elif call.op in ("logprobs", "entropy"):
+                found[place] = getattr(self, call.op)(call.sequences, call.temperature)
+            else:
+                found[place] = getattr(self, call.op)(call.sequences)
+        return [found[place] for place in range(len(calls))]
+
+
+def _entire(name: str, shape: tuple[int, ...]) -> Local:
+    return Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),))
+
+
+def _one_pass(a: Call, b: Call) -> bool:
+    return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
 
 
 def _in_order(

@@ -14,6 +14,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Words
 from rlgraph.engines.transformers import TransformersEngine
+from tests.engines.models import by_hand
 
 ROWS, LONG = 48, 24
 
@@ -55,7 +56,7 @@ def test_three_updates_are_those_of_plain_torch(family: str) -> None:
         theirs.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
         optimizer.step()
-        told = engine.train_step([None], loss, options, step)
+        told = engine.train_step([None], by_hand(loss), options, step)
         assert told["loss"] == pytest.approx(theirs.item(), abs=1e-5)
         assert told["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         for (name, mine), other in zip(engine.model.named_parameters(), plain.parameters(), strict=True):

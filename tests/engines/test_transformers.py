@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.engines.base import EngineError, Sampling, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
 from rlgraph.engines.transformers import TransformersEngine
-from tests.engines.models import FAMILIES, engine, source
+from tests.engines.models import FAMILIES, by_hand, engine, source
 
 # Several turns, a row without a response, one whose only token is a prompt, and ends at different places.
 ROWS = Sequences.from_lists(
@@ -136,12 +136,15 @@ def trained(
     weights = torch.linspace(-1, 2, int(ROWS.counts().sum()), dtype=torch.float64)
     starts = ROWS.counts().cumsum(0) - ROWS.counts()
 
-    def loss(rows: Tensor) -> Tensor:
+    def micro(rows: Tensor) -> Micro:
         mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
-        logp, entropy = model.logprobs_and_entropy(ROWS.take(rows))
-        return (mine * logp).sum() / weights.shape[0] - 0.1 * entropy.sum()
+        part = ROWS.take(rows)
+        return Micro(
+            (Call("entropy", part), Call("logprobs", part), Call("logprobs", part, 0.5)),
+            lambda said: (mine * said[1]).sum() / weights.shape[0] - 0.1 * said[0].sum() + 0.01 * said[2].sum(),
+        )
 
-    return model.train_step(blocks, loss, SGD, 0), model.state()
+    return model.train_step(blocks, micro, SGD, 0), model.state()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -195,7 +198,7 @@ def test_adamw_and_clipping_are_torchs() -> None:
     options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6, clip_norm=0.5)
     adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6)
     for step in range(3):
-        told = model.train_step([ROWS], lambda rows: -model.logprobs(rows).mean(), options, step)
+        told = model.train_step([ROWS], by_hand(lambda rows: -model.logprobs(rows).mean()), options, step)
         (-twin.logprobs(ROWS).mean()).backward()
         norm = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.5)
         assert told["grad_norm"] == pytest.approx(float(norm)) and float(norm) > 0.5
@@ -220,23 +223,23 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
     model = engine()
     before = model.state()
     with pytest.raises(EngineError, match=r"gradient of .*weight.* is not finite"):
-        model.train_step([ROWS], lambda rows: model.logprobs(rows).sum() * torch.inf, SGD, 0)
+        model.train_step([ROWS], by_hand(lambda rows: model.logprobs(rows).sum() * torch.inf), SGD, 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state().items())
 
 
 def test_a_block_without_gradient_counts_as_zero() -> None:
     model, twin = engine(), engine()
     told = model.train_step(
-        [ROWS, None], lambda b: torch.zeros(()) if b is None else model.logprobs(b).sum(), SGD, 0
+        [ROWS, None], by_hand(lambda b: torch.zeros(()) if b is None else model.logprobs(b).sum()), SGD, 0
     )
-    assert told == pytest.approx(twin.train_step([ROWS], lambda b: twin.logprobs(b).sum(), SGD, 0))
+    assert told == pytest.approx(twin.train_step([ROWS], by_hand(lambda b: twin.logprobs(b).sum()), SGD, 0))
 
 
 def test_narrow_weights_keep_small_updates() -> None:
     model = engine(dtype="bfloat16")
     before = model.state()
     for step in range(60):
-        model.train_step([ROWS], lambda rows: -model.logprobs(rows).mean(), TrainOptions(1e-4), step)
+        model.train_step([ROWS], by_hand(lambda rows: -model.logprobs(rows).mean()), TrainOptions(1e-4), step)
     moved = sum(int((before[name] != tensor).sum()) for name, tensor in model.state().items())
     assert moved > 0.5 * sum(tensor.numel() for tensor in before.values())
 
@@ -325,7 +328,7 @@ def test_a_value_model_from_a_language_model_keeps_its_backbone(tmp_path: Path) 
         assert critic.values(ROWS).abs().max() == 0
         theirs = actor.model.base_model(torch.tensor([[5, 6]])).last_hidden_state
         torch.testing.assert_close(critic.model.base_model(torch.tensor([[5, 6]])).last_hidden_state, theirs)
-    critic.train_step([ROWS], lambda rows: (critic.values(rows) - 1).square().mean(), TrainOptions(0.1), 0)
+    critic.train_step([ROWS], by_hand(lambda rows: (critic.values(rows) - 1).square().mean()), TrainOptions(0.1), 0)
     critic.save(tmp_path / "critic")
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").score.weight.abs().max() > 0
     again = TransformersEngine.open(ModelSpec("value_lm", str(tmp_path / "critic")))

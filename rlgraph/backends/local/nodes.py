@@ -91,7 +91,7 @@ def _column(name: str, table: TableData, kind: Table, node: Node, frame: Frame, 
     return list(column_of(table, name, frame.rows[kind.axis.key], node))
 
 
-def _sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
+def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
     """A model's engine and a table's tokens, in that model's own tokens."""
     state = session.models[frame.values[node.inputs[0]]]
     table: TableData = frame.values[node.inputs[1]]
@@ -110,7 +110,7 @@ def _sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequenc
 
 def forward(node: Node, frame: Frame, session: Session) -> Made:
     """`logprobs`, `entropy`, `values`, `score`: with a gradient exactly inside `train`."""
-    engine, sequences = _sequences(node, frame, session)
+    engine, sequences = sequences_for(node, frame, session)
     try:
         if node.op in ("logprobs", "entropy"):
             value = getattr(engine, node.op)(sequences, node.attr("temperature"))
@@ -201,44 +201,64 @@ def size(node: Node, frame: Frame, session: Session) -> Made:
 
 def keep(node: Node, frame: Frame, session: Session) -> Made:
     """Rows of an axis where a condition holds; the kept rows are those of new axes."""
-    axis = node.attr("axis")
+    return kept(node, frame, kept_places(node, frame))
+
+
+def kept_places(node: Node, frame: Frame) -> Tensor:
+    """Which rows of the axis are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     if isinstance(mask, list):
         mask = torch.tensor([bool(item) for item in mask])
-    mask = mask.bool()[frame.index(axis, kind.axis.key)]  # type: ignore[union-attr]
-    kept, _ = frame.slice(axis, mask.nonzero()[:, 0], node.inputs[1:])
+    return mask.bool()[frame.index(node.attr("axis"), kind.axis.key)].nonzero()[:, 0]  # type: ignore[union-attr]
+
+
+def kept(node: Node, frame: Frame, places: Tensor) -> Made:
+    """What `keep` makes, once it is known which rows it keeps."""
+    inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
     made = Made()
     names: dict[str, Axis] = {}
     for source, value in zip(node.inputs[1:], node.outputs, strict=True):
-        made.values[value.name] = kept.values[source]
+        made.values[value.name] = inside.values[source]
         for old, new in zip(axes_of(frame.types[source]), axes_of(value.type), strict=True):
             for before, after in zip(old.path(), new.path(), strict=True):
                 names[before.key] = after
-    for key in kept.rows:
+    for key in inside.rows:
         if key in names and names[key].key != key:
-            made.rows.append(replace(kept.rows[key], axis=names[key]))
+            made.rows.append(replace(inside.rows[key], axis=names[key]))
     made.rows.sort(key=lambda rows: rows.axis.depth)
     return made
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
-    source, index = (frame.values[name] for name in node.inputs)
-    kind, made = frame.types[node.inputs[0]], _table(node)
-    assert isinstance(kind, Table) and made.token
+    made = chosen(node, frame, chosen_places(node, frame))
+    table, kind = made.values[node.name], _table(node)
+    assert kind.token
+    made.rows.append(inner_rows(kind.token, table.sequences.counts()))
+    if kind.turn:
+        made.rows.append(inner_rows(kind.turn, table.columns["turns"]))
+    return made
+
+
+def chosen_places(node: Node, frame: Frame) -> Tensor:
+    """Which row of the table each group's chosen one is, int64."""
+    index, kind, made = frame.values[node.inputs[1]], frame.types[node.inputs[0]], _table(node)
+    assert isinstance(kind, Table)
     if bool((index < 0).any()):
         place = int((index < 0).nonzero()[0, 0])
         ids = frame.rows[made.axis.key].ids
-        who = show_id(ids[place]) if ids else f"row {place}"
+        who = show_id(ids[place]) if ids else f"row {place}"  # type: ignore[index]
         raise RunError(Diagnostic("E0736", f"{who} has no rows left to pick from", node.span,
                                   f"drop it first: `keep {made.axis.name} where ...`"))  # fmt: skip
-    chosen = index + _starts(frame, kind.axis, made.axis)
-    picked, _ = frame.slice(kind.axis.key, chosen, [node.inputs[0]])
-    table = picked.values[node.inputs[0]]
-    rows = [inner_rows(made.token, table.sequences.counts())]
-    if made.turn:
-        rows.append(inner_rows(made.turn, table.columns["turns"]))
-    return Made({node.outputs[0].name: table}, rows)
+    return index + _starts(frame, kind.axis, made.axis)
+
+
+def chosen(node: Node, frame: Frame, places: Tensor) -> Made:
+    """What `pick` makes, once it is known which rows it picks."""
+    kind = frame.types[node.inputs[0]]
+    assert isinstance(kind, Table)
+    picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
+    return Made({node.name: picked.values[node.inputs[0]]})
 
 
 def lookup(node: Node, frame: Frame, session: Session) -> Made:
@@ -330,17 +350,22 @@ def sample(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:
-    target, source = (session.models[frame.values[name]] for name in node.inputs)
-    ema = node.attr("ema")
+    target, source = (frame.values[name] for name in node.inputs)
+    take_over(node, session, target, source)
+    return Made({node.outputs[0].name: target})
+
+
+def take_over(node: Node, session: Session, target: str, source: str) -> None:
+    """Gives a model another's weights, or moves it towards them."""
+    to, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
     try:
         if ema is None:
-            target.engine.load_state(source.engine.state())
+            to.engine.load_state(weights)
         else:
-            target.engine.blend(source.engine.state(), ema)
+            to.engine.blend(weights, ema)
     except EngineError as error:
         raise engine_failure(node, "the weights do not fit", error) from None
-    target.touched = True
-    return Made({node.outputs[0].name: target.model.name})
+    to.touched = True
 
 
 def report(node: Node, frame: Frame, session: Session) -> Made:

@@ -30,7 +30,7 @@ def generate(node: Node, frame: Frame, session: Session) -> Made:
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, model)
     keys = session.row_keys(node.attr("key"), ids)
-    made = _sample(node, model, encoded, count, _sampling(node, model), keys, weights)
+    made = _sample(node, session, model, ids, None, encoded, count, _sampling(node, model), keys, weights)
     columns = {
         "logprobs": made.logprobs.to(frame.dtype),
         "finished": made.finished,
@@ -116,19 +116,27 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
 def _weights(node: Node, model: ModelState) -> tuple[State | None, int]:
     """The weights that sample and their version: with a lag, those of so many steps ago."""
     lag = min(node.attr("lag", 0), model.version)
-    if not lag:
-        return None, model.version
+    if not lag or not model.past:
+        # Where no past is kept, the weights that came here are those of the past already.
+        return None, model.version - lag
     return model.past[-1 - lag], model.version - lag
 
 
 def _sample(
-    node: Node, model: ModelState, encoded: list[list[int]], count: int, sampling: Sampling, keys: np.ndarray,
-    weights: State | None,
+    node: Node, session: Session, model: ModelState, ids: tuple[RowId, ...], turn: int | None, encoded: list[list[int]],
+    count: int, sampling: Sampling, keys: np.ndarray, weights: State | None,
 ) -> Generation:  # fmt: skip
-    try:
-        return model.engine.generate(Sequences.from_lists(encoded), count, sampling, keys, weights)
-    except EngineError as error:
-        raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
+    """`count` responses to each list of tokens: from the recording that is replayed, or else the engine's."""
+    if session.replay:
+        made = session.replay.read(node, session.step, turn, ids, _repeat(encoded, count))
+    else:
+        try:
+            made = model.engine.generate(Sequences.from_lists(encoded), count, sampling, keys, weights)
+        except EngineError as error:
+            raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
+    if session.recorder and model.engine.speaks:
+        session.recorder.write(node, session.step, turn, ids, _repeat(encoded, count), made)
+    return made
 
 
 def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
@@ -235,7 +243,8 @@ def _turn(
         by_room.setdefault(episodes[at].room(most), []).append(at)
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
-        made = _sample(node, model, encoded, 1, _sampling(node, model, room), keys[group], weights)
+        rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
+        made = _sample(node, session, model, rows, turn, encoded, 1, sampling, keys[group], weights)
         actions = made.sequences.scored_rows()
         logprobs = made.logprobs.split(made.sequences.counts().tolist())
         for at, action, chances in zip(group, actions, logprobs, strict=True):

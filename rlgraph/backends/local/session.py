@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.engines.base import EngineError, State
+from rlgraph.engines.base import Engine, EngineError, State
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.engines.transformers import TransformersEngine
@@ -40,13 +41,17 @@ class Settings:
     """Rows of a micro-batch at most, instead of a token budget."""
     folder: Path = field(default_factory=Path)
     """Where relative paths of the program begin."""
+    record: Path | None = None
+    """A folder for all that is sampled, which `recording` has claimed."""
+    replay: Path | None = None
+    """A recording, whose rows take the place of sampling."""
 
 
 @dataclass
 class ModelState:
     """A model in a run."""
 
-    engine: TransformersEngine
+    engine: Engine
     model: Model
     version: int = 0
     """Steps in which its weights changed."""
@@ -58,11 +63,28 @@ class ModelState:
     """Its weights changed in this step."""
 
 
-class Session:
-    """Opens everything that a program names, before the first step."""
+OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
+"""Makes the engine of a model, or a stand-in that only has its `codec`; an `EngineError` says why it cannot."""
 
-    def __init__(self, program: Program, settings: Settings, note: Note = lambda text: None) -> None:
+
+def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
+    if model.copy_of:
+        return session.models[model.copy_of].engine.copy()
+    return TransformersEngine.open(spec, threads=session.settings.threads)
+
+
+class Session:
+    """Opens everything that a program names, before the first step.
+
+    A process that does a part of the work only opens that part: `open_engine` makes the engines, `outside` names what else.
+    """
+
+    def __init__(
+        self, program: Program, settings: Settings, note: Note = lambda text: None, *,
+        open_engine: OpenEngine = _open_here, outside: Container[str] | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.settings = program, settings
+        self._open_engine = open_engine
         self.workers = Workers()
         self.step = 0
         self.models: dict[str, ModelState] = {}
@@ -72,29 +94,29 @@ class Session:
         self.handles: dict[str, Any] = {}
         """Values of things that live across steps, by name."""
         self.metrics: dict[str, float] = {}
+        self.recorder = Recorder(settings.record) if settings.record else None
+        self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
         try:
-            self._open(note)
+            self._open(note, [each for each in program.outside if outside is None or each.name in outside])
         except BaseException:
             self.close()
             raise
 
-    def _open(self, note: Note) -> None:
+    def _open(self, note: Note, wanted: Sequence[Outside]) -> None:
         problems: list[Diagnostic] = []
-        for outside in self.program.outside:
+        for outside in wanted:
             note(f"opening {outside.name}")
             with _collected(problems):
                 self._open_outside(outside)
         if problems:
             raise ProgramError(problems)
-        lag = max((phase.staleness for phase in self.program.phases), default=0)
         for model in self.program.models:
             note(f"loading {model.name}")
             with _collected(problems):
-                self._open_model(model, lag)
+                self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        dtypes = {state.engine.spec.dtype for state in self.models.values()}
-        self.dtype = torch.float64 if "float64" in dtypes else torch.float32
+        self.dtype = width(self.program)
         for state in self.program.states:
             self.handles[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
         self.initial = {state.name: state.initial for state in self.program.states}
@@ -115,37 +137,23 @@ class Session:
         else:
             self.environments[outside.name] = open_environment(spec, base, self.workers)
 
-    def _open_model(self, model: Model, lag: int) -> None:
+    def _open_model(self, model: Model) -> None:
+        if model.copy_of and model.copy_of not in self.models:
+            return  # The original could not be loaded, and that has been said.
         try:
-            if model.copy_of:
-                if model.copy_of not in self.models:
-                    return  # The original could not be loaded, and that has been said.
-                engine = self.models[model.copy_of].engine.copy()
-            else:
-                engine = TransformersEngine.open(self._model_spec(model), threads=self.settings.threads)
+            engine = self._open_engine(model, model_spec(self.program, model, self.settings.folder), self)
         except EngineError as error:
             hint = "give a folder, a hub name, or `random(...)`"
             raise ProgramError(Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)) from None
-        state = ModelState(engine, model, past=deque(maxlen=lag + 1))
-        if lag and not model.frozen:
-            state.past.append(engine.state())
-        self.models[model.name] = state
+        self.models[model.name] = ModelState(engine, model)
         self.handles[model.name] = model.name
 
-    def _model_spec(self, model: Model) -> ModelSpec:
-        dtype = dict(model.options).get("dtype", "float32")
-        if not isinstance(model.source, Record):
-            source = str(model.source)
-            local = self.settings.folder / source
-            return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype)  # type: ignore[arg-type]
-        options = dict(model.source.options)
-        tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
-        config = {name: plain(value) for name, value in options.items()}
-        if tokenizer is None:
-            raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
-        family = str(model.source.args[0])
-        random = RandomSource(family, config, _tokenizer(tokenizer, self.settings.folder), seed)
-        return ModelSpec(model.kind, random, dtype)  # type: ignore[arg-type]
+    def remember(self, models: Iterable[str]) -> None:
+        """From now on keeps the weights of these models that sampling with a lag needs."""
+        lag = max((phase.staleness for phase in self.program.phases), default=0)
+        for state in (self.models[name] for name in models):
+            if lag and not state.model.frozen:
+                state.past = deque([state.engine.state()], maxlen=lag + 1)
 
     def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
         """A number for each row: a function of (program seed, node, step, row) and of nothing else, uint64."""
@@ -164,6 +172,31 @@ class Session:
 
     def close(self) -> None:
         self.workers.close()
+
+
+def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
+    """Where a model comes from; of a copy, where its original does. Relative paths begin in `folder`."""
+    while model.copy_of:
+        model = program.model(model.copy_of)
+    dtype = dict(model.options).get("dtype", "float32")
+    if not isinstance(model.source, Record):
+        source = str(model.source)
+        local = folder / source
+        return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype)  # type: ignore[arg-type]
+    options = dict(model.source.options)
+    tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
+    config = {name: plain(value) for name, value in options.items()}
+    if tokenizer is None:
+        raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
+    family = str(model.source.args[0])
+    random = RandomSource(family, config, _tokenizer(tokenizer, folder), seed)
+    return ModelSpec(model.kind, random, dtype)  # type: ignore[arg-type]
+
+
+def width(program: Program) -> torch.dtype:
+    """Of the program's own numbers: float64 if a model is."""
+    dtypes = {dict(model.options).get("dtype") for model in program.models}
+    return torch.float64 if "float64" in dtypes else torch.float32
 
 
 @contextmanager

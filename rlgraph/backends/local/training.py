@@ -3,50 +3,74 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.local.nodes import work
+from rlgraph.backends.local.nodes import sequences_for, work
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.loops import exported
-from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
+from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops.nodes import MODEL_CALLS
 
 
-def train(node: Node, frame: Frame, session: Session) -> Made:
-    """The body for each micro-batch of the step's unit; the model with its gradient's step taken."""
+def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+    """The body for each micro-batch of the step's unit; the model with its gradient's step taken.
+
+    idle: other copies of the model have all the rows; this one only takes the same step.
+    """
     state = session.models[frame.values[node.inputs[0]]]
     region, axis = node.regions[0], node.attr("micro")
     captured = node.inputs[1:]
     parts: dict[int, tuple[Frame, Places]] = {}
     lock = threading.Lock()
-    blocks = _blocks(node, frame, session) if axis else [None]
+    blocks = [] if idle else _blocks(node, frame, session) if axis else [None]
 
-    def loss(block: int) -> Tensor:
-        """The micro-batch's part of the loss."""
+    def micro(block: int) -> Micro:
         body, places = _part(frame, axis, blocks[block], captured)
         body.values[region.inputs[0].name] = frame.values[node.inputs[0]]
-        with torch.enable_grad():
+        asked = [inner for inner in region.nodes if inner.op in MODEL_CALLS]
+
+        def loss(answers: Sequence[Tensor]) -> Tensor:
+            """The micro-batch's part of the loss."""
+            for inner, answer in zip(asked, answers, strict=True):
+                body.values[inner.name] = answer.to(frame.dtype)
             _straight(region, body, session)
-        value = body.values[region.outputs[0]]
-        body.values = {name: _detached(body.values[name]) for name in region.outputs[1:]}
-        with lock:
-            parts[block] = body, places
-        return value
+            value = body.values[region.outputs[0]]
+            body.values = {name: _detached(body.values[name]) for name in region.outputs[1:]}
+            with lock:
+                parts[block] = body, places
+            return value
+
+        return Micro(tuple(_call(inner, body, session) for inner in asked), loss)
 
     try:
-        state.engine.train_step(range(len(blocks)), loss, _options(node), state.updates)
+        state.engine.train_step(range(len(blocks)), micro, _options(node), state.updates)
     except EngineError as error:
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
     state.touched = True
+    if not parts:
+        # A rank without the answers has nothing to export either.
+        return Made({node.outputs[0].name: frame.values[node.inputs[0]]})
     ordered = [parts[block] for block in range(len(blocks))]
     return exported(node, frame, ordered, axis or "", [frame.values[node.inputs[0]]])
+
+
+def _call(node: Node, body: Frame, session: Session) -> Call:
+    if node.inputs[1] not in body.values:
+        raise RunError(Diagnostic("E0738", f"the model is asked for the `{node.op}` of rows that it chooses itself here",
+                                  node.span, "choose the rows above `train`"))  # fmt: skip
+    _, sequences = sequences_for(node, body, session)
+    if node.op in ("logprobs", "entropy"):
+        return Call(node.op, sequences, node.attr("temperature"))  # type: ignore[arg-type]
+    return Call(node.op, sequences)  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
@@ -56,8 +80,10 @@ def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[st
 
 
 def _straight(region: Graph, frame: Frame, session: Session) -> None:
-    """A micro-batch is one block: its nodes run one after the other."""
+    """A micro-batch is one block: its nodes run one after the other; the model has answered already."""
     for inner in region.nodes:
+        if inner.op in MODEL_CALLS:
+            continue
         made = work(inner, frame, session)
         for rows in made.rows:
             frame.add_rows(rows)

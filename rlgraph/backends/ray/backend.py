@@ -1,0 +1,125 @@
+"""A run on a cluster: the controller fires nodes on groups of processes. It sees references and counts, never rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.nodes import chosen, kept
+from rlgraph.backends.local.session import Settings, width
+from rlgraph.backends.loops import collect, every, minibatch
+from rlgraph.backends.ray.cluster import start
+from rlgraph.backends.ray.dispatch import Dispatch, Queues
+from rlgraph.backends.ray.processes import What
+from rlgraph.backends.ray.remote import PieceRef, Single
+from rlgraph.backends.ray.rows import live
+from rlgraph.backends.ray.weights import Weights
+from rlgraph.backends.steps import Observer, Silent, Steps
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ops.nodes import MODEL_CALLS
+
+_WITH_MODELS = ("generate", "interact", "train", *MODEL_CALLS)
+
+
+class RayBackend(Steps):
+    """Runs a program by a plan."""
+
+    elsewhere = True
+
+    def __init__(
+        self, program: Program, plan: Plan, settings: Settings, observer: Observer | None = None, *,
+        address: str | None = None, debug: bool = False, seconds: float = 1800.0,
+    ) -> None:  # fmt: skip
+        """Starts every process of the plan and loads its models.
+
+        address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one.
+        seconds: longest wait for an answer. Raises ProgramError for what cannot be opened, RunError for a cluster that
+        cannot hold the plan.
+        """
+        self.program, self.plan, self.settings = program, plan, settings
+        self.observer = observer or Silent()
+        self.dtype = width(program)
+        self.processes = start(program, plan, settings, address=address, debug=debug, seconds=seconds,
+                               note=self.observer.opening)  # fmt: skip
+        try:
+            self.observer.opening("models")
+            things = self.processes.open()
+            queues = Queues(plan)
+            self.dispatch = Dispatch(program, self.processes, queues, self.observer)
+            self.weights = Weights(program, plan, self.processes, queues, self.observer)
+        except BaseException:
+            self.processes.stop()
+            raise
+        self.handles: dict[str, Any] = {model.name: model.name for model in program.models}
+        self.handles |= {name: Single(PieceRef((0, name), (HOST, 0), 0)) for name in things}
+        # What `collect` has left over is a frame of references: the controller keeps it itself.
+        self.handles |= {each.name: None for each in program.outside if each.record.name == "surplus"}
+        blocks = [rows for _, rows in plan.blocks]
+        self.executor = Executor(self, settings.block or min(blocks, default=None), together=not debug)
+
+    # Steps
+
+    def begin_step(self, number: int) -> None:
+        self.dispatch.step, self.dispatch.metrics = number, {}
+
+    def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
+        told = self.weights.end_step()
+        self.dispatch.ledger.forget()
+        needed = live(self.handles.values())
+        who = self.processes.who
+        references = [self.processes.call(each, "retain", sorted(needed.get(each, ()))) for each in who]
+        self.processes.get(references, What(who, "the end of the step"))
+        return dict(self.dispatch.metrics), told
+
+    def trained(self) -> dict[str, int]:
+        """For each model how many optimizer steps it took."""
+        return dict(self.weights.updates)
+
+    def save(self, model: str, folder: Path) -> None:
+        """Writes a folder that a model source can name."""
+        self.weights.save(model, folder)
+
+    def abort(self) -> None:
+        """Whoever waits for an answer gives up."""
+        self.processes.give_up()
+
+    def close(self) -> None:
+        self.processes.stop()
+
+    # Nodes
+
+    def fire(self, node: Node, frame: Frame) -> Made:
+        if node.op == "minibatch":
+            return minibatch(node, frame, self.executor, f"{self.settings.seed}/{self.dispatch.step}")
+        if node.op == "collect":
+            return collect(node, frame, self.executor, self.observer.opening)
+        if node.op == "every":
+            return every(node, frame, self.executor, self.dispatch.step)
+        if node.op == "size" and node.attr("axis") in frame.rows:
+            return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
+        if node.op == "update":
+            target, source = (frame.values[name] for name in node.inputs)
+            self.weights.update(target, source, node)
+            return Made({node.name: target})
+        if node.op in _WITH_MODELS:
+            return self.compute(node, frame)
+        host = self.plan.group(HOST)
+        if node.op in ("keep", "pick"):
+            places = self.dispatch.choose(node, frame, host)
+            return kept(node, frame, places) if node.op == "keep" else chosen(node, frame, places)
+        return self.dispatch.fire(node, frame, host, self.weights.versions)
+
+    def compute(self, node: Node, frame: Frame) -> Made:
+        """Work with a model's weights, where the plan puts it, once the weights are there."""
+        model = frame.values[node.inputs[0]]
+        group = self.plan.role(model, node.op)
+        self.weights.bring(model, group, node)
+        made = self.dispatch.fire(node, frame, group, self.weights.versions)
+        if node.op == "train":
+            self.weights.trained(model)
+        return made

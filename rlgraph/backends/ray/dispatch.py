@@ -1,0 +1,196 @@
+"""How the work of a node reaches the processes of a group, and how what they made comes together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.ray.orders import Given, Order, Receipt, numbered
+from rlgraph.backends.ray.processes import Processes, What
+from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
+from rlgraph.backends.ray.rows import Delivery, Ledger, row_axes
+from rlgraph.backends.ray.split import split
+from rlgraph.backends.rows import Rows
+from rlgraph.backends.steps import Observer
+from rlgraph.ir.graph import Node, Program, axes
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.types import Axis, Handle, Table, axis_of
+from rlgraph.ops.nodes import MODEL_CALLS
+
+
+class Queues:
+    """What runs on a pool takes turns."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._locks = {name: threading.Lock() for name in (HOST, *(pool.name for pool in plan.pools))}
+
+    @contextmanager
+    def turn(self, *pools: str) -> Iterator[None]:
+        """Waits until all these pools are free, and has them meanwhile."""
+        with ExitStack() as held:
+            # Always in the same order: two that want the same pools never wait for each other.
+            for pool in sorted(set(pools)):
+                held.enter_context(self._locks[pool])
+            yield
+
+
+class Dispatch:
+    """Sends orders and reads receipts."""
+
+    def __init__(self, program: Program, processes: Processes, queues: Queues, observer: Observer) -> None:
+        self.processes, self.queues, self.observer = processes, queues, observer
+        self.ledger = Ledger(processes)
+        self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
+        self.axes = axes(program)
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self._number, self._counting = 0, threading.Lock()
+
+    def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made:
+        """Each data-parallel copy of the group does its share of the rows."""
+        speakers, axis = group.speakers(), split_axis(node)
+        if len(speakers) == 1 or (axis is None and node.op != "train"):
+            number, receipts = self.ask(node, group, {0: frame}, versions)
+            return self.made(node, number, receipts[0], (group.name, speakers[0]))
+        if axis is None:
+            # A loss that cannot be split is worked out by one copy; the others take the same step.
+            number, receipts = self.ask(node, group, {0: frame, **dict.fromkeys(range(1, len(speakers)))}, versions)
+            return self.made(node, number, receipts[0], (group.name, speakers[0]))
+        parts = split(frame, axis, len(speakers), node.inputs)
+        busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
+        idle: dict[int, Frame | None] = dict.fromkeys(range(len(parts))) if node.op == "train" else {}
+        number, receipts = self.ask(node, group, idle | busy, versions)
+        done: list[tuple[Frame, Places]] = []
+        for copy, body in busy.items():
+            made = self.made(node, number, receipts[copy], (group.name, speakers[copy]))
+            for rows in made.rows:
+                body.add_rows(rows)
+            body.values.update(made.values)
+            done.append((body, parts[copy][1]))
+        return _together(node, frame, done, axis)
+
+    def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
+        """Which rows `keep` or `pick` takes. The rows themselves stay where they are."""
+        _, receipts = self.ask(node, host, {0: frame}, {})
+        chosen = receipts[0].chosen
+        assert chosen is not None
+        return torch.from_numpy(chosen)
+
+    def ask(
+        self, node: Node, group: Group, frames: Mapping[int, Frame | None], versions: Mapping[str, int]
+    ) -> tuple[int, dict[int, Receipt]]:
+        """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
+
+        A copy without a frame takes part in an update to which it has nothing to add.
+        """
+        with self._counting:
+            self._number += 1
+            number = self._number
+        sent = [one for copy, frame in frames.items() for one in self.addressed(node, group, copy, frame)]
+        who = tuple(address for address, _, _ in sent)
+        with self.queues.turn(group.pool):
+            self.observer.firing(node, group.pool)
+            began = time.perf_counter()
+            references = []
+            for address, keeps, delivery in sent:
+                order = Order(number, self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
+                              frames[group.mesh.at(address[1], "dp")] is None, keeps, dict(versions))  # fmt: skip
+                references.append(self.processes.call(address, "fire", order, *delivery.arriving))
+            answers: list[Receipt] = self.processes.get(references, What(who, doing(node), node))
+            seconds = time.perf_counter() - began
+            receipts = {
+                group.mesh.at(rank, "dp"): answer
+                for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True) if keeps
+            }  # fmt: skip
+            tokens = sum(receipt.tokens for receipt in receipts.values())
+            self.observer.fired(node, seconds, tokens, group.pool)
+        for receipt in receipts.values():
+            self.metrics.update(receipt.metrics)
+        return number, receipts
+
+    def addressed(
+        self, node: Node, group: Group, copy: int, frame: Frame | None
+    ) -> Iterator[tuple[Address, bool, Delivery]]:
+        """For each rank of a copy whether its results are kept, and its rows."""
+        who = [(group.name, rank) for rank in group.copies()[copy]]
+        if frame is None:
+            # All it has to know is which model.
+            yield from ((address, False, Delivery({node.inputs[0]: Given(_model(node))}, ())) for address in who)
+            return
+        names, with_ids = _needed(node), node.op not in ("train", *MODEL_CALLS)
+        deliveries = self.ledger.deliver(who, frame, names, row_axes(frame, names, self.needs(node, frame)), with_ids)
+        for address, delivery in zip(who, deliveries, strict=True):
+            yield address, address[1] == group.speakers()[copy], delivery
+
+    def needs(self, node: Node, frame: Frame) -> dict[str, Axis]:
+        """Axes that the work is about, beside those of the values that it reads."""
+        found = {axis: self.axes[axis] for axis in (split_axis(node), node.attr("axis")) if axis}
+        if node.op == "pick":
+            kind = frame.types[node.inputs[0]]
+            assert isinstance(kind, Table)
+            found[kind.axis.key] = kind.axis
+        return {axis.key: axis for axis in (own.row for own in found.values())}
+
+    def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
+        """What a process made, as references."""
+        rows = []
+        for told in receipt.rows:
+            ids = None
+            if told.axis in receipt.named:
+                ids = Remote.of(PieceRef((number, f"ids:{told.axis}"), holder, told.size))
+            parent = None if told.counts is None else torch.from_numpy(np.repeat(np.arange(len(told.counts)), told.counts))
+            rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
+        values: dict[str, Any] = {}
+        for value in node.outputs:
+            if isinstance(value.type, Handle) and value.type.kind == "model":
+                values[value.name] = value.type.name
+                continue
+            size = receipt.sizes[value.name]
+            ref = PieceRef((number, value.name), holder, size or 0)
+            values[value.name] = Single(ref) if size is None else Remote.of(ref)
+        return Made(values, rows)
+
+
+def _together(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Made:
+    """What copies made of their shares, as one."""
+    whole = frame.child()
+    names = {value.name: value.name for value in node.outputs if axis_of(value.type) is not None}
+    single = {value.name: parts[0][0].values[value.name] for value in node.outputs if value.name not in names}
+    whole.assemble(parts, axis, names)
+    rows = [found for key, found in whole.rows.items() if key not in frame.rows]
+    return Made(single | {name: whole.values[name] for name in names}, sorted(rows, key=lambda found: found.axis.depth))
+
+
+def _needed(node: Node) -> tuple[str, ...]:
+    """The values that a process needs to do a node's work: rows that are only chosen from stay where they are."""
+    if node.op == "keep":
+        return node.inputs[:1]
+    if node.op == "pick":
+        return node.inputs[1:]
+    return node.inputs
+
+
+def split_axis(node: Node) -> str | None:
+    """The axis whose rows can be shared out."""
+    if node.op == "train":
+        found: str | None = node.attr("micro")
+        return found
+    return node.unit.axis if node.unit else None
+
+
+def _model(node: Node) -> str:
+    kind = node.outputs[0].type
+    assert isinstance(kind, Handle)
+    return kind.name
+
+
+def doing(node: Node) -> str:
+    return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"

@@ -1,0 +1,94 @@
+"""What the controller tells a process to do, and what it hears back: references, counts and times, no rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlgraph.backends.ray.remote import Key
+from rlgraph.backends.ray.store import Places
+from rlgraph.ir.graph import Node, Program
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Rows of one value, from pieces that the process has or that come with the order."""
+
+    parts: tuple[tuple[Key, Places], ...]
+    """Piece by piece."""
+    order: np.ndarray | None = None
+    """The parts' rows, one after the other, in the order in which they are wanted; None: as they are."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A value without rows, from the piece of this key."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that the controller itself knows: a model's name, a count."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """The rows of an axis: how many, in which rows of the parent, and who they are."""
+
+    axis: str
+    size: int
+    counts: np.ndarray | None
+    """Rows in each row of the parent, in the parent's order; None for a root."""
+    ids: Wanted | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """Do the work of a node on these rows."""
+
+    number: int
+    """Pieces that are made carry it."""
+    node: int
+    """Its place among the program's nodes."""
+    step: int
+    inputs: dict[str, Wanted | Whole | Given]
+    rows: tuple[RowsOf, ...]
+    """Outer axes first."""
+    idle: bool
+    """There are no rows for it: it takes part in an update all the same."""
+    keeps: bool
+    """Its results are read by others: it is the one of its copy that has them."""
+    versions: dict[str, int]
+    """Of every model, as the column `age` counts them."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What came of an order."""
+
+    start: float
+    end: float
+    """By the process's clock, in seconds since 1970."""
+    rows: tuple[RowsOf, ...] = ()
+    """Of axes that are new."""
+    named: tuple[str, ...] = ()
+    """New axes whose rows have identities, kept as pieces named `ids:AXIS`."""
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    """Of each value that was made the number of rows; None for one without rows."""
+    chosen: np.ndarray | None = None
+    """Of `keep` and `pick`: which rows, int64."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    """That it sampled."""
+    waited: float = 0.0
+    """Seconds until the rows from others were there."""
+
+
+def numbered(program: Program) -> list[tuple[str, Node]]:
+    """Every node with its phase, in an order that all processes agree on."""
+    return [(phase.name, node) for phase in program.phases for node in phase.graph.walk()]

@@ -1,0 +1,83 @@
+"""The models of one process: which engine makes a shard, and how shards meet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed
+
+from rlgraph.backends.local.session import Session
+from rlgraph.engines.copies import Copies, join
+from rlgraph.engines.sources import ModelSpec, load_codec
+from rlgraph.engines.tokenizers import Codec
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.ir.graph import Model
+from rlgraph.ir.plan import HOST, Group
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A model that is in other processes: here is only its tokenizer."""
+
+    codec: Codec
+    spec: ModelSpec
+
+
+@dataclass
+class Opener:
+    """Makes the engines of one rank of a group."""
+
+    group: Group
+    rank: int
+    addresses: Mapping[str, str]
+    """Where the ranks meet: of the whole group under `group`, of a copy under its number."""
+    seconds: float
+
+    def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
+        if self.group.name == HOST or model.name not in self.group.models:
+            return Tokens(load_codec(spec), spec)
+        maker = getattr(self, self.group.engine)
+        return maker(spec, session)
+
+    def transformers(self, spec: ModelSpec, session: Session) -> TransformersEngine:
+        copies = None
+        if self.group.mesh.size > 1:
+            self.meet()
+            copies = Copies()
+        return TransformersEngine.open(spec, threads=session.settings.threads, copies=copies)
+
+    def megatron(self, spec: ModelSpec, session: Session) -> Any:
+        from rlgraph.engines.megatron.engine import MegatronEngine
+
+        self.meet()
+        return MegatronEngine.open(spec, self.group.mesh)
+
+    def vllm(self, spec: ModelSpec, session: Session) -> Any:
+        from rlgraph.engines.vllm.engine import VllmEngine
+
+        copy = self.group.mesh.at(self.rank, "dp")
+        return VllmEngine.open(spec, self.group.mesh, self.rank, address=self.addresses.get(str(copy)))
+
+    def meet(self) -> None:
+        """Joins the ranks of the group, once for all its models."""
+        if not torch.distributed.is_initialized():
+            join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
+
+
+def free_address() -> str:
+    """host:port of this machine that nobody listens on."""
+    import ray
+
+    host = ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def connect(*args: Any) -> Any: ...
+
+
+def exchange(*args: Any) -> Any: ...

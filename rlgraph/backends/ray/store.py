@@ -1,0 +1,191 @@
+"""The rows that one process has: those it made, and those that came from others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.ray.remote import Key
+from rlgraph.backends.rows import TableData, join, pick
+from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
+
+Places = range | np.ndarray
+"""Some rows of a piece, int64; consecutive ones as a range, which is smaller on the wire."""
+
+
+def short(places: np.ndarray) -> Places:
+    """As a range where that says the same."""
+    if places.shape[0] and places[-1] - places[0] + 1 == places.shape[0] and (np.diff(places) == 1).all():
+        return range(int(places[0]), int(places[-1]) + 1)
+    return places
+
+
+def long(places: Places) -> np.ndarray:
+    return np.arange(places.start, places.stop) if isinstance(places, range) else places
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one value, flat and without padding, and how many entries lie in each row."""
+
+    kind: Type
+    value: Any
+    counts: tuple[Tensor | None, ...] = ()
+    """For each of the value's axes that runs inside a row, how many entries each row has; None for the axis of the rows."""
+
+    @property
+    def rows(self) -> int:
+        for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
+            if axis.inner and counts is not None:
+                return int(counts.shape[0])
+        return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
+
+    def take(self, rows: np.ndarray) -> Piece:
+        """Some rows, in the order of `rows`."""
+        places = torch.from_numpy(rows)
+        chosen: dict[str, Tensor] = {}
+        kept: list[Tensor | None] = []
+        for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
+            if counts is None:
+                chosen[axis.key] = places
+                kept.append(None)
+                continue
+            starts = counts.cumsum(0) - counts
+            chosen[axis.key] = ragged_index(starts[places], counts[places])
+            kept.append(counts[places])
+        if isinstance(self.kind, Table):
+            return Piece(self.kind, self.value.take(self.kind, chosen), tuple(kept))
+        axis = axis_of(self.kind)
+        assert axis is not None
+        return Piece(self.kind, pick(self.value, chosen[axis.key]), tuple(kept))
+
+    @staticmethod
+    def join(parts: Sequence[Piece]) -> Piece:
+        """The rows of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = tuple(
+            None if any(each is None for each in column) else torch.cat([each for each in column if each is not None])
+            for column in zip(*(part.counts for part in parts), strict=True)
+        )
+        return Piece(parts[0].kind, join([part.value for part in parts]), counts)
+
+
+def inner_axes(kind: Type, counts: Sequence[Tensor | None]) -> Iterable[tuple[Axis, Tensor]]:
+    """The axes inside the rows of a value, with how many entries each row has."""
+    return ((axis, found) for axis, found in zip(axes_of(kind), counts, strict=True) if found is not None)
+
+
+class Store:
+    """Pieces by their keys. Another thread may read while the process works."""
+
+    def __init__(self) -> None:
+        self._made: dict[Key, Piece] = {}
+        self._came: dict[Key, tuple[np.ndarray, Piece]] = {}
+        """Rows of pieces that are elsewhere: which, and their values, in the order in which they came."""
+        self._lock = threading.Lock()
+
+    def put(self, key: Key, piece: Piece) -> None:
+        with self._lock:
+            self._made[key] = piece
+
+    def arrive(self, key: Key, places: np.ndarray, piece: Piece) -> None:
+        """Rows of another process's piece."""
+        with self._lock:
+            if key in self._came:
+                before, held = self._came[key]
+                self._came[key] = np.concatenate([before, places]), Piece.join([held, piece])
+            else:
+                self._came[key] = places, piece
+
+    def get(self, key: Key) -> Piece:
+        """A piece that was made here, or a value without rows that came."""
+        with self._lock:
+            return self._made[key] if key in self._made else self._came[key][1]
+
+    def take(self, key: Key, places: np.ndarray) -> Piece:
+        """Rows of a piece; all of them are here."""
+        with self._lock:
+            made, came = self._made.get(key), self._came.get(key)
+        if made is not None:
+            whole = places.shape[0] == made.rows and bool((places == np.arange(places.shape[0])).all())
+            return made if whole else made.take(places)
+        assert came is not None, f"{key} is not here"
+        have, piece = came
+        order = np.argsort(have, kind="stable")
+        return piece.take(order[np.searchsorted(have, places, sorter=order)])
+
+    def retain(self, keys: Iterable[Key]) -> None:
+        """Forgets all but these pieces, and all that came."""
+        kept = set(keys)
+        with self._lock:
+            self._made = {key: piece for key, piece in self._made.items() if key in kept}
+            self._came = {}
+
+
+# On the wire: tensors as numpy arrays, which Ray sends and maps without copying
+
+
+def to_wire(piece: Piece) -> tuple[Any, ...]:
+    counts = [None if each is None else each.numpy() for each in piece.counts]
+    return piece.kind, _flat(piece.value), counts
+
+
+def from_wire(wire: tuple[Any, ...]) -> Piece:
+    kind, value, counts = wire
+    return Piece(kind, _full(value), tuple(None if each is None else _tensor(each) for each in counts))
+
+
+@dataclass(frozen=True)
+class _Table:
+    data: tuple[Any, ...]
+    prompts: tuple[Any, ...]
+    sequences: tuple[np.ndarray, ...] | None
+    columns: dict[str, Any]
+    owner: str
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A tensor, told apart from what was an array before."""
+
+    values: np.ndarray
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Array(value.detach().cpu().numpy())
+    if isinstance(value, TableData):
+        sequences = value.sequences
+        flat = None
+        if sequences is not None:
+            # Token ids fit in 32 bits.
+            flat = (sequences.tokens.numpy().astype(np.int32), sequences.lengths.numpy(), sequences.scored.numpy())
+        columns = {name: _flat(column) for name, column in value.columns.items()}
+        return _Table(value.data, value.prompts, flat, columns, value.owner)
+    return value
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return _tensor(value.values)
+    if isinstance(value, _Table):
+        sequences = None
+        if value.sequences is not None:
+            tokens, lengths, scored = value.sequences
+            sequences = Sequences(torch.from_numpy(tokens.astype(np.int64)), _tensor(lengths), _tensor(scored))
+        columns = {name: _full(column) for name, column in value.columns.items()}
+        return TableData(value.data, value.prompts, sequences, columns, value.owner)
+    return value
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    # Ray's arrays are read-only views of shared memory; torch wants to own what it may write.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

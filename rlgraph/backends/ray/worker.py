@@ -1,0 +1,223 @@
+"""One process of a group: it has a rank's shards of the group's models, and does what it is told. An actor on a cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.nodes import chosen_places, kept_places, take_over, work
+from rlgraph.backends.local.run import drawn_tokens
+from rlgraph.backends.local.session import Session, Settings, width
+from rlgraph.backends.local.training import train
+from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered
+from rlgraph.backends.ray.remote import Key
+from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, to_wire
+from rlgraph.backends.rows import Rows
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import HOST, Group
+from rlgraph.ir.transfer import Transfer
+from rlgraph.ir.types import Axis, Handle, Type, axes_of, axis_of
+from rlgraph.ir.types import Tensor as TensorType
+
+Wire = list[tuple[Key, Places, tuple[Any, ...]]]
+"""Rows of pieces on their way: whose, which, and what."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to know from the start."""
+
+    program: Program
+    group: Group
+    rank: int
+    owned: tuple[str, ...]
+    """Models whose weights are the truth here."""
+    settings: Settings
+    seconds: float
+    """Longest wait for another process."""
+
+
+class Worker:
+    """Holds models and rows; every public method is called by the controller."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.nodes = numbered(job.program)
+        self.types = {phase.name: phase.graph.values() for phase in job.program.phases}
+        self.dtype = width(job.program)
+        self.axes = _axes(self.types)
+        self.store = Store()
+        self.session: Session
+        self.exchanges: dict[str, Any] = {}
+
+    # Opening
+
+    def address(self) -> str:
+        """host:port that is free here, for a rendezvous."""
+        return shards.free_address()
+
+    def open(self, addresses: Mapping[str, str]) -> list[str]:
+        """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
+        job = self.job
+        torch.set_num_threads(job.settings.threads)
+        outside = None if job.group.name == HOST else _environments(job.program, job.group)
+        opener = shards.Opener(job.group, job.rank, addresses, job.seconds)
+        self.session = Session(job.program, job.settings, open_engine=opener.open, outside=outside)
+        self.session.remember(job.owned)
+        if job.group.name != HOST:
+            return []
+        models = {model.name for model in job.program.models}
+        held = {name: value for name, value in self.session.handles.items() if name not in models}
+        for name, value in held.items():
+            self.store.put((0, name), Piece(Handle("buffer", name), value))
+        return list(held)
+
+    def close(self) -> None:
+        self.session.close()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # Rows
+
+    def pack(self, wanted: Sequence[tuple[Key, Places | None]]) -> Wire:
+        """Rows of pieces that are here, for somebody else; None: a value without rows."""
+        found: Wire = []
+        for key, places in wanted:
+            piece = self.store.get(key) if places is None else self.store.take(key, long(places))
+            found.append((key, range(0) if places is None else places, to_wire(piece)))
+        return found
+
+    def retain(self, keys: Sequence[Key]) -> None:
+        """The step is over: all other rows can be forgotten."""
+        self.store.retain(keys)
+
+    def fire(self, order: Order, *arrived: Wire) -> Receipt:
+        """Does a node's work. `arrived`: the rows that were not here yet."""
+        start = time.time()
+        for wire in arrived:
+            for key, places, packed in wire:
+                self.store.arrive(key, long(places), from_wire(packed))
+        phase, node = self.nodes[order.node]
+        frame = self.frame(phase, order)
+        session = self.session
+        session.step, session.metrics = order.step, {}
+        for name, version in order.versions.items():
+            session.models[name].version = version
+        with torch.no_grad():
+            if node.op in ("keep", "pick"):
+                choose = kept_places if node.op == "keep" else chosen_places
+                return Receipt(start, time.time(), chosen=choose(node, frame).numpy())
+            if node.op == "train":
+                made = train(node, frame, session, idle=order.idle)
+            else:
+                made = work(node, frame, session)
+        tokens = drawn_tokens(node, made)
+        if not order.keeps:
+            return Receipt(start, time.time(), tokens=tokens)
+        rows, named, sizes = self.keep(order.number, node, frame, made)
+        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(session.metrics), tokens=tokens)
+
+    def frame(self, phase: str, order: Order) -> Frame:
+        """The rows and values that an order names."""
+        frame = Frame(self.types[phase], self.dtype)
+        for told in order.rows:
+            parent = None if told.counts is None else torch.from_numpy(np.repeat(np.arange(told.counts.shape[0]), told.counts))
+            ids = None if told.ids is None else self.wanted(told.ids).value
+            frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
+        for name, source in order.inputs.items():
+            if isinstance(source, Given):
+                frame.values[name] = source.value
+                continue
+            piece = self.store.get(source.key) if isinstance(source, Whole) else self.wanted(source)
+            frame.values[name] = piece.value
+            for axis, counts in inner_axes(frame.types[name], piece.counts):
+                if axis.key not in frame.rows:
+                    parent = torch.repeat_interleave(torch.arange(counts.shape[0]), counts)
+                    frame.add_rows(Rows(axis, int(counts.sum()), parent))
+        return frame
+
+    def wanted(self, wanted: Wanted) -> Piece:
+        piece = Piece.join([self.store.take(key, long(places)) for key, places in wanted.parts])
+        return piece if wanted.order is None else piece.take(wanted.order)
+
+    def keep(
+        self, number: int, node: Node, frame: Frame, made: Made
+    ) -> tuple[tuple[RowsOf, ...], tuple[str, ...], dict[str, int | None]]:
+        """Puts what was made into the store, and counts it."""
+        told, named = [], []
+        for rows in made.rows:
+            frame.add_rows(rows)
+            if rows.axis.inner:
+                continue
+            counts = None
+            if rows.parent is not None and rows.axis.parent is not None:
+                counts = torch.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key)).numpy()
+            told.append(RowsOf(rows.axis.key, rows.size, counts, None))
+            if rows.ids is not None:
+                named.append(rows.axis.key)
+                self.store.put((number, f"ids:{rows.axis.key}"), Piece(TensorType("any", rows.axis), rows.ids, (None,)))
+        sizes: dict[str, int | None] = {}
+        for value in node.outputs:
+            made_value = made.values[value.name]
+            if isinstance(value.type, Handle) and value.type.kind == "model":
+                continue
+            piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
+            self.store.put((number, value.name), piece)
+            sizes[value.name] = None if axis_of(value.type) is None else piece.rows
+        return tuple(told), tuple(named), sizes
+
+    # Weights
+
+    def layout(self, model: str) -> Any:
+        """This rank's part of a model, in global terms."""
+        return self.session.models[model].engine.layout()
+
+    def connect(self, name: str, transfer: Transfer, place: int, places: int, address: str) -> None:
+        """Joins the processes between which a model's weights go."""
+        self.exchanges[name] = shards.connect(transfer, place, places, address, self.job.seconds)
+
+    def exchange(self, name: str, sends: str | None, receives: str | None, lag: int, ema: float | None) -> Any:
+        """Takes part in a transfer: sends a model's weights, of so many versions ago, receives another's, or both."""
+        return shards.exchange(self.exchanges[name], self.session, sends, receives, lag, ema)
+
+    def take_over(self, node: int, target: str, source: str) -> None:
+        """Gives a model here the weights of another one here, as an `update` says."""
+        take_over(self.nodes[node][1], self.session, target, source)
+
+    def publish(self, model: str) -> None:
+        """The step is over, and this model's weights changed in it."""
+        state = self.session.models[model]
+        if state.past:
+            state.past.append(state.engine.state())
+
+
+def _environments(program: Program, group: Group) -> frozenset[str]:
+    """What a group with models opens: nothing, or the environments that its models act in."""
+    acts = any(node.op == "interact" for phase in program.phases for node in phase.graph.walk())
+    return frozenset(each.name for each in program.outside if each.kind == "env" and acts)
+
+
+def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
+    return {
+        axis.key: axis
+        for kinds in types.values() for kind in kinds.values() for own in axes_of(kind) for axis in own.path()
+    }  # fmt: skip
+
+
+def _counts(axis: Axis, frame: Frame) -> Tensor | None:
+    """Entries of an inner axis in each row; None for an axis of rows."""
+    if not axis.inner:
+        return None
+    assert axis.parent is not None
+    return torch.bincount(frame.index(axis.key, axis.parent.key), minlength=frame.size(axis.parent.key))

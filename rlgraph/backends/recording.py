@@ -1,0 +1,218 @@
+"""Recordings: everything that was sampled in a run, kept in a folder, and given to another run in place of sampling.
+
+A recorded row is known by the node that sampled it, the step, the turn of its episode and its own identity, and by nothing
+else. So a run with any other plan, backend, block size or number of processes finds its rows.
+
+    recording.json                 format, program, seed, versions
+    step-000001.HOST-PID-ID.jsonl  what one process sampled in step 1, a line for each row
+
+A line, broken here:
+
+    {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...",
+     "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "finished": true}
+
+`row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is a hash
+of the tokens before the response: a row that is asked something else is not answered from the recording. Where nothing was
+asked, `start` has the tokens that the engine began with instead. Numbers are written so that reading them gives the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.backends.rows import RowId, show_id
+from rlgraph.engines.base import Generation
+from rlgraph.engines.sequences import Sequences
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.ir.graph import Node
+
+FORMAT = 1
+HEADER = "recording.json"
+
+
+@contextmanager
+def recording(folder: Path, program: str, seed: int) -> Iterator[None]:
+    """Claims a folder, new or empty, for a run whose processes then write into it. Raises UsageMistake."""
+    _begin(folder, program, seed)
+    try:
+        yield
+    finally:
+        if not any(folder.glob("step-*")):
+            # The run did not begin: the folder can be taken again.
+            with suppress(OSError):
+                (folder / HEADER).unlink()
+                folder.rmdir()
+
+
+def _begin(folder: Path, program: str, seed: int) -> None:
+    from importlib.metadata import version
+
+    from rlgraph import __version__
+
+    versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
+    header = {"format": FORMAT, "program": program, "seed": seed, "versions": versions}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageMistake(Diagnostic("E0814", f"the folder `{folder}` is not empty", NO_SPAN,
+                                          "a recording goes into a folder of its own"))  # fmt: skip
+        # Mode x: of two runs that saw an empty folder at once, one gets it.
+        with (folder / HEADER).open("x", encoding="utf-8") as file:
+            file.write(json.dumps(header, indent=2) + "\n")
+    except OSError as error:
+        raise UsageMistake(_unwritable(folder, error)) from None
+
+
+def read_header(folder: Path, program: str) -> dict[str, Any]:
+    """What is said about a recording. Raises UsageMistake where it cannot be replayed by this program."""
+    try:
+        found = json.loads((folder / HEADER).read_text("utf-8"))
+        form, recorded, _ = found["format"], found["program"], found["seed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _not_for_this(f"`{folder}` is no recording", "give a folder that `--record` wrote") from None
+    if form != FORMAT:
+        raise _not_for_this(f"`{folder}` has format {form}, and this version of rlgraph reads {FORMAT}", "record it again")
+    if recorded != program:
+        raise _not_for_this(f"`{folder}` was recorded by `{recorded}`, and this program is `{program}`",
+                            "replay it with the program that recorded it")  # fmt: skip
+    return dict(found)
+
+
+class Recorder:
+    """Writes what this process samples into a folder that `recording` has claimed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Of two recorders in one process each has its own files, too.
+        self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+    def write(
+        self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]], made: Generation
+    ) -> None:
+        """Keeps the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
+        chances = iter(made.logprobs.tolist())
+        lines = []
+        for row, prompt, tokens, response, finished in zip(
+            ids, prompts, made.sequences.rows(), made.sequences.scored_rows(), made.finished.tolist(), strict=True
+        ):
+            record = {
+                "node": node.attr("key"), "turn": turn, "row": row, "prompt": _hash(prompt), "tokens": response,
+                "logprobs": list(islice(chances, len(response))), "finished": finished,
+            }  # fmt: skip
+            if not prompt:
+                record["start"] = tokens[: len(tokens) - len(response)]
+            lines.append(json.dumps(record) + "\n")
+        try:
+            with (self.folder / f"{_stem(step)}.{self._writer}.jsonl").open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            raise RunError(_unwritable(self.folder, error)) from None
+
+
+_Key = tuple[str, int | None, RowId]
+"""The node, the turn and the row of a response."""
+
+
+class Replay:
+    """Reads a recording; only the rows of the last step that was asked for are kept in memory."""
+
+    def __init__(self, folder: Path, program: str, seed: int) -> None:
+        """Raises UsageMistake where the folder is no recording of this program."""
+        self.folder = folder
+        recorded = read_header(folder, program)["seed"]
+        self._hint = f"replay with the data, the seed and the `n` that were recorded: its seed was {recorded}"
+        self._hint += f", this run's is {seed}" if recorded != seed else ""
+        self._step = 0
+        self._rows: dict[_Key, dict[str, Any]] = {}
+        self._lock = Lock()
+
+    def read(
+        self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
+    ) -> Generation:
+        """The recorded responses to `prompts`, a list of tokens for each row; log-probabilities as float64.
+
+        Raises RunError for a row that was not recorded, or was asked something else, and where a file is damaged.
+        """
+        rows = self._of_step(step)
+        found = [self._row(rows, node, step, turn, row, prompt) for row, prompt in zip(ids, prompts, strict=True)]
+        asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, found, strict=True)]
+        return Generation(
+            Sequences.from_pairs(asked, [record["tokens"] for record in found]),
+            torch.tensor([chance for record in found for chance in record["logprobs"]], dtype=torch.float64),
+            torch.tensor([record["finished"] for record in found], dtype=torch.bool),
+        )
+
+    def _row(
+        self, rows: dict[_Key, dict[str, Any]], node: Node, step: int, turn: int | None, row: RowId, prompt: Sequence[int]
+    ) -> dict[str, Any]:
+        who = show_id(row) + (f", turn {turn + 1}" if turn is not None else "")
+        record = rows.get((node.attr("key"), turn, row))
+        if not rows:
+            raise RunError(Diagnostic("E0816", f"the recording has no step {step}", node.span,
+                                      f"it ends after step {self._last()}: run as many with `--steps`"))  # fmt: skip
+        if record is None:
+            message = f"the recording has no `{node.attr('key')}` for {who} in step {step}"
+            raise RunError(Diagnostic("E0816", message, node.span, self._hint))
+        if record["prompt"] != _hash(prompt):
+            message = f"{who} of step {step} was recorded with another prompt"
+            raise RunError(Diagnostic("E0816", message, node.span, "replay with the data and the tokenizer that were recorded"))
+        return record
+
+    def _of_step(self, step: int) -> dict[_Key, dict[str, Any]]:
+        with self._lock:
+            if step != self._step:
+                self._rows = dict(self._lines(step))
+                self._step = step
+            return self._rows
+
+    def _lines(self, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
+        for file in sorted(self.folder.glob(f"{_stem(step)}.*.jsonl")):
+            for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
+                try:
+                    yield _record(line)
+                except (ValueError, KeyError, TypeError):
+                    raise RunError(Diagnostic("E0817", f"line {number} of `{file}` is damaged", NO_SPAN,
+                                              f"replay the steps before step {step}, or record again")) from None  # fmt: skip
+
+    def _last(self) -> int:
+        return max((int(file.name[5:].split(".")[0]) for file in self.folder.glob("step-*.jsonl")), default=0)
+
+
+def _record(line: str) -> tuple[_Key, dict[str, Any]]:
+    """Raises ValueError, KeyError or TypeError for what no recorder wrote."""
+    found = json.loads(line)
+    if len(found["tokens"]) != len(found["logprobs"]):
+        raise ValueError("a log-probability for each token")
+    kept = {name: found[name] for name in ("prompt", "tokens", "logprobs", "finished")}
+    return (found["node"], found["turn"], tuple(found["row"])), {**kept, "start": found.get("start", [])}
+
+
+def _hash(tokens: Sequence[int]) -> str:
+    return hashlib.blake2b(np.asarray(tokens, dtype="<i8").tobytes(), digest_size=8).hexdigest()
+
+
+def _stem(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _unwritable(folder: Path, error: OSError) -> Diagnostic:
+    said = error.strerror or str(error)
+    return Diagnostic("E0814", f"`{folder}` cannot hold a recording: {said[:1].lower()}{said[1:]}", NO_SPAN,
+                      "take another folder with `--record`")  # fmt: skip
+
+
+def _not_for_this(message: str, hint: str) -> UsageMistake:
+    return UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))

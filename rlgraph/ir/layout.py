@@ -1,0 +1,101 @@
+"""Layouts: which part of a global tensor a rank holds, and where in its own tensors that part lies.
+
+A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer: its name
+has a `*` in the layer's place. So layers over pipeline stages are a split like any other, and plans stay small. The words
+are those of `torch.distributed.tensor`: `Shard`, `Replicate`, `Partial`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+"""From the first index to the one after the last."""
+
+Box = tuple[Range, ...]
+"""A range for each dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Split along a dimension of the tensor, or rows along an axis: the first ranks take one more where it does not divide."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Each rank has all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each rank has a summand."""
+
+
+Placement = Shard | Replicate | Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor of the model as the world knows it: Hugging Face's name and shape."""
+
+    name: str
+    """`model.layers.*.mlp.up_proj.weight`: with a `*`, the first dimension is the layer."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a global tensor, and where it lies in a local one. Both have the same dimensions."""
+
+    name: str
+    box: Box
+    at: tuple[int, ...]
+    """The first index of the box in the local tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A tensor that a rank holds. What no piece covers is padding."""
+
+    name: str
+    """The engine's own; with a `*`, one tensor for each layer that the rank has, its first dimension the layer."""
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def volume(box: Box) -> int:
+    """How many elements a box has."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, size) for size in shape)
+
+
+def common(a: Box, b: Box) -> Box | None:
+    """What lies in both; None if that is nothing."""
+    found = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return found if all(start < stop for start, stop in found) else None
+
+
+def without(box: Box, cut: Box) -> list[Box]:
+    """What is left of a box, as boxes that do not overlap."""
+    inner = common(box, cut)
+    if inner is None:
+        return [box]
+    left = []
+    for dim, ((start, stop), (low, high)) in enumerate(zip(box, inner, strict=True)):
+        for part in ((start, low), (high, stop)):
+            if part[0] < part[1]:
+                left.append((*inner[:dim], part, *box[dim + 1 :]))
+    return left
+
+
+def share(size: int, parts: int, index: int) -> Range:
+    """The range of one of so many parts; the first ones are one longer where it does not divide."""
+    base, more = divmod(size, parts)
+    start = index * base + min(index, more)
+    return start, start + base + (index < more)

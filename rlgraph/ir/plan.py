@@ -1,0 +1,109 @@
+"""The plan: where a program's work runs. Everything that a backend needs to know beside the graph; a plain, versioned document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlgraph.ir.mesh import Mesh
+
+VERSION = 1
+
+HOST = "host"
+"""The pool, and the group, that does what needs no model: data, functions, mathematics, states. It has one process and no device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that are used together; what runs on one pool takes turns."""
+
+    name: str
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Processes of one engine that work together, one for each rank of the mesh. They may hold several models."""
+
+    name: str
+    pool: str
+    engine: str
+    """`transformers`, `megatron`, `vllm`; `host` for the group that has no model."""
+    mesh: Mesh
+    devices: tuple[int, ...]
+    """For each rank the pool's device it runs on."""
+    models: tuple[str, ...] = ()
+
+    def speakers(self) -> tuple[int, ...]:
+        """For each data-parallel copy, the rank that has the results: the last stage's first."""
+        last = self.mesh.length("pp") - 1
+        return tuple(self.mesh.rank(dp=copy, pp=last) for copy in range(self.mesh.length("dp")))
+
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """For each data-parallel copy its ranks."""
+        return tuple(tuple(self.mesh.ranks(dp=copy)) for copy in range(self.mesh.length("dp")))
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One kind of work with a model's weights, and the group that does it."""
+
+    model: str
+    operation: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    program: str
+    pools: tuple[Pool, ...]
+    groups: tuple[Group, ...]
+    roles: tuple[Role, ...]
+    owners: tuple[tuple[str, str], ...]
+    """For each model the group whose weights are the truth: the one that trains it, or its first."""
+    blocks: tuple[tuple[str, int], ...] = ()
+    """For each streamed table the rows that travel together."""
+    version: int = field(default=VERSION)
+
+    def group(self, name: str) -> Group:
+        return next(group for group in self.groups if group.name == name)
+
+    def role(self, model: str, operation: str) -> Group:
+        """The group that does this work."""
+        return self.group(next(r.group for r in self.roles if (r.model, r.operation) == (model, operation)))
+
+    def owner(self, model: str) -> Group:
+        return self.group(dict(self.owners)[model])
+
+    def syncs(self) -> tuple[tuple[str, str, str], ...]:
+        """Model, the group that owns its weights, and a group that needs them after they changed."""
+        users = dict.fromkeys((role.model, role.group) for role in self.roles)
+        owners = dict(self.owners)
+        return tuple((model, owners[model], group) for model, group in users if owners[model] != group)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """A document that a person can read and diff; `plan_from_json` reads it back."""
+    return json.dumps(asdict(plan), indent=1) + "\n"
+
+
+def plan_from_json(text: str) -> Plan:
+    """Raises ValueError for what is no plan, or one of another version."""
+    found: Mapping[str, Any] = json.loads(text)
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise ValueError(f"this is no plan of version {VERSION}")
+    try:
+        groups = tuple(
+            Group(g["name"], g["pool"], g["engine"], Mesh(tuple((n, s) for n, s in g["mesh"]["axes"])),
+                  tuple(g["devices"]), tuple(g["models"]))
+            for g in found["groups"]
+        )  # fmt: skip
+        return Plan(
+            found["program"], tuple(Pool(**pool) for pool in found["pools"]), groups,
+            tuple(Role(**role) for role in found["roles"]), tuple((m, g) for m, g in found["owners"]),
+            tuple((t, b) for t, b in found["blocks"]),
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the plan lacks {error}") from None

@@ -1,0 +1,79 @@
+"""What every engine's layout is made of: local tensors that join ranges of global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlgraph.ir.layout import Local, Piece, Range, share
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.families import Kind, parameters
+from rlgraph.models.shape import Shape
+
+Part = tuple[str, Range]
+"""A global tensor's name, and a range along one of its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """One rank's cuts of a model. Where there is a tensor for each layer, the dimensions below are those of one layer's."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the global tensors."""
+    layers: Range
+    """Those that the rank has."""
+    tp: int
+    """How many tensor-parallel ranks there are."""
+    index: int
+    """Which one of them this is."""
+
+    @classmethod
+    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: Kind) -> Cuts:
+        shapes = {parameter.name: parameter.shape for parameter in parameters(shape, kind)}
+        layers = share(shape.layers, mesh.length("pp"), mesh.at(rank, "pp"))
+        return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"))
+
+    def entire(self, name: str, source: str) -> Local:
+        """A tensor that no tensor-parallel rank splits."""
+        return self.join(name, [(source, (0, self._size(source, 0)))])
+
+    def split(self, name: str, *sources: str, dim: int = 0) -> Local:
+        """This rank's part of each of some tensors along a dimension, one after the other."""
+        return self.join(name, [(source, self.part(self._size(source, dim))) for source in sources], dim)
+
+    def split_padded(self, name: str, source: str, rows: int) -> Local:
+        """This rank's part of a tensor that padding lengthens to so many rows."""
+        start, stop = self.part(rows)
+        end = min(stop, self._size(source, 0))
+        return self.join(name, [(source, (min(start, end), end))], size=stop - start)
+
+    def part(self, size: int) -> Range:
+        """This rank's part of so many rows or columns."""
+        return share(size, self.tp, self.index)
+
+    def join(self, name: str, parts: Sequence[Part], dim: int = 0, size: int | None = None) -> Local:
+        """Ranges along a dimension, one after the other; `size`: of that dimension with its padding."""
+        pieces, at = [], 0
+        for source, (start, stop) in parts:
+            box = [(0, length) for length in self.shapes[source]]
+            axis = dim + _stacked(source)
+            if _stacked(source):
+                box[0] = self.layers
+            box[axis] = (start, stop)
+            pieces.append(Piece(source, tuple(box), tuple(at * (place == axis) for place in range(len(box)))))
+            at += stop - start
+        shape = [high - low for low, high in box]
+        shape[axis] = at if size is None else size
+        return Local(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
+
+    def _size(self, source: str, dim: int) -> int:
+        return self.shapes[source][dim + _stacked(source)]
+
+
+def _stacked(source: str) -> bool:
+    """Whether there is one for each layer, and the first dimension is the layer."""
+    return "*" in source
+
+
+def _filled(piece: Piece) -> bool:
+    return all(start < stop for start, stop in piece.box)

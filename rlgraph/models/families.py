@@ -1,0 +1,82 @@
+"""The parameters of each family, by the names that Hugging Face's models give them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from rlgraph.ir.layout import Parameter
+from rlgraph.models.shape import Shape
+
+Kind = Literal["causal_lm", "value_lm", "reward_lm"]
+"""A language model, one with a scalar for each token, or one with a scalar for each row: transformers'
+`AutoModelForCausalLM`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` with one label."""
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
+    """In the order of the model: the embedding, what each layer has, the last norm and the head. A tied output layer is
+    not listed: it is the embedding."""
+    return (
+        Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
+        *_attention(shape),
+        *_mlp(shape),
+        _each_layer(shape, "input_layernorm.weight", shape.hidden),
+        _each_layer(shape, "post_attention_layernorm.weight", shape.hidden),
+        Parameter("model.norm.weight", (shape.hidden,)),
+        *_head(shape, kind),
+    )
+
+
+def tensors(shape: Shape, kind: Kind = "causal_lm") -> Iterator[Parameter]:
+    """The same, one for each layer: as files and models in memory have them."""
+    for parameter in parameters(shape, kind):
+        if "*" not in parameter.name:
+            yield parameter
+            continue
+        for layer in range(shape.layers):
+            yield Parameter(parameter.name.replace("*", str(layer)), parameter.shape[1:])
+
+
+def count(shape: Shape, kind: Kind = "causal_lm") -> int:
+    """How many numbers all parameters have together."""
+    return sum(math.prod(parameter.shape) for parameter in parameters(shape, kind))
+
+
+def _attention(shape: Shape) -> list[Parameter]:
+    rows = {
+        "q": shape.heads * shape.head_dim,
+        "k": shape.kv_heads * shape.head_dim,
+        "v": shape.kv_heads * shape.head_dim,
+    }
+    found = []
+    for letter, size in rows.items():
+        found.append(_each_layer(shape, f"self_attn.{letter}_proj.weight", size, shape.hidden))
+        if shape.qkv_bias:
+            found.append(_each_layer(shape, f"self_attn.{letter}_proj.bias", size))
+    found.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, rows["q"]))
+    if shape.qk_norm:
+        found += [_each_layer(shape, f"self_attn.{letter}_norm.weight", shape.head_dim) for letter in "qk"]
+    return found
+
+
+def _mlp(shape: Shape) -> list[Parameter]:
+    return [
+        _each_layer(shape, "mlp.gate_proj.weight", shape.ffn, shape.hidden),
+        _each_layer(shape, "mlp.up_proj.weight", shape.ffn, shape.hidden),
+        _each_layer(shape, "mlp.down_proj.weight", shape.hidden, shape.ffn),
+    ]
+
+
+def _head(shape: Shape, kind: Kind) -> list[Parameter]:
+    if kind == "causal_lm":
+        return [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden))]
+    weight = Parameter("score.weight", (1, shape.hidden))
+    # Of the two classification heads only that of tokens has a bias.
+    return [weight, Parameter("score.bias", (1,))] if kind == "value_lm" else [weight]
+
+
+def _each_layer(shape: Shape, name: str, *size: int) -> Parameter:
+    return Parameter(f"model.layers.*.{name}", (shape.layers, *size))

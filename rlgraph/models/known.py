@@ -1,0 +1,57 @@
+"""Where the configuration of a model is found without loading the model, and without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlgraph.models.shape import UnsupportedModel
+
+_TABLE = Path(__file__).with_name("known.json")
+
+
+def known(name: str) -> Mapping[str, Any] | None:
+    """Of a well-known model on the Hugging Face hub, the fields of its configuration that say how large it is; None for
+    others. Enough to plan with, not to compute with: what is said of norms and positions is left out."""
+    return _table().get(name)
+
+
+def find_config(source: str) -> Mapping[str, Any] | None:
+    """The configuration of a model source: a local folder's; else of the files that the hub's client has stored here; else
+    what is known of the name. None if there is none. A file that cannot be read raises UnsupportedModel."""
+    folder = Path(source)
+    if folder.is_dir():
+        return _read(folder / "config.json") if (folder / "config.json").exists() else None
+    stored = _stored(source)
+    return known(source) if stored is None else _read(stored)
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(_TABLE.read_text("utf-8"))
+    return found
+
+
+def _stored(name: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:
+        return None  # a path, not a name on the hub
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"cannot read {file}: {error}") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModel(f"{file} is no model's configuration")
+    return found

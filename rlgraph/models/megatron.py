@@ -1,0 +1,79 @@
+"""How Megatron-core's GPTModel lays out a model over pipeline stages and tensor-parallel ranks.
+
+The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`; layers are counted from 0 on each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.cuts import Cuts, Part
+from rlgraph.models.families import EMBEDDING, Kind
+from rlgraph.models.shape import Shape
+
+
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
+    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp` has
+    the same."""
+    cuts = Cuts.of(shape, mesh, rank, kind)
+    stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
+    found: list[Local] = []
+    if stage == 0:
+        found.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
+    found += _layers(shape, cuts)
+    if stage == stages - 1:
+        found.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
+        found += _head(shape, cuts, kind, stages)
+    return tuple(found)
+
+
+def padded_vocab(shape: Shape, tp: int) -> int:
+    """The vocabulary, lengthened to a multiple of the tensor-parallel ranks: each has as many rows."""
+    return -(-shape.vocab // tp) * tp
+
+
+def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    ours, theirs = "decoder.layers.*.", "model.layers.*."
+    yield cuts.entire(f"{ours}input_layernorm.weight", f"{theirs}input_layernorm.weight")
+    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
+        yield cuts.join(f"{ours}self_attention.linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+    if shape.qk_norm:
+        yield cuts.entire(f"{ours}self_attention.q_layernorm.weight", f"{theirs}self_attn.q_norm.weight")
+        yield cuts.entire(f"{ours}self_attention.k_layernorm.weight", f"{theirs}self_attn.k_norm.weight")
+    yield cuts.split(f"{ours}self_attention.linear_proj.weight", f"{theirs}self_attn.o_proj.weight", dim=1)
+    yield cuts.entire(f"{ours}pre_mlp_layernorm.weight", f"{theirs}post_attention_layernorm.weight")
+    gate_up = [f"{theirs}mlp.gate_proj.weight", f"{theirs}mlp.up_proj.weight"]
+    yield cuts.split(f"{ours}mlp.linear_fc1.weight", *gate_up)
+    yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+
+
+def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
+    """The fused rows are, for each key-value head, those of its queries, its key and its value; each rank has an equal
+    range of them.
+
+    With more ranks than key-value heads the range of a rank begins or ends within a head's rows (megatron-core gathers
+    the fused activations there), else it is that of whole heads.
+    """
+    start, stop = cuts.part((shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    queries = shape.heads // shape.kv_heads * shape.head_dim
+    at = 0
+    for head in range(shape.kv_heads):
+        for letter, size in (("q", queries), ("k", shape.head_dim), ("v", shape.head_dim)):
+            low, high = max(start - at, 0), min(stop - at, size)
+            if low < high:
+                yield f"model.layers.*.self_attn.{letter}_proj.{field}", (head * size + low, head * size + high)
+            at += size
+
+
+def _head(shape: Shape, cuts: Cuts, kind: Kind, stages: int) -> Iterator[Local]:
+    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the embedding is
+    on another stage."""
+    if kind != "causal_lm":
+        for source in ("score.weight", "score.bias"):
+            if source in cuts.shapes:
+                yield cuts.entire(source.replace("score", "output_layer"), source)
+    elif not shape.tied or stages > 1:
+        source = EMBEDDING if shape.tied else "lm_head.weight"
+        yield cuts.split_padded("output_layer.weight", source, padded_vocab(shape, cuts.tp))

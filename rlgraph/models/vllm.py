@@ -1,0 +1,60 @@
+"""How vLLM lays out a language model over tensor-parallel ranks, in its unquantized form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.cuts import Cuts, Part
+from rlgraph.models.families import EMBEDDING, Kind
+from rlgraph.models.shape import Shape
+
+VOCAB_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of it, before it is divided."""
+
+
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
+    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp` has
+    the same."""
+    cuts = Cuts.of(shape, mesh, rank, kind)
+    found = [
+        cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),
+        *_layers(shape, cuts),
+        cuts.entire("model.norm.weight", "model.norm.weight"),
+    ]
+    if not shape.tied:
+        found.append(cuts.split_padded("lm_head.weight", "lm_head.weight", padded_vocab(shape)))
+    return tuple(found)
+
+
+def padded_vocab(shape: Shape) -> int:
+    """The rows of the embedding, on all ranks together."""
+    return -(-shape.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    layer = "model.layers.*."
+    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
+        yield cuts.join(f"{layer}self_attn.qkv_proj.{field}", list(_qkv(shape, cuts, field)))
+    yield cuts.split(f"{layer}self_attn.o_proj.weight", f"{layer}self_attn.o_proj.weight", dim=1)
+    if shape.qk_norm:
+        for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
+            yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
+    gate_up = [f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"]
+    yield cuts.split(f"{layer}mlp.gate_up_proj.weight", *gate_up)
+    yield cuts.split(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
+    for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+        yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
+
+
+def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
+    """This rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads each head is
+    on as many neighbouring ranks as there are for it."""
+    rows = shape.kv_heads * shape.head_dim
+    sharers = max(1, cuts.tp // shape.kv_heads)
+    size = rows * sharers // cuts.tp
+    start = cuts.index // sharers * size
+    yield f"model.layers.*.self_attn.q_proj.{field}", cuts.part(shape.heads * shape.head_dim)
+    yield f"model.layers.*.self_attn.k_proj.{field}", (start, start + size)
+    yield f"model.layers.*.self_attn.v_proj.{field}", (start, start + size)
