@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -96,6 +97,22 @@ def load_codec(spec: ModelSpec) -> Codec:
         return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted)))
 
 
+def save_config(spec: ModelSpec, folder: str | Path) -> None:
+    """Write what says which model a folder holds, without its weights."""
+    with quiet(), torch.device("meta"):
+        if isinstance(spec.source, RandomSource):
+            config = random_config(spec.source, load_codec(spec), spec.kind)
+        else:
+            labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
+            config = AutoConfig.from_pretrained(spec.source, **labels)
+        model = _AUTO[spec.kind].from_config(config, dtype=_DTYPES[spec.dtype])
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(str(folder))
+    settings = getattr(model, "generation_config", None)
+    if settings is not None:
+        settings.save_pretrained(str(folder))
+
+
 def _tokenizer_class(folder: str) -> Any:
     """AutoTokenizer, but for a folder that asks for the plain class: it would take the model family's own in
     its place."""
@@ -144,8 +161,8 @@ def _found(source: str, what: str, read: Any) -> Any:
         raise EngineError(f"cannot load the {what} {source!r} {place}: {first}") from error
 
 
-def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
-    """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
+def random_config(source: RandomSource, codec: Codec, kind: Kind = "causal_lm") -> Any:
+    """The configuration of a random model; EngineError for one that there cannot be."""
     fields = dict(source.config)
     size = fields.setdefault("vocab_size", len(codec.tokenizer))
     if size < len(codec.tokenizer):
@@ -153,14 +170,23 @@ def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
     fields.setdefault("pad_token_id", codec.pad_id)
     fields.setdefault("bos_token_id", None)
     fields.setdefault("eos_token_id", codec.eos_id)
+    labels = {} if kind == "causal_lm" else {"num_labels": 1}
     try:
-        base = _seeded(AutoModelForCausalLM, AutoConfig.for_model(source.family, **fields), source.seed)
+        return AutoConfig.for_model(source.family, **fields, **labels)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
+
+
+def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
+    """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
+    try:
+        base = _seeded(AutoModelForCausalLM, random_config(source, codec), source.seed)
         if kind == "causal_lm":
             return base
-        model = _seeded(
-            _AUTO[kind], AutoConfig.for_model(source.family, **fields, num_labels=1), source.seed + 1
-        )
+        model = _seeded(_AUTO[kind], random_config(source, codec, kind), source.seed + 1)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, EngineError):
+            raise
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
     model.base_model.load_state_dict(base.base_model.state_dict())
     return model

@@ -56,7 +56,7 @@ class RayBackend(Steps):
             self.processes.stop()
             raise
         self.handles: dict[str, Any] = {model.name: model.name for model in program.models}
-        self.handles |= {name: Single(PieceRef((0, name), (HOST, 0), 0)) for name in things}
+        self.handles |= {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things}
         # What `collect` has left over is a frame of references: the controller keeps it itself.
         self.handles |= {each.name: None for each in program.outside if each.record.name == "surplus"}
         blocks = [rows for _, rows in plan.blocks]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlgraph.backends.local.session import Settings
-from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
+from rlgraph.backends.ray.processes import ROWS, Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Job
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
@@ -85,11 +85,11 @@ def _actors(plan: Plan, jobs: Mapping[Address, Job], address: str | None, second
             if not group.wait(seconds):
                 raise _cannot(f"the pool `{name}` does not get its devices: others use them", "try again when they are free")
         sharing = {pool.name: sum(group.pool == pool.name for group in plan.groups) for pool in plan.pools}
-        actor = ray.remote(Worker)
+        actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
         handles: dict[Address, Any] = {}
         for (name, rank), job in jobs.items():
             group = job.group
-            options: dict[str, Any] = {"concurrency_groups": {"rows": 2}, "max_restarts": 0}
+            options: dict[str, Any] = {"max_restarts": 0}
             if group.name == HOST:
                 here = ray.get_runtime_context().get_node_id()
                 options |= {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}

@@ -82,7 +82,7 @@ class Dispatch:
         _, receipts = self.ask(node, host, {0: frame}, {})
         chosen = receipts[0].chosen
         assert chosen is not None
-        return torch.from_numpy(chosen)
+        return torch.tensor(chosen)
 
     def ask(
         self, node: Node, group: Group, frames: Mapping[int, Frame | None], versions: Mapping[str, int]
@@ -145,7 +145,7 @@ class Dispatch:
         for told in receipt.rows:
             ids = None
             if told.axis in receipt.named:
-                ids = Remote.of(PieceRef((number, f"ids:{told.axis}"), holder, told.size))
+                ids = Remote.of(PieceRef((number, holder[1], f"ids:{told.axis}"), holder, told.size))
             parent = None if told.counts is None else torch.from_numpy(np.repeat(np.arange(len(told.counts)), told.counts))
             rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
         values: dict[str, Any] = {}
@@ -154,7 +154,7 @@ class Dispatch:
                 values[value.name] = value.type.name
                 continue
             size = receipt.sizes[value.name]
-            ref = PieceRef((number, value.name), holder, size or 0)
+            ref = PieceRef((number, holder[1], value.name), holder, size or 0)
             values[value.name] = Single(ref) if size is None else Remote.of(ref)
         return Made(values, rows)
 

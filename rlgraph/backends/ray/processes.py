@@ -15,6 +15,10 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError
 from rlgraph.ir.graph import Node
 
 
+ROWS = "rows"
+"""The threads of an actor that send rows while it computes."""
+
+
 class Processes(ABC):
     """Calls go out at once and are answered later. What is passed on is a reference."""
 
@@ -104,7 +108,8 @@ class Actors(Processes):
         """Nobody waits for answers any more."""
 
     def call(self, who: Address, method: str, *args: Any) -> Any:
-        return getattr(self.handles[who], method).remote(*args)
+        bound = getattr(self.handles[who], method)
+        return (bound.options(concurrency_group=ROWS) if method == "pack" else bound).remote(*args)
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
         import ray

@@ -13,8 +13,8 @@ from rlgraph.backends.rows import Elsewhere
 Address = tuple[str, int]
 """A process: its group and its rank there."""
 
-Key = tuple[int, str]
-"""A piece in a process's store: the number of the work that made it, and the value's name."""
+Key = tuple[int, int, str]
+"""A piece: the number of the work that made it, the rank that did, and the value's name."""
 
 
 @dataclass(frozen=True)

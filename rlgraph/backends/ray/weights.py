@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.ray.dispatch import Queues, doing
+from rlgraph.backends.ray.folder import parts
+from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.orders import numbered
 from rlgraph.backends.ray.processes import Processes, What
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.steps import Observer
+from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.ir.layout import Local
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.transfer import Topology
 from rlgraph.passes.reshard import reshard
 
 _BUCKET = 256 << 20
@@ -43,7 +47,7 @@ class Weights:
         self._touched: set[str] = set()
         self._seconds, self._bytes, self._peak = 0.0, 0, 0
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
-        self._transfers: dict[str, Transfer] = {}
+        self._planned: set[str] = set()
         self._lock = threading.Lock()
 
     # Counting
@@ -64,8 +68,8 @@ class Weights:
             self.versions[model] += 1
             self._published[model].append(self._changes[model])
             group = self.plan.owner(model)
-            who = _ranks(group)
-            self.processes.get([self.processes.call(each, "publish", model) for each in who], What(who, f"the end of the step for `{model}`"))
+            what = What(_ranks(group), f"the end of the step for `{model}`")
+            self.ask(what, lambda each, name=model: ("publish", name))  # type: ignore[misc]
         self._touched = set()
         told = {"sync/seconds": self._seconds, "sync/bytes": float(self._bytes), "sync/peak_bytes": float(self._peak)}
         moved = self._seconds > 0
@@ -90,10 +94,9 @@ class Weights:
         """The `update` of a program: another model's weights, or a moving average with them."""
         from_, to = self.plan.owner(source), self.plan.owner(target)
         if from_.name == to.name:
-            who = _ranks(to)
             with self.queues.turn(to.pool):
-                references = [self.processes.call(each, "take_over", self.nodes[id(node)], target, source) for each in who]
-                self.processes.get(references, What(who, doing(node), node))
+                self.ask(What(_ranks(to), doing(node), node),
+                         lambda each: ("take_over", self.nodes[id(node)], target, source))  # fmt: skip
         else:
             self._move(source, from_, target, to, node, 0, node.attr("ema"))
         with self._lock:
@@ -103,40 +106,95 @@ class Weights:
         self, source: str, from_: Group, target: str, to: Group, node: Node, lag: int, ema: float | None = None
     ) -> None:
         name = f"{source}@{from_.name} > {target}@{to.name}"
-        who = tuple(dict.fromkeys((*_ranks(from_), *_ranks(to))))
+        who = (*_ranks(from_), *_ranks(to))
         what = What(who, f"the transfer of `{source}` from {from_.name} to {to.name}", node)
         with self.queues.turn(from_.pool, to.pool):
-            if name not in self._transfers:
-                self._transfers[name] = self._connect(name, source, from_, target, to, what)
+            if name not in self._planned:
+                self._plan(name, source, from_, target, to, what, forward=ema is None)
             began = time.perf_counter()
-            references = [
-                self.processes.call(each, "exchange", name, source if each[0] == from_.name else None,
-                                    target if each[0] == to.name else None, lag, ema)
-                for each in who
-            ]  # fmt: skip
-            moved = self.processes.get(references, what)
+            moved: list[Moved] = self.ask(
+                what, lambda each: ("exchange", name, *_ends(each, source, from_, target, to), lag, ema)
+            )
             seconds = time.perf_counter() - began
         sent, peak = sum(each.sent for each in moved), max(each.peak for each in moved)
         with self._lock:
             self._seconds, self._bytes, self._peak = self._seconds + seconds, self._bytes + sent, max(self._peak, peak)
         self.observer.synced(source, from_.name, to.name, seconds, sent, peak)
 
-    def _connect(self, name: str, source: str, from_: Group, target: str, to: Group, what: What) -> Transfer:
-        """Plans a transfer once, from what the ranks themselves say that they hold."""
+    def _plan(
+        self, name: str, source: str, from_: Group, target: str, to: Group, what: What, *, forward: bool
+    ) -> None:
+        """Plans a transfer once, from what the ranks themselves say that they have."""
         places = {who: place for place, who in enumerate(what.who)}
-        sides = []
-        for model, group in ((source, from_), (target, to)):
-            ranks = _ranks(group)
-            layouts = self.processes.get([self.processes.call(each, "layout", model) for each in ranks], What(ranks, what.doing))
-            sides.append({places[each]: layout for each, layout in zip(ranks, layouts, strict=True)})
-        transfer = reshard(*sides, itemsize=4, topology=Topology.separate(places.values()), bucket=_BUCKET)
-        [address] = self.processes.get([self.processes.call(what.who[0], "address")], What(what.who[:1], what.doing))
-        references = [self.processes.call(each, "connect", name, transfer, place, len(places), address) for each, place in places.items()]
-        self.processes.get(references, what)
-        return transfer
+        held: list[Holding] = self.ask(what, lambda each: ("holding", source if each[0] == from_.name else target))
+        sides = ({}, {})  # type: tuple[dict[int, tuple[Local, ...]], dict[int, tuple[Local, ...]]]
+        for (group, _), place in places.items():
+            sides[group == to.name][place] = held[place].layout
+        dtype = min((each.dtype for each in held), key=lambda found: found.itemsize)
+        topology = self.topology([self.plan.group(group).devices[rank] for group, rank in what.who], what.who, held)
+        transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
+        self.meet(name, what)
+        self.ask(what, lambda each: ("prepare", name, name, transfer, *_ends(each, source, from_, target, to), dtype))
+        self._planned.add(name)
+
+    def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
+        """Where the processes are."""
+        pools = [self.plan.group(group).pool for group, _ in who]
+        numbers: dict[tuple[str, int], int] = {}
+        on = {place: numbers.setdefault(each, len(numbers)) for place, each in enumerate(zip(pools, devices, strict=True))}
+        machines = list(dict.fromkeys(each.node for each in held))
+        return Topology(on, {on[place]: machines.index(each.node) for place, each in enumerate(held)})
+
+    def meet(self, link: str, what: What) -> None:
+        """Joins the processes of a wait, the first of which listens."""
+        places = {who: place for place, who in enumerate(what.who)}
+        first = What(what.who[:1], what.doing, what.node)
+        [address] = self.ask(first, lambda each: ("address",))
+        self.ask(what, lambda each: ("meet", link, places[each], len(places), address))
+
+    def ask(self, what: What, call: Callable[[Address], tuple[Any, ...]]) -> list[Any]:
+        """Calls each process of a wait, and waits."""
+        return self.processes.get([self.processes.call(each, *call(each)) for each in what.who], what)
+
+    # Folders
 
     def save(self, model: str, folder: Path) -> None:
-        raise NotImplementedError
+        """Writes a model as a Hugging Face folder, part by part: no process ever holds all of a model that is split."""
+        owner = self.plan.owner(model)
+        first = What(_ranks(owner)[:1], f"saving `{model}`")
+        with self.queues.turn(owner.pool, HOST):
+            if owner.mesh.size == owner.mesh.length("dp") and owner.engine == "transformers":
+                self.ask(first, lambda each: ("save", model, str(folder)))
+            else:
+                self._save_parts(model, owner, folder)
+
+    def _save_parts(self, model: str, owner: Group, folder: Path) -> None:
+        host = (HOST, 0)
+        what = What((*_ranks(owner), host), f"saving `{model}`")
+        alone = What((host,), what.doing)
+        owners = What(_ranks(owner), what.doing)
+        held: list[Holding] = self.ask(owners, lambda each: ("holding", model))
+        dtype = held[0].dtype
+        self.ask(alone, lambda each: ("begin_folder", model, str(folder)))
+        link = f"{model} > {folder}"
+        self.meet(link, what)
+        for number, part in enumerate(parts(held, dtype.itemsize, _BUCKET)):
+            source = {place: each.layout for place, each in enumerate(held)}
+            topology = Topology.separate(range(len(what.who)))
+            transfer = reshard(source, {len(held): part}, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET)
+            name = f"{link} {number}"
+            self.ask(what, lambda each, t=transfer, n=name, p=part: (  # type: ignore[misc]
+                ("prepare", link, n, t, None, p, dtype) if each == host else ("prepare", link, n, t, model, None, dtype)
+            ))  # fmt: skip
+            self.ask(what, lambda each, n=name, p=part: (  # type: ignore[misc]
+                ("write_part", n, p, dtype) if each == host else ("exchange", n, model, None, 0, None)
+            ))  # fmt: skip
+        self.ask(alone, lambda each: ("end_folder",))
+
+
+def _ends(who: Address, source: str, from_: Group, target: str, to: Group) -> tuple[str | None, str | None]:
+    """The model that a process sends, and the one that it receives."""
+    return (source if who[0] == from_.name else None, target if who[0] == to.name else None)
 
 
 def _ranks(group: Group) -> tuple[Address, ...]:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ from rlgraph.backends.local.run import drawn_tokens
 from rlgraph.backends.local.session import Session, Settings, width
 from rlgraph.backends.local.training import train
 from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.folder import ModelFolder, empty
+from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, to_wire
 from rlgraph.backends.rows import Rows
+from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Type, axes_of, axis_of
@@ -58,7 +63,8 @@ class Worker:
         self.axes = _axes(self.types)
         self.store = Store()
         self.session: Session
-        self.exchanges: dict[str, Any] = {}
+        self.links = Links(job.seconds)
+        self.folder: ModelFolder
 
     # Opening
 
@@ -79,7 +85,7 @@ class Worker:
         models = {model.name for model in job.program.models}
         held = {name: value for name, value in self.session.handles.items() if name not in models}
         for name, value in held.items():
-            self.store.put((0, name), Piece(Handle("buffer", name), value))
+            self.store.put((0, 0, name), Piece(Handle("buffer", name), value))
         return list(held)
 
     def close(self) -> None:
@@ -166,30 +172,71 @@ class Worker:
             told.append(RowsOf(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
-                self.store.put((number, f"ids:{rows.axis.key}"), Piece(TensorType("any", rows.axis), rows.ids, (None,)))
+                self.store.put((number, self.job.rank, f"ids:{rows.axis.key}"), Piece(TensorType("any", rows.axis), rows.ids, (None,)))
         sizes: dict[str, int | None] = {}
         for value in node.outputs:
             made_value = made.values[value.name]
             if isinstance(value.type, Handle) and value.type.kind == "model":
                 continue
             piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
-            self.store.put((number, value.name), piece)
+            self.store.put((number, self.job.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.rows
         return tuple(told), tuple(named), sizes
 
     # Weights
 
-    def layout(self, model: str) -> Any:
-        """This rank's part of a model, in global terms."""
-        return self.session.models[model].engine.layout()
+    def holding(self, model: str) -> Holding:
+        """What this rank has of a model."""
+        return holding(self.session.models[model].engine, shards.node())
 
-    def connect(self, name: str, transfer: Transfer, place: int, places: int, address: str) -> None:
-        """Joins the processes between which a model's weights go."""
-        self.exchanges[name] = shards.connect(transfer, place, places, address, self.job.seconds)
+    def meet(self, link: str, place: int, places: int, address: str) -> None:
+        """Joins the processes between which weights go."""
+        self.links.meet(link, place, places, address)
 
-    def exchange(self, name: str, sends: str | None, receives: str | None, lag: int, ema: float | None) -> Any:
-        """Takes part in a transfer: sends a model's weights, of so many versions ago, receives another's, or both."""
-        return shards.exchange(self.exchanges[name], self.session, sends, receives, lag, ema)
+    def prepare(
+        self, link: str, name: str, transfer: Transfer, source: str | None, destination: str | Sequence[Local] | None,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own."""
+        sides = [side if isinstance(side, (tuple, list)) else self._layout(side) for side in (source, destination)]
+        self.links.prepare(link, name, transfer, *sides, dtype)
+
+    def _layout(self, model: str | None) -> Sequence[Local]:
+        return () if model is None else self.session.models[model].engine.layout()
+
+    def exchange(self, name: str, source: str | None, destination: str | None, lag: int, ema: float | None) -> Moved:
+        """Takes part in a transfer: sends a model's weights, of so many versions ago, and writes them to a model here."""
+        sent: Mapping[str, Tensor] = {}
+        if source is not None:
+            state = self.session.models[source]
+            sent = state.past[-1 - lag] if lag else state.engine.tensors()
+        target = None if destination is None else self.session.models[destination].engine
+        moved = self.links.run(name, sent, {} if target is None else target.tensors(), ema)
+        if target is not None:
+            target.written()
+        return moved
+
+    # Folders
+
+    def begin_folder(self, model: str, folder: str) -> None:
+        """A folder for a model whose weights will come part by part."""
+        self.folder = ModelFolder(self.session.models[model].engine.spec, Path(folder))
+
+    def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype) -> Moved:
+        """Receives tensors, and writes them as one file of the folder."""
+        tensors = empty(part, dtype)
+        moved = self.links.run(name, {}, tensors, None)
+        self.folder.write(tensors)
+        return moved
+
+    def end_folder(self) -> None:
+        self.folder.close()
+
+    def save(self, model: str, folder: str) -> None:
+        """Writes a model that this rank has all of."""
+        self.session.models[model].engine.save(folder)
+
+    # Changes
 
     def take_over(self, node: int, target: str, source: str) -> None:
         """Gives a model here the weights of another one here, as an `update` says."""

@@ -1,0 +1,73 @@
+"""A Hugging Face folder that is written part by part, so that no process ever holds a whole model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlgraph.backends.ray.links import Holding
+from rlgraph.engines.sources import ModelSpec, load_codec, save_config
+from rlgraph.ir.layout import Local, Piece, whole
+
+
+def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[Local, ...]]:
+    """All of a model's parameters in pieces of at most so many bytes, if single ones are smaller."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for holding in held:
+        for local in holding.layout:
+            for piece in local.pieces:
+                far = tuple(stop for _, stop in piece.box)
+                sizes[piece.name] = tuple(map(max, far, sizes.get(piece.name, far)))
+    now: list[Local] = []
+    used = 0
+    for name, shape in sizes.items():
+        layers = range(shape[0]) if "*" in name else (None,)
+        for layer in layers:
+            box = whole(shape) if layer is None else ((layer, layer + 1), *whole(shape[1:]))
+            own = name if layer is None else name.replace("*", str(layer))
+            # One layer's tensor has no dimension for the layers, and its box has one.
+            piece = Piece(name, box, (0,) * len(shape))
+            local = Local(own, tuple(stop - start for start, stop in box), (piece,))
+            size = itemsize * torch.Size(local.shape).numel()
+            if now and used + size > most:
+                yield tuple(now)
+                now, used = [], 0
+            now.append(local)
+            used += size
+    if now:
+        yield tuple(now)
+
+
+def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {local.name: torch.empty(local.shape, dtype=dtype) for local in part}
+
+
+class ModelFolder:
+    """A folder that a model source can name, when it is closed."""
+
+    def __init__(self, spec: ModelSpec, folder: Path) -> None:
+        self._spec, self._folder = spec, folder
+        self._files: dict[str, str] = {}
+        self._size = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """One more file."""
+        name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
+        # Of one layer's tensors, the dimension for the layers goes.
+        shaped = {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}
+        save_file({key: tensor.contiguous() for key, tensor in shaped.items()}, self._folder / name, {"format": "pt"})
+        self._files |= dict.fromkeys(tensors, name)
+        self._size += sum(tensor.nbytes for tensor in tensors.values())
+
+    def close(self) -> None:
+        """Writes what says where everything is, and the tokenizer."""
+        index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
+        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        save_config(self._spec, self._folder)
+        load_codec(self._spec).save(self._folder)
