@@ -164,13 +164,15 @@ class Signals:
 
     def opening(self, what: str) -> None: ...
 
-    def firing(self, node: Node) -> None:
+    def firing(self, node: Node, pool: str = "") -> None:
         if node.op == self.op:
             self.seen += 1
             if self.seen == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def fired(self, node: Node, seconds: float, tokens: int) -> None:
+    def synced(self, *weights: object) -> None: ...
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         self.done += node.op == self.op
 
 

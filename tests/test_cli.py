@@ -245,7 +245,7 @@ def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compile"], "Missing argument 'FILE'."),
+        (["compile"], "Missing argument 'FILE...'."),
         (["compile", "tiny.rlf", "--set", "n"], "Invalid value for '--set': `n` is not NAME=EXPR, as in `--set n=4`"),
         (["compile", "tiny.rlf", "--set", "n=1", "--set", "n=2"], "Invalid value for '--set': `n` is set twice"),
         (["compile", "tiny.rlf", "--emit", "dot", "--emit", "svg"],

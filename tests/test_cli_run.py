@@ -87,3 +87,40 @@ def test_two_runs_at_once_have_two_folders(folder: Path) -> None:
     runs = [start(["run", "tiny.rlf", "--steps", "1", "--threads", "1"], folder) for _ in range(2)]
     said = sorted(process.communicate(timeout=120)[0].splitlines()[0] for process in runs)
     assert said == ["wrote runs/tiny-1/metrics.jsonl", "wrote runs/tiny-2/metrics.jsonl"]
+
+
+def metrics(folder: Path) -> list[float]:
+    return [json.loads(line)["reward"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ("run", "tiny.rlf", "--steps", "3", "--threads", "1")
+    code, out, _ = told(capsys, *run, "--out", "a", "--record", "rec", "--trace", "t.json")
+    assert (code, out.splitlines()[:3]) == (0, ["wrote a/metrics.jsonl", "wrote rec", "wrote t.json"])
+    # Other weights would draw other rows; that the same rows are rewarded shows where they come from.
+    other = ("--set", 'actor=causal_lm(random("qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
+             'num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, tokenizer=chars("abcd>")))')  # fmt: skip
+    assert told(capsys, *run, "--out", "b", "--replay", "rec", "--block", "1", *other)[0] == 0
+    assert told(capsys, *run, "--out", "c", *other)[0] == 0
+    assert metrics(folder / "a") == metrics(folder / "b") != metrics(folder / "c")
+    assert json.loads((folder / "b/run.json").read_text())["replay"] == "rec"
+    code, _, err = told(capsys, *run, "--out", "d", "--record", "rec")
+    assert code == 2 and "error[E0814]: the folder `rec` is not empty" in err
+    assert not (folder / "d").exists()
+    code, _, err = told(capsys, *run, "--out", "d", "--replay", "rec", "--set", "n=5")
+    assert code == 4 and "the recording has no `rollout` for prompts row" in err
+
+
+def test_what_cannot_be_used_comes_out_before_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, path, code in (("--replay", "nothing", "E0815"), ("--trace", "no/t.json", "E0818"), ("--record", "tiny.rlf", "E0814")):
+        failed, _, err = told(capsys, "run", "tiny.rlf", option, path)
+        assert failed == 2 and f"error[{code}]" in err and "opening" not in err
+    (folder / "prompts.jsonl").unlink()
+    assert told(capsys, "run", "tiny.rlf", "--record", "rec")[0] == 1
+    assert not (folder / "rec").exists() and not (folder / "runs").exists()
+
+
+def test_options_of_another_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--debug"], ["--address", "auto"]):
+        code, _, err = told(capsys, "run", "tiny.rlf", *option)
+        assert code == 2 and f"`{option[0]}` goes with `--backend ray`" in err

@@ -50,19 +50,36 @@ def check(
         return with_quotes(error.diagnostics)
 
 
-def compile(program: str | Path, set: Mapping[str, Setting] | None = None, *, name: str = "<text>") -> Compiled:
-    """The program as a graph, after every pass. Raises ProgramError with everything that is wrong."""
+def compile(
+    program: str | Path,
+    set: Mapping[str, Setting] | None = None,
+    *,
+    name: str = "<text>",
+    schedule: str | Path | None = None,
+    devices: int = 1,
+) -> Compiled:
+    """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
+
+    schedule: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says the
+    same. devices: how many there are, where neither declares pools.
+    """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.dsl.check import check as checked
+    from rlgraph.dsl.check import check_all
     from rlgraph.passes.pipeline import run_passes
 
     opened = open_program(program, name)
     texts = settings_text(set)
     try:
-        found, warnings = checked(opened.source, changes(texts), columns=columns_in(opened.folder))
+        found = check_all(opened.source, changes(texts), columns=columns_in(opened.folder))
     except ProgramError as error:
         raise ProgramError(with_quotes(error.diagnostics)) from None
-    return Compiled(opened.source, opened.folder, texts, tuple(run_passes(found)), tuple(warnings))
+    if schedule is not None:
+        from rlgraph.api.schedules import with_schedule
+
+        found = with_schedule(found, open_program(schedule, "<schedule>"))
+    stages = tuple(run_passes(found.program))
+    compiled = Compiled(opened.source, opened.folder, texts, stages, tuple(found.warnings), found.schedule, devices)
+    return compiled.checked_placement() if found.schedule.span.line else compiled
 
 
 def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:

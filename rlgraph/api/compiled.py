@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import Diagnostic, Source
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:
+    from rlgraph.api.planning import Placed
     from rlgraph.api.running import Run
     from rlgraph.backends.local.run import Observer
+    from rlgraph.ir.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class Compiled:
     """The program after the checker and after each pass."""
     diagnostics: tuple[Diagnostic, ...] = field(repr=False)
     """Warnings."""
+    schedule: Schedule = field(default=Schedule(), repr=False)
+    """What is said about where it runs."""
+    devices: int = 1
+    """Where the schedule declares no pools."""
 
     @property
     def program(self) -> Program:
@@ -61,6 +69,36 @@ class Compiled:
         from rlgraph.ir.text import print_program
 
         return print_program(self.after(after) if after else self.program)
+
+    # Placement
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""
+        from rlgraph.api.planning import here, placed
+
+        return placed(self.program, self.schedule, self.folder, here(self.devices))
+
+    @property
+    def plan(self) -> Plan:
+        """Which processes do which work: what the schedule says, and defaults for the rest."""
+        return self.placed.plan
+
+    def plan_json(self) -> str:
+        """The plan as text, which `rlgraph.ir.plan.plan_from_json` reads."""
+        from rlgraph.ir.plan import plan_to_json
+
+        return plan_to_json(self.plan)
+
+    def transfers(self) -> str:
+        """What travels between the groups of the plan: weights after they changed, and rows."""
+        from rlgraph.api.transfers import show_transfers
+
+        return show_transfers(self.program, self.placed)
+
+    def checked_placement(self) -> Compiled:
+        """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
+        return replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
 
     # Pictures
 
@@ -118,19 +156,34 @@ class Compiled:
         threads: int | None = None,
         block: int | None = None,
         token_budget: int | None = None,
+        backend: Literal["local", "ray"] = "local",
+        address: str | None = None,
+        debug: bool = False,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
+        trace: str | Path | None = None,
         progress: bool = True,
         observer: Observer | None = None,
     ) -> Run:
-        """Runs the phases before the main step, then the main step `steps` times, in this process.
+        """Runs the phases before the main step, then the main step `steps` times.
 
         out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may
         hold an earlier run, which is removed. threads: None takes every core. block: rows that a node works
-        on at a time. token_budget: padded tokens of a micro-batch. None of these changes what is computed but
-        `seed`. progress: on stderr.
+        on at a time. token_budget: padded tokens of a micro-batch. backend: `local` is this process, `ray` the
+        processes of the plan, on the cluster at `address` or else on one that is started on this machine; with
+        `debug` they are objects in this process, so that breakpoints work. record: a folder, new or empty, for all
+        that is sampled. replay: such a folder, whose rows take the place of sampling. trace: a file for a timeline
+        that ui.perfetto.dev shows. progress: on stderr. None of these changes what is computed but `seed` and
+        `replay`.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
-        from rlgraph.api.running import Options, run
+        from rlgraph.api.backends import Options
+        from rlgraph.api.running import run
 
-        return run(self, Options(steps, seed, threads, block, token_budget), out, overwrite, progress, observer)
+        record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))
+        options = Options(
+            steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace
+        )
+        return run(self, options, out, overwrite, progress, observer)

@@ -85,5 +85,5 @@ def bundle(compiled: Compiled) -> dict[str, str]:
     return {
         "image/svg+xml": svg,
         "text/html": f'<div style="overflow: auto; max-height: 80vh">{svg}</div>',
-        "text/plain": summary(compiled.program),
+        "text/plain": summary(compiled),
     }

@@ -32,7 +32,7 @@ class Opened:
 
 
 def open_program(program: str | Path, name: str = "<text>") -> Opened:
-    """The program of a path, or a text itself: a str without a line break that ends in `.rlf` is a path.
+    """The program of a path, or a text itself: a str without a line break that ends in `.rlf` or `.rls` is a path.
 
     Raises ProgramError where the file cannot be read.
     """

@@ -19,11 +19,14 @@ from rlgraph.ir.graph import Node
 
 
 class Display(Protocol):
-    """Shows a run; the first three are those of the backend's observer."""
+    """Shows a run; the first four are those of the backend's observer."""
 
     def opening(self, what: str) -> None: ...
-    def firing(self, node: Node) -> None: ...
-    def fired(self, node: Node, seconds: float, tokens: int) -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None:
         """The run begins: how many steps each phase has."""
         ...
@@ -58,8 +61,11 @@ class Quiet:
     """Shows nothing."""
 
     def opening(self, what: str) -> None: ...
-    def firing(self, node: Node) -> None: ...
-    def fired(self, node: Node, seconds: float, tokens: int) -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None: ...
     def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -77,11 +83,13 @@ class Json(Quiet):
 
 
 class Count:
-    """Where in its phase a step is, and what it has generated."""
+    """Where in its phase a step is, what it has generated, and what its weights cost on their way."""
 
     def __init__(self, phases: Mapping[str, int]) -> None:
         self.phases = phases
         self.tokens = 0
+        self.synced_s = 0.0
+        self.synced_bytes = 0
         self._before = dict.fromkeys(phases, 0)
         so_far = 0
         for name, steps in phases.items():
@@ -90,20 +98,31 @@ class Count:
         self.total = so_far
 
     def line(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> str:
-        """A finished step in one line; counts tokens from 0 again."""
+        """A finished step in one line; counts from 0 again."""
         at = f"{phase} {number - self._before[phase]}/{self.phases[phase]}"
         parts = [at, *(f"{name} {shown(value)}" for name, value in metrics.items()), f"{seconds:.2g} s"]
         if seconds >= 100:
             parts[-1] = f"{seconds:,.0f} s"
         if self.tokens:
-            parts.append(f"{self.tokens / max(seconds, 1e-9):,.0f} tok/s")
-        self.tokens = 0
+            parts.append(rate(self.tokens, seconds))
+        if self.synced_bytes:
+            parts.append(f"sync {self.synced_s:.2g} s, {size(self.synced_bytes)}")
+        self.tokens, self.synced_s, self.synced_bytes = 0, 0.0, 0
         return "  ".join(parts)
 
 
 def shown(value: Any) -> str:
     """A number, short."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
+
+
+def size(count: int) -> str:
+    """Of so many bytes."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 class Lines:
@@ -118,11 +137,18 @@ class Lines:
         if self.count is None:
             self.note(what)
 
-    def firing(self, node: Node) -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None: ...
 
-    def fired(self, node: Node, seconds: float, tokens: int) -> None:
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if self.count is not None:
             self.count.tokens += tokens
+
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        if self.count is not None:
+            self.count.synced_s += seconds
+            self.count.synced_bytes += sent_bytes
 
     def begin(self, phases: Mapping[str, int]) -> None:
         self.count = Count(phases)

@@ -1,80 +1,25 @@
-"""Runs a compiled program in this process, and leaves behind what is worth keeping, however it ends."""
+"""Runs a compiled program, and leaves behind what is worth keeping, however it ends."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.api.backends import Options, open_backend
 from rlgraph.api.progress import Display, Quiet, display
 from rlgraph.api.rundir import RunFolder
+from rlgraph.api.trace import Trace, check_writable
+from rlgraph.api.trained import TrainedModel
+from rlgraph.api.watch import Interrupts, Watch
 from rlgraph.errors import RunError
-from rlgraph.ir.graph import Node
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
-    from rlgraph.backends.local.run import Observer, Step
-    from rlgraph.engines.transformers import TransformersEngine
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run; all but the first two change nothing of what is computed."""
-
-    steps: int = 100
-    seed: int = 0
-    threads: int | None = None
-    block: int | None = None
-    token_budget: int | None = None
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A model as the run left it."""
-
-    name: str
-    engine: TransformersEngine = field(repr=False)
-    updates: int
-    """Optimizer steps that it took."""
-
-    @property
-    def model(self) -> Any:
-        """The Hugging Face model."""
-        return self.engine.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
-        return self.engine.codec.tokenizer
-
-    def save(self, folder: str | Path) -> None:
-        """Writes a folder that `from_pretrained` reads."""
-        self.engine.save(folder)
-
-    def answer(
-        self, prompts: Sequence[Any], *, max_tokens: int = 64, temperature: float = 0.0, seed: int = 0
-    ) -> list[str]:
-        """An answer to each prompt (a text, or a list of messages); the likeliest one at temperature 0."""
-        import numpy as np
-        import torch
-
-        from rlgraph.engines.base import Sampling
-        from rlgraph.engines.sequences import Sequences
-
-        codec = self.engine.codec
-        asked = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
-        keys = np.random.default_rng(seed).integers(0, 2**63, len(prompts), dtype=np.uint64)
-        with torch.no_grad():
-            made = self.engine.generate(asked, 1, Sampling(max_tokens, temperature), keys).sequences
-        ids = iter(made.tokens[made.scored].tolist())
-        return [codec.decode([next(ids) for _ in range(count)]) for count in made.counts().tolist()]
+    from rlgraph.backends.steps import Observer, Step
 
 
 @dataclass
@@ -130,14 +75,17 @@ def run_in(
     """Runs, writing into a folder if one is given."""
     options = replace(options, threads=options.threads or _cores())
     made = Run(folder=folder.path if folder else None)
-    with _Interrupts(shown) as interrupts:
+    with Interrupts(shown) as interrupts:
+        watch = Watch(shown, interrupts, observer, Trace() if options.trace else None)
         try:
-            if folder:
-                folder.begin(compiled.source.text, compiled.text(), _how(compiled, options))
-            _steps(made, folder, compiled, options, _Watch(shown, interrupts, observer))
+            with _claimed(folder, compiled, options):
+                _steps(made, folder, compiled, options, watch)
+            watch.write(options.trace)
         except BaseException as error:
-            _rescue(made, folder, shown)
-            if isinstance(error, KeyboardInterrupt):
+            _give_back(made, folder)
+            with _told_beside(shown):
+                watch.write(options.trace)
+            if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(made) from None
             raise
         finally:
@@ -147,34 +95,42 @@ def run_in(
     return made
 
 
-def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Options, watch: _Watch) -> None:
-    with warnings.catch_warnings():
-        # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
-        warnings.filterwarnings("ignore", "IProgress not found")
-        from rlgraph.backends.local.run import LocalBackend
-        from rlgraph.backends.local.session import Settings
+@contextmanager
+def _claimed(folder: RunFolder | None, compiled: Compiled, options: Options) -> Iterator[None]:
+    """What cannot be written or read comes out before the run."""
+    from rlgraph.backends.recording import read_header, recording
 
-    threads = options.threads or 1
-    settings = Settings(options.seed, threads, options.block, options.token_budget, folder=compiled.folder)
-    with _one_torch_thread():
-        backend = LocalBackend(compiled.program, settings, watch)
+    if options.trace:
+        check_writable(options.trace)
+    if options.replay:
+        read_header(options.replay, compiled.name)
+    with recording(options.record, compiled.name, options.seed) if options.record else nullcontext():
+        if folder:
+            folder.begin(compiled.source.text, compiled.text(), _how(compiled, options))
+        yield
+
+
+def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Options, watch: Watch) -> None:
+    with open_backend(compiled, options, watch) as (backend, models):
+        made.models.update(models)
+        phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         try:
-            made.models.update(
-                (name, TrainedModel(name, state.engine, 0)) for name, state in backend.session.models.items()
-            )
-            phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
-            watch.display.begin(phases)
+            watch.begin(phases)
             for step in backend.steps(options.steps):
                 made.metrics.append(_record(step, len(phases) > 1))
                 if folder:
                     folder.step(made.metrics[-1])
-                watch.display.step(step.number, step.phase, step.seconds, step.metrics)
-                watch.interrupts.check()
-        finally:
-            _count_updates(made, {name: state.updates for name, state in backend.session.models.items()})
-            backend.session.close()
-    if folder:
-        made.saved += folder.save(_trained(made))
+                watch.step(step)
+            _count_updates(made, backend.trained())
+            if folder:
+                made.saved += folder.save(_trained(made))
+            _leave(made)
+        except BaseException as error:
+            _count_updates(made, backend.trained())
+            _rescue(made, folder, watch.display)
+            if isinstance(error, KeyboardInterrupt):
+                _leave(made)
+            raise
 
 
 def _cores() -> int:
@@ -183,36 +139,50 @@ def _cores() -> int:
 
 
 def _count_updates(made: Run, updates: Mapping[str, int]) -> None:
-    for name, model in made.models.items():
-        made.models[name] = TrainedModel(name, model.engine, updates[name])
+    made.models = {name: replace(model, updates=updates[name]) for name, model in made.models.items()}
 
 
 def _trained(made: Run) -> dict[str, TrainedModel]:
     return {name: model for name, model in made.models.items() if model.updates}
 
 
+def _leave(made: Run) -> None:
+    """The backend will be closed: what is only there is kept."""
+    saved = {path.name: path for path in made.saved}
+    for name, model in made.models.items():
+        model.weights.leave(saved.get(name))
+
+
 def _rescue(made: Run, folder: RunFolder | None, shown: Display) -> None:
     """Saves what is there after a run that did not come to its end."""
     if folder is None:
         return
-    trained = _trained(made)
-    if not made.metrics and not trained:
-        folder.discard()
-        made.folder = None
-        return
-    left = {name: model for name, model in trained.items() if folder.path / "models" / name not in made.saved}
-    try:
+    left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
+    with _told_beside(shown):
         made.saved += folder.save(left)
-    except RunError as second:
-        # The first failure is the one to tell; this one is told beside it.
-        shown.note(str(second))
     for path in made.saved:
         shown.note(f"saved {path}")
 
 
+@contextmanager
+def _told_beside(shown: Display) -> Iterator[None]:
+    """The first failure of a run is the one to tell; a second one is told beside it."""
+    try:
+        yield
+    except RunError as second:
+        shown.note(str(second))
+
+
+def _give_back(made: Run, folder: RunFolder | None) -> None:
+    """The folder of a run in which nothing was done."""
+    if folder and not made.metrics and not _trained(made):
+        folder.discard()
+        made.folder = None
+
+
 def _record(step: Step, phases: bool) -> dict[str, Any]:
     where = {"phase": step.phase} if phases else {}
-    return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics}
+    return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics, **step.extra}
 
 
 def _how(compiled: Compiled, options: Options) -> dict[str, object]:
@@ -221,82 +191,5 @@ def _how(compiled: Compiled, options: Options) -> dict[str, object]:
     from rlgraph import __version__
 
     versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
-    return {
-        "program": compiled.source.path,
-        "set": dict(compiled.set),
-        **asdict(options),
-        "versions": versions,
-    }
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Engines work on blocks side by side; torch's own threads under theirs would only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class _Interrupts:
-    """Ctrl-C and SIGTERM end a run where its weights are whole, not in an update; the second one at once."""
-
-    def __init__(self, shown: Display) -> None:
-        self.display = shown
-        self.updating = False
-        self.seen = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        # Only the main thread may ask for signals; elsewhere they are somebody else's.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _signal(self, number: int, frame: FrameType | None) -> None:
-        first, self.seen = not self.seen, True
-        if first:
-            self.display.note("interrupted: once more to leave at once, without saving")
-        if not first or not self.updating:
-            raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """Ends the run if that was asked for during an update."""
-        if self.seen:
-            raise KeyboardInterrupt
-
-
-class _Watch:
-    """Sees every node before and after its work, and tells the others."""
-
-    def __init__(self, shown: Display, interrupts: _Interrupts, observer: Observer | None) -> None:
-        self.display, self.interrupts, self.observer = shown, interrupts, observer
-
-    def opening(self, what: str) -> None:
-        self.display.opening(what)
-        if self.observer:
-            self.observer.opening(what)
-
-    def firing(self, node: Node) -> None:
-        self.interrupts.updating = node.op in ("train", "update")
-        self.display.firing(node)
-        if self.observer:
-            self.observer.firing(node)
-
-    def fired(self, node: Node, seconds: float, tokens: int) -> None:
-        self.display.fired(node, seconds, tokens)
-        if self.observer:
-            self.observer.fired(node, seconds, tokens)
-        if self.interrupts.updating:
-            self.interrupts.updating = False
-            self.interrupts.check()
+    chosen = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    return {"program": compiled.source.path, "set": dict(compiled.set), **chosen, "versions": versions}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rlgraph.ir.graph import Model, Node, Program
+from rlgraph.ir.graph import Model, Node
+from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.text import show_constant
 
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
 
-def summary(program: Program) -> str:
-    """For a person, without a line break at its end."""
+
+def summary(compiled: Compiled) -> str:
+    """For a person, without a line break at its end. Where it runs is told if there is a schedule."""
+    program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
     lines = [f"{program.name}: {_count(nodes, 'node')}, {_count(program.models, 'model')}"]
     lines += _table([(model.name, _model(model, nodes)) for model in program.models])
@@ -19,7 +25,29 @@ def summary(program: Program) -> str:
         lines += _table(
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
+    if compiled.schedule.span.line:
+        lines += ["", *_placement(compiled.plan)]
     return "\n".join(lines)
+
+
+def _placement(plan: Plan) -> Iterator[str]:
+    """Each pool with its groups, and the weights that have to follow."""
+    for pool in plan.pools:
+        if pool.name != HOST:
+            yield f"{_count_of(pool.devices, 'device')} in `{pool.name}`"
+            here = [group for group in plan.groups if group.pool == pool.name]
+            yield from _table([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
+    yield from (f"weights of {model}: {source} to {target}" for model, source, target in plan.syncs())
+
+
+def _does(group: Group, plan: Plan) -> str:
+    """`actor.train, critic`: a model by its name alone where all its work is here."""
+    shown = []
+    for model in group.models:
+        own = [role for role in plan.roles if role.model == model]
+        here = [role.operation for role in own if role.group == group.name]
+        shown += [model] if len(here) == len(own) else [f"{model}.{operation}" for operation in here]
+    return ", ".join(shown)
 
 
 def _always(node: Node) -> bool:
@@ -28,7 +56,11 @@ def _always(node: Node) -> bool:
 
 
 def _count(things: list[Node] | tuple[Model, ...], word: str) -> str:
-    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
+    return _count_of(len(things), word)
+
+
+def _count_of(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _name(node: Node) -> str:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -139,14 +140,15 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
 
 
 @rlgraph.command("compile")
-@click.argument("file", required=False, metavar="FILE")
+@click.argument("files", nargs=-1, metavar="FILE...")
 @_set
+@click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
 @click.option(
     "--emit",
     "emitted",
     multiple=True,
     type=click.Choice(FORMATS),
-    help="Write the graph in this form: one to stdout, several into the folder of -o.",
+    help="Write the graph, the plan or its transfers in this form: one to stdout, several into the folder of -o.",
 )
 @click.option(
     "--visualize",
@@ -165,28 +167,34 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
 @click.option("-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go.")
 @_message_format
 def compile_(
-    file: str | None,
+    files: tuple[str, ...],
     settings: tuple[str, ...],
+    devices: int,
     emitted: tuple[str, ...],
     visualize: str | None,
     after: tuple[str, ...],
     out: Path | None,
     form: Format,
 ) -> int:
-    """Compile a program; without options, say in a few lines what became of it."""
+    """Compile a program, with a schedule (.rls) or without one; without options, say in a few lines what became of it."""
     from rlgraph.api import compile
 
-    if file is None and visualize and visualize.endswith(".rlf"):
+    if visualize and visualize.endswith(".rlf"):
         # `--visualize FILE`: the option has no value, and click cannot know.
-        file, visualize = visualize, ""
-    if file is None:
-        raise click.UsageError("Missing argument 'FILE'.")
+        files, visualize = (visualize, *files), ""
+    programs = [Path(file) for file in files if not file.endswith(".rls")]
+    schedules = [Path(file) for file in files if file.endswith(".rls")]
+    if not programs:
+        raise click.UsageError("Missing argument 'FILE...'.")
+    if len(programs) > 1 or len(schedules) > 1:
+        raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with _telling(form):
-        compiled = compile(Path(file), _settings(settings))
+        schedule = schedules[0] if schedules else None
+        compiled = compile(programs[0], _settings(settings), schedule=schedule, devices=devices)
         show(compiled.diagnostics, form)
     for name in after:
         try:
@@ -197,7 +205,7 @@ def compile_(
     if not (emitted or after or visualize is not None or form == "json"):
         from rlgraph.api.summary import summary
 
-        click.echo(summary(compiled.program))
+        click.echo(summary(compiled))
     return FINE
 
 
@@ -206,10 +214,17 @@ def compile_(
 
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
+@click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
 @_set
 @click.option(
-    "--backend", type=click.Choice(["local"]), default="local", help="Where it runs: `local` is this process."
+    "--backend",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where it runs: `local` is this process, `ray` the processes of a plan.",
 )
+@click.option("--address", metavar="ADDRESS", help="Of a Ray cluster.  [default: one is started on this machine]")
+@click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
 @click.option(
     "--steps",
     type=click.IntRange(1),
@@ -228,11 +243,18 @@ def compile_(
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
 @click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it.")
+@click.option("--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
+@click.option("--debug", is_flag=True, help="With `ray`: all in this process, so that breakpoints work.")
 @_message_format
 def run(
     file: str,
+    schedule: Path | None,
     settings: tuple[str, ...],
-    backend: str,
+    backend: Literal["local", "ray"],
+    address: str | None,
+    devices: int,
     steps: int,
     seed: int,
     out: Path | None,
@@ -240,29 +262,40 @@ def run(
     threads: int | None,
     token_budget: int | None,
     block: int | None,
+    record: Path | None,
+    replay: Path | None,
+    trace: Path | None,
+    debug: bool,
     form: Format,
 ) -> int:
-    """Train: run a program here.
+    """Train: run a program here, or on Ray as a schedule (.rls) says.
 
     Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
     the run and saves the models; a second one ends it at once.
     """
     from rlgraph.api import compile
+    from rlgraph.api.backends import Options
     from rlgraph.api.progress import Json, display
     from rlgraph.api.rundir import METRICS, RunFolder
-    from rlgraph.api.running import Options, run_in
+    from rlgraph.api.running import run_in
 
+    if backend != "ray" and (address or debug):
+        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")
+    options = Options(
+        steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace
+    )
     with _telling(form):
-        compiled = compile(Path(file), _settings(settings))
+        compiled = compile(Path(file), _settings(settings), schedule=schedule, devices=devices)
         show(compiled.diagnostics, form)
         # Before anything else: a folder that cannot be written must not cost an hour of training.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
         shown = Json() if form == "json" else display(sys.stderr)
-        made = run_in(folder, compiled, Options(steps, seed, threads, block, token_budget), shown)
+        made = run_in(folder, compiled, options, shown)
     if form == "json":
         emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in made.saved]})
     else:
-        lines = [f"wrote {folder.path / METRICS}", *(f"saved {path}" for path in made.saved)]
+        written = [folder.path / METRICS, *(path for path in (record, trace) if path)]
+        lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
         click.echo("\n".join(lines))
     return FINE
 

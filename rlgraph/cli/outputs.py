@@ -12,9 +12,9 @@ import click
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
 
-FORMATS = ("graph", "json", "dot", "svg", "png", "html")
+FORMATS = ("graph", "json", "dot", "svg", "png", "html", "plan", "transfers")
 PICTURES = ("html", "svg", "png", "dot")
-_ENDINGS = {"graph": "graph.txt"}
+_ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.txt"}
 
 
 def write(compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None) -> None:
@@ -44,6 +44,8 @@ def _emit(compiled: Compiled, form: str) -> str | bytes:
         "svg": compiled.to_svg,
         "png": compiled.to_png,
         "html": compiled.to_html,
+        "plan": compiled.plan_json,
+        "transfers": compiled.transfers,
     }
     return makers[form]()
 

@@ -7,7 +7,7 @@ Nothing is run here. No Python file of the user's is imported, and no file is op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -15,7 +15,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.defs import AXES, FUNCTIONS, names_in
 from rlgraph.dsl.lints import allowed, lint
 from rlgraph.dsl.parse import parse
-from rlgraph.dsl.schedule import check_schedule
+from rlgraph.dsl.schedule import Schedule, check_schedule
 from rlgraph.dsl.scope import (
     Block,
     DefName,
@@ -46,6 +46,18 @@ def _prelude() -> tree.File:
     return parse(Source("<prelude>", path.read_text("utf-8")))
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a text says."""
+
+    program: Program
+    warnings: list[Diagnostic]
+    schedule: Schedule
+    """Of its block `schedule:`; empty if it has none."""
+    scope: Mapping[str, Meaning]
+    """What its names mean: a schedule in a file of its own may use its params."""
+
+
 def check(
     source: Source, changes: Mapping[str, tree.Expr] | None = None, *,
     columns: Columns = lambda record: None, read: Read | None = None,
@@ -54,6 +66,15 @@ def check(
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
     """
+    found = check_all(source, changes, columns=columns, read=read)
+    return found.program, found.warnings
+
+
+def check_all(
+    source: Source, changes: Mapping[str, tree.Expr] | None = None, *,
+    columns: Columns = lambda record: None, read: Read | None = None,
+) -> Checked:  # fmt: skip
+    """The same with all that a text says beside the program."""
     checker = Checker(columns)
     file = assemble(parse(source), source, checker, read)
     if any(d.code != "E0803" for d in checker.diagnostics):
@@ -65,7 +86,7 @@ def check(
     if errors:
         raise ProgramError(_ordered(errors))
     comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return program, allowed(_ordered(checker.diagnostics), comments)
+    return Checked(program, allowed(_ordered(checker.diagnostics), comments), checker.schedule, checker.scope)
 
 
 def _ordered(found: Sequence[Diagnostic]) -> list[Diagnostic]:
@@ -80,6 +101,7 @@ class Checker(Statements):
         super().__init__()
         self.look = columns
         self.known_columns: dict[str, tuple[str, ...] | None] = {}
+        self.schedule = Schedule()
 
     def program(self, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
         top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
@@ -120,9 +142,9 @@ class Checker(Statements):
         return program
 
     def placements(self, file: tree.File, program: Program, source: Source) -> None:
-        """What is wrong with the block `schedule:`; the schedule itself is read by who compiles."""
+        """The block `schedule:`, or what is wrong with it."""
         try:
-            check_schedule(file, program, source, self.scope)
+            self.schedule = check_schedule(file, program, source, self.scope)
         except ProgramError as error:
             self.diagnostics += error.diagnostics
 

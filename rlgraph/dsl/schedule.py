@@ -15,6 +15,7 @@ from rlgraph.dsl.scope import Meaning, Reporter, Stop, nearest
 from rlgraph.dsl.signatures import ENGINES, METHODS, STATEMENTS
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Graph, Program
+from rlgraph.ir.plan import HOST
 from rlgraph.ir.types import Handle, Table, Type
 from rlgraph.ops.nodes import MODEL_CALLS
 
@@ -56,6 +57,16 @@ class Placement:
     ep: int | None = None
     cp: int | None = None
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
+    """Where each option stands."""
+
+    def splits(self) -> dict[str, int]:
+        """How its models are split, as far as that is said."""
+        return {name: value for name in SPLITS if (value := getattr(self, name)) is not None}
+
+    def at(self, option: str) -> Span:
+        """Where an option stands; the whole line if it is not there."""
+        return dict(self.spans).get(option, self.span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,8 @@ class Schedule:
     pools: tuple[Pool, ...] = ()
     placements: tuple[Placement, ...] = ()
     streams: tuple[Stream, ...] = ()
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    """Of its head; that of no text if the user gave none."""
 
 
 def check_schedule(
@@ -172,7 +185,7 @@ class _Checker(Reporter):
                     streams.append(self.stream(line))
                 except Stop:
                     continue
-        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams))
+        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams), item.span)
 
     # Pools
 
@@ -181,6 +194,9 @@ class _Checker(Reporter):
             first = self.pools.get(line.name)
             related = (Related(first.span, "the first one"),) if first else ()
             raise self.stop("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
+        if line.name == HOST:
+            raise self.stop("E0902", f"`{HOST}` is the process that reads data and calls functions: no pool is called so",
+                            line.name_span, "choose another name")  # fmt: skip
         devices = self.constants.evaluate(line.count, self.scope)
         if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
             raise self.stop("E0902", "a pool has a whole number of devices, at least 1", line.count.span,
@@ -241,8 +257,14 @@ class _Checker(Reporter):
         splits = {name: value for name in SPLITS if isinstance(value := given[name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
+        for name in ("ep", "cp"):
+            if splits.get(name, 1) > 1:
+                self.say("E0910", f"models cannot be split by `{name}` yet", spans[name].span,
+                         "split them by `tp`, `pp` and `dp`")  # fmt: skip
         if engine is not None:
             self.engine(engine, spans, splits, subjects)
+        else:
+            self.some_engine(spans, splits, subjects)
         pool = self.pool_named(line.pool)
         size = math.prod(splits.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
         if pool.devices % size:
@@ -252,7 +274,8 @@ class _Checker(Reporter):
             raise self.stop("E0907", f"{shown}{total} does not divide the {pool.devices} devices of `{pool.name}`", first.span,
                             "choose numbers whose product divides the pool",
                             (Related(pool.span, "it is declared here"),))  # fmt: skip
-        return Placement(tuple(subjects), pool.name, engine, **splits, span=line.span)
+        places = tuple((name, option.span) for name, option in spans.items())
+        return Placement(tuple(subjects), pool.name, engine, **splits, span=line.span, spans=places)
 
     def quoted(self, option: tree.Option) -> tree.Option:
         """`engine=megatron`: the name of an engine needs no quotes."""
@@ -280,6 +303,23 @@ class _Checker(Reporter):
                 self.say("E0908", f"`{name}` cannot do the `{missing[0]}` of `{subject.model}`", subject.span,
                          f"{more}{' or '.join(f'`{other}`' for other in others)}"
                          f"{'' if more else ' can'}")  # fmt: skip
+
+    def some_engine(
+        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], subjects: Sequence[Subject]
+    ) -> None:
+        """Where no engine is named: one can do each kind of work, split as it is said."""
+        wanted = [name for name, size in splits.items() if size > 1]
+        able = [engine for engine in ENGINES.values() if set(wanted) <= set(engine.splits)]
+        for subject in subjects:
+            work = {subject.operation} if subject.operation else self.left(subject.model)
+            missing = sorted(op for op in work if op and not any(op in engine.operations for engine in able))
+            if missing:
+                shown = " and ".join(f"`{name}`" for name in wanted)
+                legal = (f"`{name}` takes {', '.join(f'`{split}`' for split in engine.splits)}"
+                         for name, engine in ENGINES.items() if missing[0] in engine.operations)  # fmt: skip
+                more = ", ".join(legal) if subject.operation else f"place `{subject.model}.{missing[0]}` by itself"
+                self.say("E0908", f"no engine can do the `{missing[0]}` of `{subject.model}` split by {shown}",
+                         spans[wanted[-1]].span, more)  # fmt: skip
 
     def left(self, model: str) -> set[str]:
         """The model's work that is not placed by itself."""

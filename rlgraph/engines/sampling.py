@@ -21,24 +21,25 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniforms(keys: np.ndarray, place: int) -> Tensor:
+def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
     """A number in [0, 1) for each row: a pure function of the row's key and the token's place, float64 [N].
 
-    keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams.
+    keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams. place: int64 [N], or
+    the same for all rows.
     """
     with np.errstate(over="ignore"):
-        bits = _mix(_mix(keys) + np.uint64(place + 1) * _GOLDEN)
+        bits = _mix(_mix(keys) + np.asarray(place + 1, dtype=np.uint64) * _GOLDEN)
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def draw(
-    logits: Tensor, keys: np.ndarray, place: int, sampling: Sampling, banned: Tensor | None
+    logits: Tensor, keys: np.ndarray, place: int | np.ndarray, sampling: Sampling, banned: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64, overwritten. banned: tokens that must not be drawn, int64 [B];
-    the log-probability is still taken over the whole vocabulary. A random token is found by inverting the
-    cumulative distribution at one uniform.
+    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must
+    not be drawn, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
+    found by inverting the cumulative distribution at one uniform.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)

@@ -17,8 +17,8 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
-    """In the order of the model: the embedding, what each layer has, the last norm and the head. A tied output layer is
-    not listed: it is the embedding."""
+    """The embedding, what each layer has, the last norm and the head. A tied output layer is not there: it is the
+    embedding."""
     return (
         Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
         *_attention(shape),
@@ -31,7 +31,7 @@ def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
 
 
 def tensors(shape: Shape, kind: Kind = "causal_lm") -> Iterator[Parameter]:
-    """The same, one for each layer: as files and models in memory have them."""
+    """The same as files and models in memory have them, one for each layer."""
     for parameter in parameters(shape, kind):
         if "*" not in parameter.name:
             yield parameter

@@ -36,6 +36,8 @@ class Shape:
     norm_eps: float = 1e-6
     positions: int = 4096
     """Longest row, in tokens."""
+    pad_id: int | None = None
+    """A token whose embedding transformers never trains."""
 
 
 _DEFAULTS: dict[str, dict[str, int]] = {
@@ -100,6 +102,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         positions=_number(config, "max_position_embeddings"),
+        pad_id=config.get("pad_token_id"),
     )
 
 

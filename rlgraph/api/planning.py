@@ -1,0 +1,138 @@
+"""A plan for a program: what is known of its models, which engines are there, and what there is to run on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlgraph.dsl.schedule import Schedule, operations
+from rlgraph.errors import Diagnostic
+from rlgraph.ir.graph import Constant, Model, Program, Record, plain
+from rlgraph.ir.plan import HOST, Plan
+from rlgraph.models.known import find_config
+from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.passes.place import Machine, Shapes, place
+
+PACKAGES = {"transformers": "transformers", "megatron": "megatron.core", "vllm": "vllm"}
+"""What has to be installed for each engine."""
+
+_SPECIAL = 3
+"""The tokens of a built tokenizer beside its own: they pad, end a text, and stand for what is unknown."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan and what it was made from."""
+
+    plan: Plan
+    shapes: Shapes
+    warnings: tuple[Diagnostic, ...]
+
+
+def placed(program: Program, schedule: Schedule, folder: Path, machine: Machine) -> Placed:
+    """Where a program runs. Raises ProgramError where that cannot be as the schedule wants it."""
+    shapes = find_shapes(program, folder)
+    plan = place(program, schedule, machine, shapes, installed())
+    work = operations(program)
+    warnings = (_unknown(model) for model in program.models if model.name not in shapes and work[model.name])
+    return Placed(plan, shapes, tuple(warnings))
+
+
+def here(devices: int) -> Machine:
+    """This machine, as if it had so many devices."""
+    return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
+
+
+def installed() -> frozenset[str]:
+    """The engines whose packages are there; nothing of them is loaded."""
+    return frozenset(engine for engine, package in PACKAGES.items() if _is_there(package))
+
+
+def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """What a run of the plan lacks on this machine, with how to install it."""
+    found = []
+    for engine in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, *installed())):
+        pins = (placement.at("engine") for placement in schedule.placements if placement.engine == engine)
+        span = next(pins, schedule.span)
+        message, hint = f"the engine `{engine}` is not installed", f"pip install 'rlgraph[{engine}]'"
+        found.append(Diagnostic("E0913", message, span, hint))
+    return found
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _unknown(model: Model) -> Diagnostic:
+    message = f"the shape of `{model.name}` is not known: its configuration is not here"
+    hint = "without it, defaults take `engine=transformers`, and the transfers of its weights cannot be shown"
+    return Diagnostic("W0901", message, model.span, hint, "warning")
+
+
+# Shapes
+
+
+def find_shapes(program: Program, folder: Path) -> dict[str, Shape | UnsupportedModel]:
+    """What can be known of each model without loading it; one that is out of reach is left out.
+
+    folder: where the relative paths of the program begin.
+    """
+    found: dict[str, Shape | UnsupportedModel] = {}
+    for model in program.models:
+        if model.copy_of:
+            original = found.get(model.copy_of)
+        else:
+            original = _shape(model.source, folder)
+        if original is not None:
+            found[model.name] = original
+    return found
+
+
+def _shape(source: Constant, folder: Path) -> Shape | UnsupportedModel | None:
+    try:
+        config = _random(source, folder) if isinstance(source, Record) else _named(str(source), folder)
+        return shape_of(config) if config is not None else None
+    except UnsupportedModel as error:
+        return error
+    except (OSError, KeyError, TypeError, ValueError):
+        # Who loads the model says what is wrong with it.
+        return None
+
+
+def _random(source: Record, folder: Path) -> dict[str, Any] | None:
+    """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here."""
+    fields = {name: plain(value) for name, value in source.options if value is not None}
+    fields.pop("seed", None)
+    tokenizer = fields.pop("tokenizer", None)
+    if "vocab_size" not in fields:
+        size = _tokens(tokenizer, folder)
+        if size is None:
+            return None
+        fields["vocab_size"] = size
+    return {**fields, "model_type": str(source.args[0])}
+
+
+def _tokens(tokenizer: Constant, folder: Path) -> int | None:
+    """How many tokens a tokenizer has, special ones included."""
+    if isinstance(tokenizer, Record):
+        text = str(tokenizer.args[0]) if tokenizer.args else ""
+        own = {"chars": len(text), "words": len(text.split()), "bytes": 256}
+        return own[tokenizer.name] + _SPECIAL
+    file = folder / str(tokenizer) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    vocabulary = json.loads(file.read_text("utf-8"))
+    return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
+
+
+def _named(source: str, folder: Path) -> Mapping[str, Any] | None:
+    """The configuration of a folder of the program, or of a name on the hub."""
+    local = folder / source
+    return find_config(str(local) if local.is_dir() else source)

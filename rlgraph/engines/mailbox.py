@@ -1,0 +1,69 @@
+"""Messages between any two of some processes, whatever their own torch groups are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.engines.base import EngineError
+
+_TAG = 7
+
+
+class Mailbox:
+    """A gloo group of its own, beside the default group of each process.
+
+    Two messages between the same processes arrive in the order in which they were sent.
+    """
+
+    def __init__(
+        self, place: int, places: Sequence[int], store: dist.Store, *, name: str = "mail", seconds: float = 120.0
+    ) -> None:
+        """All `places` make one, at the same time, with the same store and name. No wait is longer than `seconds`."""
+        self.place = place
+        self._ranks = {each: rank for rank, each in enumerate(sorted(places))}
+        self._limit = timedelta(seconds=seconds)
+        try:
+            self._group = dist.ProcessGroupGloo(
+                dist.PrefixStore(name, store), self._ranks[place], len(self._ranks), self._limit
+            )
+        except RuntimeError as error:
+            raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
+
+    def send(self, message: Tensor, to: int) -> Post:
+        """A contiguous tensor that must not change until the post is through."""
+        return self._post("send", message, to)
+
+    def receive(self, message: Tensor, source: int) -> Post:
+        """Into a contiguous tensor."""
+        return self._post("recv", message, source)
+
+    def _post(self, call: str, message: Tensor, peer: int) -> Post:
+        try:
+            work = getattr(self._group, call)([message], self._ranks[peer], _TAG)
+        except RuntimeError as error:
+            raise _failed(self.place, peer, error) from None
+        return Post(work, message, self.place, peer, self._limit)
+
+
+class Post:
+    """A message on its way."""
+
+    def __init__(self, work: dist.Work, message: Tensor, place: int, peer: int, limit: timedelta) -> None:
+        self._work, self._place, self._limit = work, place, limit
+        self.message, self.peer = message, peer
+
+    def wait(self) -> None:
+        """Until it is through; raises EngineError when the peer is gone, or late."""
+        try:
+            self._work.wait(self._limit)
+        except RuntimeError as error:
+            raise _failed(self._place, self.peer, error) from None
+
+
+def _failed(place: int, peer: int, error: RuntimeError) -> EngineError:
+    reason = str(error).strip().splitlines()[0]
+    return EngineError(f"place {place} exchanges data with place {peer}, which is gone or does not answer: {reason}")

@@ -1,0 +1,265 @@
+"""A model that is split over the ranks of a mesh: log-probabilities, values, scores and training with Megatron-core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+
+from rlgraph.engines.base import Call, EngineError, Generation, Micro, Sampling, State, TrainOptions
+from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.megatron.batches import batch_of
+from rlgraph.engines.megatron.groups import settle
+from rlgraph.engines.megatron.model import build, dtype_of
+from rlgraph.engines.megatron.pipeline import Pipeline
+from rlgraph.engines.megatron.shim import device, on_cpu
+from rlgraph.engines.megatron.training import Trainer
+from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.sources import ModelSpec, load, load_codec
+from rlgraph.engines.tokenizers import Codec
+from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models import megatron as layouts
+from rlgraph.models.known import find_config
+from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+
+
+class MegatronEngine:
+    """One rank's part of a model. Implements `Engine`, but for `generate`.
+
+    All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp) have
+    rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        codec: Codec,
+        shape: Shape,
+        mesh: Mesh,
+        rank: int,
+        *,
+        distributed_optimizer: bool,
+        block_tokens: int,
+    ) -> None:
+        """With weights that are all zeros; `open` reads them."""
+        self.spec, self.codec = spec, codec
+        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec))
+        self._shape, self._mesh, self._rank = shape, mesh, rank
+        self._distributed, self._block_tokens = distributed_optimizer, block_tokens
+        self._pipeline = Pipeline(self.model, shape.vocab, codec.pad_id)
+        self._trainer: Trainer | None = None
+
+    @classmethod
+    @on_cpu()
+    def open(
+        cls, spec: ModelSpec, mesh: Mesh, *, distributed_optimizer: bool = True, block_tokens: int = 2048
+    ) -> MegatronEngine:
+        """Load this rank's part of the model of `spec`, after `rlgraph.engines.copies.join`.
+
+        distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: padded tokens in a
+        micro-batch. Raises EngineError for a source that cannot be used, a family that is not known, and a mesh that does not
+        fit the model or this process.
+        """
+        rank = settle(mesh)
+        codec = load_codec(spec)
+        shape, weights = _source(spec)
+        engine = cls(
+            spec, codec, shape, mesh, rank, distributed_optimizer=distributed_optimizer, block_tokens=block_tokens
+        )
+        fill(engine.tensors(), engine.layout(), weights)
+        return engine
+
+    def generate(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
+    ) -> Generation:
+        """Raises EngineError."""
+        raise EngineError("the engine megatron does not generate: the engines vllm and transformers do")
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        return self._ask(sequences, ["logprobs"], temperature)[0]
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Entropy in nats of the distribution of each scored token, float [total scored]."""
+        return self._ask(sequences, ["entropy"], temperature)[0]
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Both from one pass, float [total scored] each."""
+        logprobs, entropy = self._ask(sequences, ["logprobs", "entropy"], temperature)
+        return logprobs, entropy
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """The value of the state before each scored token, float [total scored]."""
+        return self._ask(sequences, ["values"])[0]
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """The scalar at each row's last token, float [N]."""
+        return self._ask(sequences, ["score"])[0]
+
+    @on_cpu()
+    @torch.enable_grad()
+    def train_step(
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+    ) -> dict[str, float]:
+        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its `loss`,
+        its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
+        if self._trainer is None:
+            self._trainer = Trainer(self.model, self._distributed)
+        self._trainer.clear()
+        loss = self._pipeline.gradients(self._trainer.chunk, blocks, self._checked(micro))
+        total = torch.tensor(loss if self.speaks else 0.0, dtype=torch.float64, device=device())
+        dist.all_reduce(total)
+        return {"loss": float(total), **self._trainer.step(options, step)}
+
+    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Blocks for `train_step`: row indices; at least one for each stage, where there are as many rows."""
+        return plan_blocks(lengths, token_budget or self._block_tokens, self._mesh.length("pp"))
+
+    def state(self) -> State:
+        """A copy of this rank's weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over these weights, of a model with the same split; the optimizer's moments stay."""
+        for own, other in self._pairs(state):
+            own.copy_(other)
+        self.written()
+
+    @torch.no_grad()
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        for own, target in self._pairs(other):
+            own.lerp_(target.to(own), 1 - ema)
+        self.written()
+
+    @contextmanager
+    def weights(self, state: State) -> Iterator[None]:
+        """Compute with the tensors of `state` while the context lasts; nothing is copied."""
+        pairs = self._pairs(state)
+        own = [tensor.data for tensor, _ in pairs]
+        try:
+            for tensor, other in pairs:
+                tensor.data = other
+            yield
+        finally:
+            for (tensor, _), data in zip(pairs, own, strict=True):
+                tensor.data = data
+
+    def save(self, folder: str | Path) -> None:
+        """Raises EngineError: no rank has the whole model."""
+        raise EngineError("a rank of the engine megatron has a part of the model only, and cannot save it alone")
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is its copy's last stage, and the first tensor-parallel rank there."""
+        return self._last and self._mesh.at(self._rank, "tp") == 0
+
+    def layout(self) -> tuple[Local, ...]:
+        """The tensors that this rank holds."""
+        return layouts.layout(self._shape, self._mesh, self._rank, self.spec.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live parameters by the names of `layout`. A view of one does not outlive the first `train_step`."""
+        return dict(self.model.named_parameters())
+
+    @on_cpu()
+    def written(self) -> None:
+        """Takes the weights over into the optimizer's wide copies."""
+        if self._trainer is not None:
+            self._trainer.reread()
+
+    @on_cpu()
+    def copy(self) -> MegatronEngine:
+        """The same model with weights of its own and no optimizer."""
+        other = MegatronEngine(
+            self.spec,
+            self.codec,
+            self._shape,
+            self._mesh,
+            self._rank,
+            distributed_optimizer=self._distributed,
+            block_tokens=self._block_tokens,
+        )
+        other.load_state(self.tensors())
+        return other
+
+    @property
+    def _last(self) -> bool:
+        return self._mesh.at(self._rank, "pp") == self._mesh.length("pp") - 1
+
+    @on_cpu()
+    def _ask(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """The answers of some operations for the same rows, from one pass."""
+        for op in ops:
+            self._require(op)
+        counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.counts()
+        busy = counts.nonzero()[:, 0]
+        plan = [busy[rows] for rows in self.plan_blocks(sequences.lengths[busy])]
+        parts = [sequences.take(rows) for rows in plan]
+        batches = [batch_of([Call(op, part, temperature) for op in ops], self.codec.pad_id) for part in parts]
+        done = self._pipeline.answers(batches)
+        wide = torch.promote_types(dtype_of(self.spec), torch.float32)
+        found = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
+        if done:
+            order, starts = torch.cat(plan), counts.cumsum(0) - counts
+            back = ragged_index(starts[order], counts[order]).to(device())
+            for place, answers in zip(found, zip(*done, strict=True), strict=True):
+                place[back] = torch.cat(answers)
+        return found
+
+    def _checked(self, micro: Callable[[Any], Micro]) -> Callable[[Any], Micro]:
+        def checked(block: Any) -> Micro:
+            part = micro(block)
+            for call in part.calls:
+                self._require(call.op)
+            return part
+
+        return checked
+
+    def _require(self, op: str) -> None:
+        kind, what = _GIVES[op]
+        if self.spec.kind != kind:
+            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
+
+    def _pairs(self, state: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        own = self.tensors()
+        if own.keys() != state.keys():
+            odd = sorted(own.keys() ^ state.keys())
+            raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")
+        return [(tensor, state[name]) for name, tensor in own.items()]
+
+
+_GIVES = {
+    "logprobs": ("causal_lm", "log-probabilities"),
+    "entropy": ("causal_lm", "an entropy"),
+    "values": ("value_lm", "values"),
+    "score": ("reward_lm", "a score"),
+}
+"""What kind of model answers an operation."""
+
+
+def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
+    """Of a local folder only what is asked for is read; what transformers has to make or find is made whole."""
+    try:
+        if isinstance(spec.source, str) and Path(spec.source).is_dir():
+            weights = FolderWeights(spec.source)
+            return shape_of(find_config(spec.source) or {}), weights
+        model = load(spec).model
+        return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
+    except UnsupportedModel as error:
+        raise EngineError(str(error)) from error

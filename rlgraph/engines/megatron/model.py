@@ -1,0 +1,140 @@
+"""Megatron's GPTModel with the numbers of a decoder of `rlgraph.models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.megatron.shim import device
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.families import Kind
+from rlgraph.models.legal import problems
+from rlgraph.models.megatron import padded_vocab
+from rlgraph.models.shape import Shape
+
+
+def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype) -> GPTModel:
+    """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model."""
+    found = problems(shape, "megatron", mesh, kind)
+    tp = mesh.length("tp")
+    rows = padded_vocab(shape, tp)
+    if rows - shape.vocab >= rows // tp:
+        found.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
+    if found:
+        raise EngineError("; ".join(found))
+    scaling = dict(shape.rope_scaling)
+    model = GPTModel(
+        _config(shape, mesh, dtype),
+        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm),
+        vocab_size=rows,
+        max_sequence_length=shape.positions,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
+        rope_scaling=bool(scaling),
+        rope_scaling_factor=scaling.get("factor", 1.0),
+    )
+    if model.post_process and kind != "causal_lm":
+        model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
+    if model.pre_process and shape.pad_id is not None:
+        _freeze_token(model, shape.pad_id)
+    return model.to(device(), dtype)
+
+
+def _freeze_token(model: GPTModel, token: int) -> None:
+    """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well draw the
+    padding token; where its embedding is 0, the norm above it would have a gradient out of all proportion."""
+
+    def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        return torch.where((args[0] == token)[..., None], found.detach(), found)
+
+    model.embedding.word_embeddings.register_forward_hook(detach)
+
+
+def dtype_of(spec: ModelSpec) -> torch.dtype:
+    """What the model computes in; optimizers keep float32 at least."""
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    if spec.dtype not in known:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(known)}")
+    return known[spec.dtype]
+
+
+class Scalar(nn.Linear):
+    """One number for each hidden state, in place of the vocabulary's projection. Each tensor-parallel rank has all of it."""
+
+    def __init__(self, hidden: int, bias: bool) -> None:
+        super().__init__(hidden, 1, bias)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        """As Megatron calls an output layer."""
+        return super().forward(hidden), None
+
+
+class Places:
+    """Lets an output layer read the hidden states of some places only: most of a row has nothing to say to the vocabulary."""
+
+    def __init__(self, model: GPTModel) -> None:
+        self._at: tuple[Tensor, Tensor] | None = None
+        if model.post_process:
+            model.output_layer.register_forward_pre_hook(self._pick)
+
+    def set(self, rows: Tensor, columns: Tensor) -> None:
+        """int64 [M] each: those that the next pass reads; its output is [1, M, outputs]."""
+        self._at = columns.to(device()), rows.to(device())
+
+    def _pick(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, *more = args  # [columns, rows, hidden]
+        return (hidden[self._at][:, None], *more)
+
+
+def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        qk_layernorm=shape.qk_norm,
+        add_qkv_bias=shape.qkv_bias,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # Weights are read afterwards; and where none are, in a padded vocabulary, are zeros. (Without its initialization it
+        # would forget which parameters are split, and leave most of them out of the gradient's norm.)
+        init_method=nn.init.zeros_,
+        output_layer_init_method=nn.init.zeros_,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=mesh.length("tp"),
+        pipeline_model_parallel_size=mesh.length("pp"),
+        # Each micro-batch is as long as its longest row.
+        variable_seq_lengths=True,
+        # Nothing is dispatched to experts, but the default is refused beside lengths that vary.
+        moe_token_dispatcher_type="alltoall",
+        batch_p2p_sync=False,
+        # The gradient is the sum over micro-batches and data-parallel ranks: nothing is divided by their number.
+        calculate_per_token_loss=True,
+        # These need CUDA or Apex.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+    )

@@ -1,0 +1,106 @@
+"""Passes over the stages of a model, forward alone or forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from rlgraph.engines.base import Micro
+from rlgraph.engines.megatron.batches import Batch, Softmax, batch_of
+from rlgraph.engines.megatron.model import Places
+from rlgraph.engines.megatron.shim import device
+from rlgraph.engines.megatron.vocabulary import logprobs_and_entropy
+
+
+class Pipeline:
+    """The schedule of one model; every rank of a pipeline calls it with the same rows."""
+
+    def __init__(self, model: GPTModel, vocab: int, pad_id: int) -> None:
+        self._model, self._pad_id = model, pad_id
+        self._places = Places(model)
+        self._softmax = _softmax_of(vocab)
+
+    @torch.no_grad()
+    def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
+        """The answers to each batch's calls; nothing on ranks before the last stage."""
+
+        def read(batch: Batch, output: Tensor, non_loss_data: bool = True) -> list[Tensor]:
+            return batch.answers(_wide(output), self._softmax)
+
+        def forward(left: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            batch = next(left)
+            return self._run(model, batch), partial(read, batch)
+
+        return self._schedule(
+            forward, self._model, iter(batches), len(batches), forward_only=True, collect_non_loss_data=True
+        )
+
+    def gradients(self, chunk: nn.Module, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> float:
+        """Adds to the gradients of `chunk`, the model as its optimizer wraps it, those of the blocks' losses; returns the
+        losses' sum, 0 on ranks before the last stage."""
+
+        def loss(batch: Batch, part: Micro, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            value = part.loss(batch.answers(_wide(output), self._softmax))
+            if not value.requires_grad:
+                # The stages before wait for a gradient, even if it is 0.
+                value = value + 0 * output[0, 0, 0]
+            # Megatron would divide by the second, if its configuration did not say that the loss is a sum.
+            return value, torch.tensor(0, dtype=torch.int), value.detach()
+
+        def forward(left: Iterator[Any], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            part = micro(next(left))
+            batch = batch_of(part.calls, self._pad_id)
+            return self._run(model, batch), partial(loss, batch, part)
+
+        with torch.enable_grad():
+            return float(sum(self._schedule(forward, chunk, iter(blocks), len(blocks))))
+
+    def _run(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]."""
+        self._places.set(batch.rows, batch.columns)
+        ids = batch.ids.to(device())
+        length = ids.shape[1]
+        positions = torch.arange(length, device=ids.device).expand_as(ids)
+        later = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids.device).triu(1)
+        output: Tensor = model(ids, positions, later)
+        return output
+
+    def _schedule(
+        self, forward: Callable[..., Any], model: nn.Module, left: Iterator[Any], count: int, **how: bool
+    ) -> list[Any]:
+        if not count:
+            return []
+        run = get_forward_backward_func()
+        # Sizes travel with each micro-batch; these are not read.
+        sizes = {"seq_length": 1, "micro_batch_size": 1}
+        done: list[Any] = run(
+            forward_step_func=forward, data_iterator=left, model=[model], num_microbatches=count, **sizes, **how
+        )
+        return done
+
+
+def _softmax_of(vocab: int) -> Softmax:
+    """Over this rank's part of the vocabulary, without the rows that pad it."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def softmax(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        first = rank * logits.shape[1]
+        logits = logits[:, : vocab - first]
+        # Temperature 0, greedy decoding, is scored at temperature 1.
+        tempered = logits if temperature in (0, 1) else logits / temperature
+        return logprobs_and_entropy(tempered, tokens, first, group)
+
+    return softmax
+
+
+def _wide(output: Tensor) -> Tensor:
+    """[M, outputs] of the last stage's output, in float32 at least."""
+    return output[0] if output.dtype == torch.float64 else output[0].float()

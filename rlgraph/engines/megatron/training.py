@@ -1,0 +1,80 @@
+"""Gradients of all ranks, added up, and the update that they make."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from rlgraph.engines.base import EngineError, TrainOptions
+
+
+class Trainer:
+    """Megatron's buffers of gradients around a model, and its AdamW; narrow weights are updated through float32 copies.
+
+    All ranks make it and call it together. It moves the parameters into buffers of its own: a view of one that was taken
+    before shows old weights after the first update.
+    """
+
+    def __init__(self, model: GPTModel, distributed: bool) -> None:
+        """distributed: the moments, and the float32 copies, are split over the data-parallel ranks."""
+        dtype = model.config.params_dtype
+        # The distributed optimizer does not know float64.
+        distributed = distributed and dtype != torch.float64
+        self.chunk = DistributedDataParallel(
+            model.config,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=distributed, grad_reduce_in_fp32=dtype != torch.float64
+            ),
+            model,
+        )
+        config = OptimizerConfig(
+            optimizer="adam",
+            # Set at each step, with the rest of its numbers.
+            lr=0.0,
+            clip_grad=0.0,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=distributed,
+        )
+        self._adam = get_megatron_optimizer(config, [self.chunk])
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.chunk.zero_grad_buffer()
+        self._adam.zero_grad()
+
+    def step(self, options: TrainOptions, number: int) -> dict[str, float]:
+        """Update the weights with the sum of all ranks' gradients: its norm before clipping, and the learning rate.
+
+        A gradient that is not finite raises `EngineError` on every rank and leaves the weights as they are.
+        """
+        finalize_model_grads([self.chunk])
+        self._adam.prepare_grads()
+        norm = float(self._adam.get_grad_norm())
+        if not math.isfinite(norm):
+            # In the same words on every rank: none of them sees all of the gradient.
+            raise EngineError(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
+        if options.clip_norm and norm > options.clip_norm:
+            self._scale(options.clip_norm / norm)
+        rate = options.learning_rate(number)
+        # Of all groups: Megatron would let biases and norms decay less.
+        for group in self._adam.param_groups:
+            group.update(lr=rate, weight_decay=options.weight_decay, betas=options.betas, eps=options.eps)
+        self._adam.step_with_ready_grads()
+        return {"grad_norm": norm, "lr": rate}
+
+    def reread(self) -> None:
+        """Take the model's weights over into the wide copies, after somebody else has set them."""
+        self._adam.reload_model_params()
+
+    def _scale(self, factor: float) -> None:
+        grads = [weight.grad for group in self._adam.param_groups for weight in group["params"]]
+        torch._foreach_mul_([grad for grad in grads if grad is not None], factor)

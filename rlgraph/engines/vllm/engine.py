@@ -1,0 +1,222 @@
+"""Generation with vLLM, for one tensor-parallel rank of one copy of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlgraph.engines.base import EngineError, Generation, Sampling, State
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.vllm.elsewhere import OnlyGenerates
+from rlgraph.engines.vllm.environment import prepare
+from rlgraph.engines.vllm.source import Source, read
+from rlgraph.engines.vllm.start import Limits, start
+from rlgraph.engines.weights import fill
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models import vllm as layouts
+
+if TYPE_CHECKING:
+    from rlgraph.engines.vllm.draws import Batch, Row
+
+_ALONE = mesh()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response, as soon as it ends."""
+
+    row: int
+    tokens: list[int]
+    """The stop token included."""
+    logprobs: list[float]
+    finished: bool
+    """It ended by itself, not at `max_tokens`."""
+    versions: tuple[tuple[int, int, int], ...]
+    """Which weights drew which tokens: a version, its first place and the one after its last."""
+
+
+class VllmEngine(OnlyGenerates):
+    """One rank's part of a language model that generates. Implements what `Engine` says of generation and of shards.
+
+    All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies along dp
+    know nothing of each other.
+    """
+
+    def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
+        """Of a vLLM engine that is started; `open` does it."""
+        self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
+        self.version = 0
+        """Counts how often somebody wrote into the weights."""
+        self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
+
+    @classmethod
+    def open(
+        cls, spec: ModelSpec, mesh: Mesh = _ALONE, rank: int = 0, *, address: str | None = None, **limits: Any
+    ) -> VllmEngine:
+        """Start the engine and load this rank's part of the model of `spec`.
+
+        address: "host:port" where the tensor-parallel ranks of this copy meet: a free port on the first one's machine.
+        limits: the fields of `rlgraph.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
+        """
+        prepare()
+        source = read(spec, mesh)
+        with TemporaryDirectory() as folder:
+            source.describe(folder)
+            engine = start(folder, spec, source.shape, mesh, rank, address, Limits(**limits))
+        opened = cls(spec, source, engine, mesh, rank)
+        fill(opened.tensors(), opened.layout(), source.weights)
+        opened._forget()
+        return opened
+
+    @property
+    def model(self) -> nn.Module:
+        """vLLM's own module, of this rank."""
+        found: nn.Module = self._engine.model_executor.driver_worker.worker.model_runner.model
+        return found
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a row, prompt and response together."""
+        return int(self._engine.model_config.max_model_len)
+
+    def generate(
+        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+    ) -> Generation:
+        """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if given."""
+        if weights is not None:
+            with self.weights(weights):
+                return self.generate(prompts, n, sampling, row_keys)
+        samples = sorted(self.stream(prompts, n, sampling, row_keys), key=lambda sample: sample.row)
+        starts = [row for row in self._started(prompts).rows() for _ in range(n)]
+        logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+        return Generation(
+            Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
+            torch.tensor(logprobs, dtype=torch.float32),
+            torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
+        )
+
+    def stream(self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray) -> Iterator[Sample]:
+        """The samples of `generate`, each as soon as it ends.
+
+        Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
+        weights. A stream that is closed gives its other rows up.
+        """
+        keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
+        prompts = self._started(prompts)
+        self._check(prompts, n, sampling, keys)
+        if not sampling.max_tokens:
+            yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
+            return
+        from rlgraph.engines.vllm.draws import Batch
+
+        batch = Batch(sampling, self._stops(sampling))
+        waiting = self._submit(prompts, n, batch, keys)
+        try:
+            while waiting:
+                ended = self._engine.step()
+                if batch.failure is not None:
+                    raise batch.failure
+                for output in ended:
+                    yield _sample(waiting.pop(output.request_id), output.outputs[0])
+        finally:
+            self._engine.abort_request(list(waiting))
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first tensor-parallel rank: the others generate the same."""
+        return self._mesh.at(self._rank, "tp") == 0
+
+    def layout(self) -> tuple[Local, ...]:
+        """The tensors that this rank holds, in global terms."""
+        return layouts.layout(self._shape, self._mesh, self._rank, self.spec.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live parameters by vLLM's names."""
+        return {name: parameter.data for name, parameter in self.model.named_parameters()}
+
+    def written(self) -> None:
+        """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
+        generated, and the next tokens carry the next version."""
+        self.version += 1
+        self._forget()
+
+    def state(self) -> State:
+        """A copy of this rank's weights."""
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over weights that `state` gave."""
+        tensors = self.tensors()
+        if tensors.keys() != state.keys():
+            raise EngineError("these weights are another model's, or another rank's")
+        for name, tensor in tensors.items():
+            tensor.copy_(state[name])
+        self.written()
+
+    @contextmanager
+    def weights(self, state: State) -> Iterator[None]:
+        """Generate with `state` in place of the weights while the context lasts: they are copied in, and back."""
+        own = self.state()
+        self.load_state(state)
+        try:
+            yield
+        finally:
+            self.load_state(own)
+
+    def _started(self, prompts: Sequences) -> Sequences:
+        """`prompts`, an empty one begun with the token that begins a text."""
+        if not len(prompts) or int(prompts.lengths.min()) > 0:
+            return prompts
+        start = self.codec.start_id
+        if start is None:
+            raise EngineError("an empty prompt, and the tokenizer has no token that a text begins with")
+        return Sequences.from_lists([row or [start] for row in prompts.rows()])
+
+    def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
+        count = len(prompts) * n
+        if keys.shape != (count,):
+            raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
+        if self._engine.has_unfinished_requests():
+            raise EngineError("the engine vllm is still generating: end or close the stream of the earlier call first")
+        most = int(prompts.lengths.max()) if count else 0
+        if most + sampling.max_tokens > self.longest:
+            raise EngineError(
+                f"a prompt of {most} tokens and up to {sampling.max_tokens} generated ones are more than the "
+                f"{self.longest} that a row of this model may have: shorten the prompts or lower max_tokens"
+            )
+
+    def _stops(self, sampling: Sampling) -> tuple[int, ...]:
+        """The tokens that end a row."""
+        known = {*self.eos_ids, *sampling.stop_ids}
+        return tuple(sorted(stop for stop in known if 0 <= stop < self._shape.vocab))
+
+    def _submit(self, prompts: Sequences, n: int, batch: Batch, keys: np.ndarray) -> dict[str, Row]:
+        """Hand the rows to vLLM: each by the name of its request."""
+        from rlgraph.engines.vllm.draws import Row
+
+        repeated = [prompt for prompt in prompts.rows() for _ in range(n)]
+        rows = {str(index): Row(batch, index, key) for index, key in enumerate(keys.tolist())}
+        for (name, row), prompt in zip(rows.items(), repeated, strict=True):
+            self._engine.add_request(name, {"prompt_token_ids": prompt}, row.request())
+        return rows
+
+    def _forget(self) -> None:
+        """Drop the keys and values of old weights, of running rows, too, which are then computed again."""
+        assert self._engine.reset_prefix_cache(reset_running_requests=True), "vLLM keeps its key-value cache"
+        self._engine.set_weight_version(str(self.version))
+
+
+def _sample(row: Row, output: Any) -> Sample:
+    """From vLLM's record of an output."""
+    tokens = list(output.token_ids)
+    versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
+    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)

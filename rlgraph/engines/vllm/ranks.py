@@ -1,0 +1,43 @@
+"""The part of a vLLM engine that runs the model, as one tensor-parallel rank in this very process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.parallel_state import get_world_group
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from rlgraph.engines.vllm.environment import on_cpu
+
+_SEGMENTS = Path("/dev/shm")
+
+
+class RankExecutor(UniProcExecutor):
+    """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and their
+    schedulers, which are deterministic, then agree on each step.
+
+    The engine's `additional_config` says where the ranks meet, `address` ("host:port"), and which one this is, `rank`.
+    """
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        # All ranks have mapped the shared memory through which they talk on a CPU; its name would outlive a killed process.
+        ident, rank = os.environ.get("VLLM_DIST_IDENT"), self.vllm_config.additional_config["rank"]
+        for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
+            segment.unlink(missing_ok=True)
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        # By tcp, not by the variables of `torchrun`: vLLM names the shared memory after the port.
+        place = self.vllm_config.additional_config
+        rank = int(place["rank"])
+        # Where each process is given a GPU of its own, that one is its first.
+        return f"tcp://{place['address']}", rank, rank if on_cpu() else rank % torch.cuda.device_count()
+
+    def determine_available_memory(self) -> list[int]:
+        """The least that any rank has, in bytes: all have as many blocks of the key-value cache."""
+        least = torch.tensor(super().determine_available_memory(), dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
+        return least.tolist()

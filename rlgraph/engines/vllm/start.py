@@ -1,0 +1,114 @@
+"""Starting a vLLM engine: which of its many options matter here, and how much memory it takes."""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.vllm.environment import on_cpu
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.shape import Shape
+
+_BLOCK = 32
+"""Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
+little."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much an engine takes on at a time."""
+
+    rows: int = 256
+    """Rows decoded together; more wait until one of them ends."""
+    row_tokens: int | None = None
+    """Longest row, prompt and response together; None: as long as the model's positions reach."""
+    cache_bytes: int = 64 << 20
+    """Of the key-value cache on a CPU, and at least one longest row: vLLM's own default there is several GiB, which it
+    fills with zeros. Rows that do not fit wait, or are computed again."""
+    gpu_memory_utilization: float = 0.9
+    """The share of a GPU's memory for weights and key-value cache."""
+
+
+def start(
+    folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: Limits
+) -> Any:
+    """vLLM's engine in this process, with arbitrary weights; `rlgraph.engines.vllm.environment.prepare` comes first.
+
+    folder: with the model's `config.json`.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    ranks = _ranks(mesh, rank, address)
+    if on_cpu():
+        _check_heads(shape)
+    row_tokens = min(limits.row_tokens or shape.positions, shape.positions)
+    asked = EngineArgs(
+        model=folder,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        dtype="float32" if on_cpu() else spec.dtype,
+        enforce_eager=on_cpu(),
+        max_model_len=row_tokens,
+        max_num_seqs=limits.rows,
+        enable_prefix_caching=True,
+        block_size=_BLOCK if on_cpu() else None,
+        kv_cache_memory_bytes=_cache_bytes(shape, mesh.length("tp"), row_tokens, limits) if on_cpu() else None,
+        gpu_memory_utilization=limits.gpu_memory_utilization,
+        logits_processors=["rlgraph.engines.vllm.draws:RowDraws"],
+        # The place of a token is the number of those before it, and they must be known when it is drawn.
+        async_scheduling=False,
+        disable_log_stats=True,
+        seed=0,
+        **ranks,
+    )
+    try:
+        engine = LLMEngine.from_engine_args(asked)
+    except (ValueError, NotImplementedError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EngineError(f"vLLM cannot start with this model: {first}") from error
+    # An engine that is dropped would take torch.distributed down for everything else in this process. What remains of that
+    # is to let the garbage collector look again at all that vLLM has hidden from it.
+    engine.engine_core._finalizer.detach()
+    gc.unfreeze()
+    return engine
+
+
+def _check_heads(shape: Shape) -> None:
+    """vLLM itself would only notice in the first step."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if shape.head_dim not in sizes:
+        listed = ", ".join(map(str, sizes))
+        raise EngineError(
+            f"on a CPU vLLM has attention for heads of size {listed}, but this model's are {shape.head_dim}"
+        )
+
+
+def _ranks(mesh: Mesh, rank: int, address: str | None) -> dict[str, Any]:
+    """How the tensor-parallel ranks find each other."""
+    tp = mesh.length("tp")
+    if tp == 1:
+        return {}
+    if address is None:
+        raise EngineError(f"{tp} tensor-parallel ranks of vLLM need an address, host:port, to meet at")
+    return {
+        "tensor_parallel_size": tp,
+        "distributed_executor_backend": "rlgraph.engines.vllm.ranks.RankExecutor",
+        "additional_config": {"rank": mesh.at(rank, "tp"), "address": address},
+    }
+
+
+def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits) -> int:
+    """Keys and values in float32, of whole blocks; vLLM keeps one block for itself."""
+    heads = max(1, shape.kv_heads // tp)
+    block = 2 * shape.layers * heads * shape.head_dim * torch.float32.itemsize * _BLOCK
+    return max(limits.cache_bytes, block * (math.ceil(row_tokens / _BLOCK) + 1))

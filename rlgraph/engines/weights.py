@@ -1,0 +1,153 @@
+"""Filling an engine's tensors with weights, reading no more of them than the engine's layout asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from rlgraph.engines.base import EngineError
+from rlgraph.ir.layout import Box, Local, Piece, volume
+from rlgraph.models.families import tensors as tensors_of
+from rlgraph.models.known import find_config
+from rlgraph.models.shape import shape_of
+
+
+class Weights(Protocol):
+    """Global tensors, under Hugging Face's names with a layer's number in place of `*`."""
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """A part of a tensor, not to be written to. Raises EngineError if there is no such tensor, or one of another
+        shape."""
+        ...
+
+
+@torch.no_grad()
+def fill(tensors: Mapping[str, Tensor], layout: Sequence[Local], source: Weights) -> None:
+    """Write the pieces of a layout into an engine's tensors (named as in `Engine.tensors`), and zeros where there is no
+    piece. Raises EngineError where the tensors are not those of the layout."""
+    for local in layout:
+        for one in _of_each_layer(local):
+            if one.name not in tensors:
+                raise EngineError(f"the engine's model lacks the tensor {one.name}")
+            _fill(tensors[one.name], one, source)
+
+
+class FolderWeights:
+    """A model's folder with safetensors. A scalar head that it does not have is zeros, so that a value or reward model can
+    begin as a language model."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises EngineError if the folder holds no such model, UnsupportedModel for a family that is not known."""
+        self._folder = Path(folder)
+        config = find_config(str(folder)) if self._folder.is_dir() else None
+        if config is None:
+            raise EngineError(f"the folder {str(folder)!r} holds no model: it has no config.json")
+        shape = shape_of(config)
+        self._shapes = {
+            tensor.name: tensor.shape
+            for kind in ("causal_lm", "value_lm", "reward_lm")
+            for tensor in tensors_of(shape, kind)
+        }
+        self._files = _files(self._folder)
+        self._open: dict[str, Any] = {}
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """As `Weights.read`; only this part is read from the disk."""
+        # The files of a bare decoder leave the prefix out.
+        stored = next((each for each in (name, name.removeprefix("model.")) if each in self._files), None)
+        if stored is None and name.startswith("score."):
+            return torch.zeros(_sizes(box))
+        if stored is None:
+            raise EngineError(f"the weights in {str(self._folder)!r} lack the tensor {name}")
+        part = self._file(self._files[stored]).get_slice(stored)
+        if tuple(part.get_shape()) != self._shapes.get(name):
+            raise EngineError(
+                f"the tensor {stored} in {str(self._folder)!r} has the shape {_shown(part.get_shape())}; with the"
+                f" config.json there, and one label, it should have {_shown(self._shapes.get(name, ()))}"
+            )
+        found: Tensor = part[_slices(box)]
+        return found
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = _opened(self._folder / name)
+        return self._open[name]
+
+
+class ModelWeights:
+    """A Hugging Face model in memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """As `Weights.read`: a view."""
+        if name not in self._parameters:
+            raise EngineError(f"the model lacks the tensor {name}")
+        whole = self._parameters[name].detach()
+        if whole.dim() != len(box) or any(stop > size for (_, stop), size in zip(box, whole.shape, strict=True)):
+            raise EngineError(f"the model's tensor {name} is too small: its shape is {_shown(whole.shape)}")
+        return whole[_slices(box)]
+
+
+def _of_each_layer(local: Local) -> Iterator[Local]:
+    """A stacked tensor as one for each layer that the rank has; another as it is."""
+    if "*" not in local.name:
+        yield local
+        return
+    for layer in range(local.shape[0]):
+        pieces = []
+        for piece in local.pieces:
+            (start, stop), *box = piece.box
+            number = start + layer - piece.at[0]
+            if start <= number < stop:
+                pieces.append(Piece(piece.name.replace("*", str(number)), tuple(box), piece.at[1:]))
+        yield Local(local.name.replace("*", str(layer)), local.shape[1:], tuple(pieces))
+
+
+def _fill(target: Tensor, local: Local, source: Weights) -> None:
+    if tuple(target.shape) != local.shape:
+        raise EngineError(
+            f"the engine's tensor {local.name} has the shape {_shown(target.shape)}, not {_shown(local.shape)}"
+        )
+    if sum(volume(piece.box) for piece in local.pieces) < target.numel():
+        target.zero_()
+    for piece in local.pieces:
+        place = tuple((at, at + size) for at, size in zip(piece.at, _sizes(piece.box), strict=True))
+        target[_slices(place)].copy_(source.read(piece.name, piece.box))
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """The file of each stored tensor."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        found: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        return found
+    if not (folder / "model.safetensors").exists():
+        raise EngineError(f"the folder {str(folder)!r} holds no weights: it has no model.safetensors")
+    return dict.fromkeys(_opened(folder / "model.safetensors").keys(), "model.safetensors")
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"cannot read the weights in {str(file)!r}: {error}") from error
+
+
+def _sizes(box: Box) -> list[int]:
+    return [stop - start for start, stop in box]
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return " x ".join(str(size) for size in shape)

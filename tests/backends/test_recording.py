@@ -1,0 +1,224 @@
+"""Recordings: a run that is given what another one sampled is that run, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_exactness import PROGRAMS, close, same, sampled
+from tiny import Run, Seen, compile_text, data_folder, shipped
+
+from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
+from rlgraph.engines.base import Generation
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.errors import RunError, UsageMistake
+from rlgraph.ir.graph import Node
+
+STEPS = 3
+SAMPLING = [name for name in PROGRAMS if name not in ("sft", "reward_model")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("recording"))
+
+
+def run(name: str, folder: Path, steps: int = STEPS, wide: bool = True, changes: Any = (), **settings: Any) -> list[Seen]:
+    """`wide`: in float64."""
+    swaps, given = PROGRAMS[name]
+    given = {key: value if wide else value.replace("float64", "float32") for key, value in given.items()} | dict(changes)
+    program = compile_text(shipped(name, swaps), given)
+    if settings.get("record"):
+        with recording(settings["record"], program.name, settings.get("seed", 0)):
+            return Run(program, folder, **settings).steps(steps)
+    return Run(program, folder, **settings).steps(steps)
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Callable[[str], tuple[Path, list[Seen]]]:
+    """A program's recording and its run, made once."""
+    made: dict[str, tuple[Path, list[Seen]]] = {}
+
+    def get(name: str) -> tuple[Path, list[Seen]]:
+        if name not in made:
+            made[name] = folder / f"{name}.recording", run(name, folder, record=folder / f"{name}.recording")
+        return made[name]
+
+    return get
+
+
+def stop_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on an engine that is asked to sample fails."""
+
+    def generate(*_: object) -> Generation:
+        raise AssertionError("the engine samples in a replay")
+
+    monkeypatch.setattr(TransformersEngine, "generate", generate)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_replay_is_the_run(folder: Path, name: str, recorded: Any, monkeypatch: Any) -> None:
+    path, expected = recorded(name)
+    stop_sampling(monkeypatch)
+    same(run(name, folder, replay=path), expected)
+
+
+@pytest.mark.parametrize("settings", [{"micro_rows": 2}, {"block": 3}, {"threads": 3, "block": 1}], ids=str)
+@pytest.mark.parametrize("name", ["ppo", "agent"])
+def test_a_replay_in_other_pieces(folder: Path, name: str, settings: dict[str, int], recorded: Any, monkeypatch: Any) -> None:
+    path, expected = recorded(name)
+    stop_sampling(monkeypatch)
+    for found, seen in zip(run(name, folder, replay=path, **settings), expected, strict=True):
+        assert sampled(found) == sampled(seen)
+        close(found.metrics, seen.metrics)
+
+
+@pytest.mark.parametrize("name", ["grpo", "agent"])
+def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> None:
+    """Recorded row by row; log-probabilities come back with every bit."""
+    expected = run(name, folder, wide=False, block=1, record=tmp_path / "r")
+    same(run(name, folder, wide=False, block=1, replay=tmp_path / "r", record=tmp_path / "again"), expected)
+    same(run(name, folder, wide=False, block=1, replay=tmp_path / "again"), expected)
+
+
+def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlgraph.engines import decode
+
+    draw = decode.draw
+    monkeypatch.setattr(decode, "draw", lambda logits, keys, *rest: draw(logits, keys + 1, *rest))
+    path, expected = recorded("grpo")
+    assert sampled(run("grpo", folder, steps=1)[0]) != sampled(expected[0])
+    same(run("grpo", folder, replay=path), expected)
+
+
+# The rows themselves
+
+NODE = Node("generate", (), (), (("key", "rollout"),))
+
+
+def generation(rows: list[tuple[list[int], list[int]]], logprobs: torch.Tensor) -> Generation:
+    """Of pairs of prompts and responses."""
+    finished = torch.tensor([len(response) % 2 == 0 for _, response in rows], dtype=torch.bool)
+    return Generation(Sequences.from_pairs([p for p, _ in rows], [r for _, r in rows]), logprobs, finished)
+
+
+def test_many_writers_and_many_readers(tmp_path: Path) -> None:
+    count, share = 24, 6
+    rows = [([1] * (at % 3), [at] * (at % 4)) for at in range(count)]
+    # An empty prompt was asked, and the engine began with a token of its own.
+    made = [(prompt or [7], response) for prompt, response in rows]
+    ids = [("prompts", 0, at) for at in range(count)]
+    chances = [torch.rand(len(response)) for _, response in rows]
+
+    def write(step: int, first: int) -> None:
+        part = slice(first, first + share)
+        drawn = generation(made[part], torch.cat(chances[part]) * step)
+        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], [prompt for prompt, _ in rows[part]], drawn)
+
+    with recording(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
+    replay = Replay(tmp_path / "r", "grpo", 0)
+    for step in (2, 1):
+        order = list(range(count))[::-1]
+        found = replay.read(NODE, step, None, [ids[at] for at in order], [rows[at][0] for at in order])
+        expected = generation([made[at] for at in order], torch.cat([chances[at] * step for at in order]))
+        assert found.sequences.rows() == expected.sequences.rows()
+        assert torch.equal(found.sequences.scored, expected.sequences.scored)
+        assert torch.equal(found.logprobs.float(), expected.logprobs)
+        assert torch.equal(found.finished, expected.finished)
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1), st.booleans())
+def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbers: list[float], wide: bool) -> None:
+    path = tmp_path_factory.mktemp("numbers") / "r"
+    wanted = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
+    with recording(path, "grpo", 0):
+        Recorder(path).write(NODE, 1, 4, [("a", 0, 1)], [[3]], generation([([3], [5] * len(numbers))], wanted))
+    found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]]).logprobs.to(wanted.dtype)
+    assert found.tolist() == wanted.tolist()
+    assert [math.copysign(1, value) for value in found] == [math.copysign(1, value) for value in wanted]
+
+
+def test_the_files_are_as_described(folder: Path, recorded: Any) -> None:
+    path, seen = recorded("agent")
+    header = json.loads((path / HEADER).read_text())
+    assert (header["format"], header["program"], header["seed"]) == (1, "agent", 0)
+    lines = [json.loads(line) for file in path.glob("step-000001.*.jsonl") for line in file.read_text().splitlines()]
+    episode = next(table for table in seen[0].drawn if table.model == "actor")
+    first = {line["turn"]: line for line in lines if tuple(line["row"]) == episode.ids[0] and line["node"] == "episode"}
+    said = [token for turn in sorted(first) for token in first[turn]["tokens"]]
+    assert said == [token for token, scored in zip(episode.tokens[0], episode.scored[0], strict=True) if scored]
+
+
+# What is wrong
+
+
+def test_more_samples_than_were_recorded(folder: Path, recorded: Any) -> None:
+    path, _ = recorded("grpo")
+    with pytest.raises(RunError, match=r"(?s)E0816.*no `rollout` for prompts row \d+, sample 4 in step 1.*seed was 0") as said:
+        run("grpo", folder, replay=path, changes={"n": "5"})
+    assert said.value.diagnostics[0].span.line
+    with pytest.raises(RunError, match="its seed was 0, this run's is 3"):
+        run("grpo", folder, replay=path, seed=3)
+
+
+def test_more_steps_than_were_recorded(folder: Path, recorded: Any) -> None:
+    path, _ = recorded("grpo")
+    with pytest.raises(RunError, match=r"(?s)no step 4.*ends after step 3"):
+        run("grpo", folder, replay=path, steps=4)
+
+
+def test_other_prompts(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    path, _ = recorded("grpo")
+    other = data_folder(tmp_path)
+    rows = [json.loads(line) for line in (other / "gsm8k.jsonl").read_text().splitlines()]
+    (other / "gsm8k.jsonl").write_text("".join(json.dumps({**row, "prompt": row["prompt"] + "a"}) + "\n" for row in rows))
+    with pytest.raises(RunError, match=r"E0816.*prompts row \d+, sample 0 of step 1 was recorded with another prompt"):
+        run("grpo", other, replay=path)
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-20], lambda text: text.replace('"row"', '"line"'), lambda text: "\0" + text,
+                                    lambda text: text.replace('"tokens": [', '"tokens": [1, ')])  # fmt: skip
+def test_a_damaged_file(folder: Path, tmp_path: Path, damage: Callable[[str], str]) -> None:
+    run("grpo", folder, steps=2, record=tmp_path / "r")
+    file = next((tmp_path / "r").glob("step-000002.*"))
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(RunError, match=r"(?s)E0817.*line \d+ of `.*step-000002.*` is damaged.*before step 2"):
+        run("grpo", folder, steps=2, replay=tmp_path / "r")
+    assert len(run("grpo", folder, steps=1, replay=tmp_path / "r")) == 1
+
+
+def test_folders_that_are_no_recording_of_this_program(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    path, _ = recorded("grpo")
+    with pytest.raises(UsageMistake, match="E0815.*was recorded by `grpo`, and this program is `ppo`"):
+        run("ppo", folder, replay=path)
+    for wrong in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(UsageMistake, match="E0815.*is no recording"):
+            Replay(wrong, "grpo", 0)
+    (tmp_path / HEADER).write_text(json.dumps({"format": 99, "program": "grpo", "seed": 0}))
+    with pytest.raises(UsageMistake, match="E0815.*has format 99"):
+        Replay(tmp_path, "grpo", 0)
+
+
+def test_folders_that_cannot_be_recorded_into(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    path, _ = recorded("grpo")
+    before = sorted(path.iterdir())
+    with pytest.raises(UsageMistake, match="E0814.*is not empty"), recording(path, "grpo", 0):
+        pass
+    assert sorted(path.iterdir()) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageMistake, match="E0814.*cannot hold a recording"), recording(tmp_path / "file", "grpo", 0):
+        pass
+    # A run that did not begin leaves the folder as it was.
+    with pytest.raises(RuntimeError), recording(tmp_path / "r", "grpo", 0):
+        raise RuntimeError
+    assert not (tmp_path / "r").exists()

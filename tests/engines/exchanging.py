@@ -1,0 +1,96 @@
+"""Processes that carry out transfers between them over gloo, for tests: started once, asked many times."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.engines.exchange import Exchange, Moved
+from rlgraph.engines.mailbox import Mailbox
+from rlgraph.ir.layout import Local
+from rlgraph.ir.transfer import Transfer
+
+
+class Crew:
+    """Process `r` is place `r`."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        self._pipes = pipes
+
+    def ask(self, work: Callable[..., Any], *each: tuple[Any, ...]) -> list[Any]:
+        """`work(mailbox, *arguments)` on all processes at once, with arguments for each."""
+        for pipe, arguments in zip(self._pipes, each, strict=True):
+            pipe.send((work, arguments))
+        found = [pipe.recv() for pipe in self._pipes]
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return found
+
+
+@contextmanager
+def crew(size: int) -> Iterator[Crew]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for place in range(size):
+        ours, theirs = context.Pipe()
+        processes.append(context.Process(target=_serve, args=(place, size, port, theirs), daemon=True))
+        processes[-1].start()
+        pipes.append(ours)
+    try:
+        yield Crew(pipes)
+    finally:
+        for pipe in pipes:
+            pipe.send(None)
+        for process in processes:
+            process.join(20)
+            process.kill()
+
+
+def _serve(place: int, size: int, port: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, size, place == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
+    mailbox = Mailbox(place, range(size), store, seconds=30)
+    while (asked := pipe.recv()) is not None:
+        work, arguments = asked
+        try:
+            pipe.send(work(mailbox, *arguments))
+        except Exception as error:
+            pipe.send(error)
+    dist.destroy_process_group()
+
+
+def exchange(
+    mailbox: Mailbox, transfer: Transfer, source: tuple[Local, ...], destination: tuple[Local, ...],
+    tensors: dict[str, Tensor], into: dict[str, Tensor], dtype: torch.dtype, ema: float | None = None,
+) -> tuple[Moved, dict[str, Tensor]]:  # fmt: skip
+    """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
+    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype)
+    first = {name: tensor.clone() for name, tensor in into.items()}
+    end.run(tensors, first, ema=ema)
+    moved = end.run(tensors, into, ema=ema)
+    assert all(torch.equal(first[name], into[name]) for name in into)
+    return moved, into
+
+
+def redistribute(
+    mailbox: Mailbox, full: Tensor, mesh: tuple[int, ...], before: tuple[Any, ...], after: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """This rank's part of a tensor before and after, as DTensor has it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    devices = init_device_mesh("cpu", mesh)
+    tensor = distribute_tensor(full, devices, before)
+    return tensor.to_local(), tensor.redistribute(devices, after).to_local()

@@ -1,0 +1,79 @@
+"""Real ranks: processes that form a process group for each job."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rlgraph.ir.mesh import Mesh
+
+SECONDS = 60
+
+
+class Ranks:
+    """Processes that are started once and then take jobs on meshes of up to so many ranks."""
+
+    def __init__(self, count: int, preload: Sequence[str]) -> None:
+        """preload: modules that are imported once, for all processes."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(preload))
+        self._jobs = [context.Queue() for _ in range(count)]
+        self._results = context.Queue()
+        self._processes = [
+            context.Process(target=_serve, args=(rank, jobs, self._results), daemon=True)
+            for rank, jobs in enumerate(self._jobs)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, mesh: Mesh, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `job(mesh, *arguments)` returns on each rank of the mesh; what it raises on the first that fails."""
+        address = _free_address()
+        for jobs in self._jobs[: mesh.size]:
+            jobs.put((mesh, address, job, arguments))
+        found = dict(self._results.get(timeout=SECONDS) for _ in range(mesh.size))
+        for rank in range(mesh.size):
+            if isinstance(found[rank], str):
+                raise AssertionError(f"on rank {rank} of {mesh}:\n{found[rank]}")
+        return [found[rank][0] for rank in range(mesh.size)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+
+
+def _serve(rank: int, jobs: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    while True:
+        mesh, address, job, arguments = jobs.get()
+        try:
+            results.put((rank, (_on(mesh, rank, address, job, arguments),)))
+        except Exception:
+            results.put((rank, traceback.format_exc()))
+
+
+def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    from rlgraph.engines.copies import join
+
+    join(rank, mesh.size, address, SECONDS)
+    try:
+        return job(mesh, *arguments)
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

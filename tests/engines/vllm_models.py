@@ -1,0 +1,64 @@
+"""Tiny models that vLLM's kernels for a CPU take, for the tests of its engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlgraph.engines.sources import ModelSpec, RandomSource
+from rlgraph.engines.vllm.engine import VllmEngine
+from rlgraph.engines.weights import fill
+from rlgraph.ir.layout import Box
+from tests.engines.models import WORDS
+
+_SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Larger than usual: the next token is then far from uniform and mistakes show.
+    "initializer_range": 0.1,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    # Its heads together are wider than the model.
+    "qwen3": ("qwen3", {"head_dim": 64}),
+}
+
+
+def spec(model: str = "qwen2", seed: int = 0) -> ModelSpec:
+    family, more = MODELS[model]
+    return ModelSpec("causal_lm", RandomSource(family, _SHAPE | more, WORDS, seed))
+
+
+class Numbered:
+    """Global tensors in which each number says where it is."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        start = 1
+        for name, parameter in model.named_parameters():
+            stop = start + parameter.numel()
+            self.tensors[name] = torch.arange(start, stop, dtype=torch.float32).view(parameter.shape)
+            start = stop
+        assert start < 1 << 24, "float32 counts no further"
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        return self.tensors[name][tuple(slice(*part) for part in box)]
+
+
+def misplaced(engine: VllmEngine, hugging_face: torch.nn.Module) -> list[str]:
+    """The tensors in which what vLLM itself loads from a checkpoint is not what the layout says."""
+    numbered = Numbered(hugging_face)
+    live = engine.tensors()
+    for tensor in live.values():
+        tensor.zero_()
+    engine.model.load_weights(iter(numbered.tensors.items()))
+    described = {name: torch.full_like(tensor, -1) for name, tensor in live.items()}
+    fill(described, engine.layout(), numbered)
+    return [name for name in live if not live[name].equal(described[name])]

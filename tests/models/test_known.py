@@ -1,0 +1,89 @@
+"""Configurations that are found without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlgraph.models import known as module
+from rlgraph.models.families import count
+from rlgraph.models.known import find_config, known
+from rlgraph.models.shape import UnsupportedModel, shape_of
+
+BILLIONS = {
+    "Qwen/Qwen2.5-0.5B": 0.494,
+    "Qwen/Qwen2.5-1.5B": 1.54,
+    "Qwen/Qwen2.5-3B": 3.09,
+    "Qwen/Qwen2.5-7B": 7.62,
+    "Qwen/Qwen2.5-14B": 14.8,
+    "Qwen/Qwen2.5-32B": 32.8,
+    "Qwen/Qwen2.5-72B": 72.7,
+    "Qwen/Qwen3-0.6B": 0.596,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-14B": 14.8,
+    "Qwen/Qwen3-32B": 32.8,
+    "meta-llama/Llama-3.1-8B": 8.03,
+    "meta-llama/Llama-3.1-70B": 70.6,
+    "meta-llama/Llama-3.2-1B": 1.24,
+    "meta-llama/Llama-3.2-3B": 3.21,
+}
+"""Parameters, as published on the models' pages."""
+
+REWARD_BILLIONS = {"Skywork/Skywork-Reward-V2-Qwen3-8B": 7.57, "Skywork/Skywork-Reward-V2-Llama-3.1-8B": 7.50}
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_a_known_model_has_the_published_number_of_parameters(name: str) -> None:
+    found = known(name)
+    assert found is not None
+    assert count(shape_of(found)) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", REWARD_BILLIONS)
+def test_a_known_reward_model_too(name: str) -> None:
+    found = known(name)
+    assert found is not None
+    assert count(shape_of(found), "reward_lm") / 1e9 == pytest.approx(REWARD_BILLIONS[name], rel=0.01)
+
+
+def test_variants_have_the_shape_of_their_base() -> None:
+    names = json.loads(Path(module.__file__).with_name("known.json").read_text("utf-8"))
+    for name in names:
+        base = name.removesuffix("-Instruct").removesuffix("-Base")
+        assert base in BILLIONS | REWARD_BILLIONS
+        assert count(shape_of(names[name])) == count(shape_of(names[base]))
+
+
+def test_a_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    assert find_config("Qwen/Qwen3-8B") is None
+    (folder / "config.json").write_text('{"model_type": "mine"}')
+    assert find_config("Qwen/Qwen3-8B") == {"model_type": "mine"}
+
+
+def test_then_what_the_client_of_the_hub_has_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = tmp_path / "models--some--model"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("abc")
+    (stored / "snapshots" / "abc").mkdir(parents=True)
+    (stored / "snapshots" / "abc" / "config.json").write_text('{"model_type": "stored"}')
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_config("some/model") == {"model_type": "stored"}
+
+
+@pytest.mark.parametrize("source", ["some/unheard-of", "../nowhere/at/all", "a b"])
+def test_what_is_nowhere_is_none(source: str) -> None:
+    assert find_config(source) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UnsupportedModel, match="config.json"):
+        find_config(str(tmp_path))

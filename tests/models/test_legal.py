@@ -1,0 +1,91 @@
+"""What is said of a split that an engine cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models.families import Kind
+from rlgraph.models.legal import problems
+from rlgraph.models.shape import Shape
+
+SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=2, head_dim=4, qkv_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "over"),
+    [
+        ("transformers", mesh(4)),
+        ("megatron", mesh(2, 4, 2)),
+        ("megatron", mesh(1, 1, 4)),
+        ("vllm", mesh(3, 1, 4)),
+    ],
+)
+def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
+    assert problems(SHAPE, engine, over) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "over", "expected"),
+    [
+        ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp"]),
+        ("vllm", mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, tp"]),
+        ("megatron", mesh(1, 3), ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"]),
+        ("megatron", mesh(1, 9), ["pp=9 does not divide the 4 layers: the nearest that fits is pp=4"]),
+        (
+            "megatron",
+            mesh(1, 1, 3),
+            [
+                "tp=3 does not divide the 4 attention heads and neither divides the 2 key-value heads nor is a multiple of"
+                " them: the nearest that fits is tp=2 or tp=4"
+            ],
+        ),
+        ("vllm", mesh(1, 1, 8), ["tp=8 does not divide the 4 attention heads: the nearest that fits is tp=4"]),
+        (
+            "megatron",
+            Mesh((("tp", 2), ("cp", 2))),
+            ["megatron does not split along cp, but cp=2: it can use dp, pp, tp"],
+        ),
+    ],
+)
+def test_a_problem_is_said_with_its_numbers_and_what_would_fit(engine: str, over: Mesh, expected: list[str]) -> None:
+    assert problems(SHAPE, engine, over) == expected
+
+
+def test_the_feed_forward_network_and_the_vocabulary_have_to_divide() -> None:
+    odd = replace(SHAPE, heads=12, kv_heads=12, ffn=20)
+    assert problems(odd, "megatron", mesh(1, 1, 3)) == [
+        "tp=3 does not divide the 20 columns of the feed-forward network: the nearest that fits is tp=2 or tp=4"
+    ]
+    wide = replace(SHAPE, heads=12, kv_heads=12)
+    assert problems(wide, "megatron", mesh(1, 1, 3)) == []
+    assert problems(wide, "vllm", mesh(1, 1, 3)) == [
+        "tp=3 does not divide the 64 rows of the padded vocabulary: the nearest that fits is tp=2 or tp=4"
+    ]
+
+
+def test_megatron_splits_the_fused_rows_of_a_head_that_ranks_share() -> None:
+    shared = replace(SHAPE, heads=6)
+    assert problems(shared, "megatron", mesh(1, 1, 6)) == [
+        "tp=6 does not divide the 40 fused rows of queries, keys and values: the nearest that fits is tp=2"
+    ]
+    assert problems(replace(shared, head_dim=6), "megatron", mesh(1, 1, 6)) == []
+
+
+@pytest.mark.parametrize(("kind", "what"), [("value_lm", "values"), ("reward_lm", "scores")])
+def test_vllm_only_generates(kind: Kind, what: str) -> None:
+    assert problems(SHAPE, "vllm", mesh(), kind) == [
+        f"vllm generates: for a model that gives {what}, use megatron or transformers"
+    ]
+
+
+def test_rotary_positions_that_megatron_lacks() -> None:
+    llama3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 8192}  # fmt: skip
+    assert problems(replace(SHAPE, rope_scaling=tuple(llama3.items())), "megatron", mesh()) == []
+    for other in (llama3 | {"high_freq_factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}):
+        [found] = problems(replace(SHAPE, rope_scaling=tuple(other.items())), "megatron", mesh())
+        assert found.startswith("megatron cannot scale rotary positions as this model does")
+        assert problems(replace(SHAPE, rope_scaling=tuple(other.items())), "vllm", mesh()) == []

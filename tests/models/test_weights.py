@@ -1,0 +1,209 @@
+"""Filling an engine's tensors from files and from models, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlgraph.engines.base import EngineError
+from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models import huggingface, megatron, vllm
+from rlgraph.models.families import tensors
+from rlgraph.models.shape import FAMILIES
+from tests.models.tiny import AUTO, shape_of_model, tiny
+
+Layout = Callable[..., tuple[Local, ...]]
+
+
+def named(layout: tuple[Local, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """As an engine has them: one for each layer."""
+    return [
+        (local.name.replace("*", str(layer)), local.shape["*" in local.name :])
+        for local in layout
+        for layer in range(local.shape[0] if "*" in local.name else 1)
+    ]
+
+
+def filled(layout: tuple[Local, ...], source: Weights) -> dict[str, Tensor]:
+    """What was there before is not a number: it shows where it was left."""
+    found = {name: torch.full(shape, torch.nan) for name, shape in named(layout)}
+    fill(found, layout, source)
+    return found
+
+
+def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+    """Copy the pieces of one rank into global tensors; a second holder of a piece must say the same."""
+    for local in layout:
+        stack = "*" in local.name
+        tensor = (
+            torch.stack([local_tensors[local.name.replace("*", str(layer))] for layer in range(local.shape[0])])
+            if stack
+            else local_tensors[local.name]
+        )
+        for piece in local.pieces:
+            part = tensor[tuple(slice(a, a + hi - lo) for a, (lo, hi) in zip(piece.at, piece.box, strict=True))]
+            layers = range(*piece.box[0]) if stack else range(1)
+            for index, layer in enumerate(layers):
+                target = whole[piece.name.replace("*", str(layer))]
+                there = target[tuple(slice(*bounds) for bounds in piece.box[stack:])]
+                said = part[index] if stack else part
+                assert torch.equal(torch.where(there.isnan(), said, there), said)
+                there.copy_(said)
+
+
+@pytest.mark.parametrize(
+    ("layout", "over", "kind"),
+    [
+        *(
+            (megatron.layout, over, kind)
+            for over in (mesh(), mesh(1, 2, 2), mesh(2, 4, 1), mesh(1, 1, 4))
+            for kind in AUTO
+        ),
+        *((vllm.layout, over, "causal_lm") for over in (mesh(), mesh(1, 1, 2), mesh(2, 1, 4))),
+        *((huggingface.layout, mesh(2), kind) for kind in AUTO),
+    ],
+    ids=lambda value: (
+        value if isinstance(value, str) else str(getattr(value, "__module__", "").rpartition(".")[2] or value)
+    ),
+)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout: Layout, over: Mesh, kind: Any) -> None:
+    model = tiny(family, kind, tie_word_embeddings=tied)
+    shape = shape_of_model(model)
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape, kind)}
+    for rank in range(over.size):
+        mine = layout(shape, over, rank, kind)
+        local_tensors = filled(mine, ModelWeights(model))
+        assert not any(tensor.isnan().any() for tensor in local_tensors.values()), "padding is zeros"
+        put_back(mine, local_tensors, whole)
+    theirs = dict(model.named_parameters())
+    assert whole.keys() == theirs.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_padding_is_zeros() -> None:
+    model = tiny("llama")
+    shape = shape_of_model(model)
+    last = filled(vllm.layout(shape, mesh(1, 1, 2), 1), ModelWeights(model))["lm_head.weight"]
+    assert torch.equal(last[:18], model.lm_head.weight[32:])
+    assert not last[18:].any()
+
+
+@pytest.fixture(scope="module")
+def language_model() -> PreTrainedModel:
+    return tiny("qwen3")
+
+
+@pytest.mark.parametrize("shard", ["1GB", "10KB"])
+def test_a_folder_gives_what_the_model_gives(shard: str, language_model: PreTrainedModel, tmp_path: Path) -> None:
+    language_model.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "10KB")
+    shape, over = shape_of_model(language_model), mesh(1, 2, 2)
+    source = FolderWeights(tmp_path)
+    for rank in range(over.size):
+        layout = megatron.layout(shape, over, rank)
+        theirs = filled(layout, ModelWeights(language_model))
+        for name, tensor in filled(layout, source).items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+def test_a_tied_folder_needs_no_output_layer(tmp_path: Path) -> None:
+    model = tiny("qwen2", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    last = filled(megatron.layout(shape_of_model(model), mesh(1, 2), 1), FolderWeights(tmp_path))
+    assert torch.equal(last["output_layer.weight"], model.model.embed_tokens.weight)
+
+
+def test_weights_become_the_dtype_of_the_engine(language_model: PreTrainedModel, tmp_path: Path) -> None:
+    language_model.to(torch.bfloat16).save_pretrained(tmp_path)
+    language_model.float()
+    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    for name, tensor in filled(layout, FolderWeights(tmp_path)).items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor.bfloat16(), language_model.get_parameter(name).bfloat16())
+
+
+def test_a_value_model_begins_as_a_language_model_with_a_head_of_zeros(
+    language_model: PreTrainedModel, tmp_path: Path
+) -> None:
+    language_model.save_pretrained(tmp_path)
+    layout = megatron.layout(shape_of_model(language_model), mesh(), 0, "value_lm")
+    found = filled(layout, FolderWeights(tmp_path))
+    assert not found["output_layer.weight"].any() and not found["output_layer.bias"].any()
+    assert torch.equal(found["decoder.final_layernorm.weight"], language_model.model.norm.weight)
+
+
+def test_a_bare_decoder_has_names_without_the_prefix(language_model: PreTrainedModel, tmp_path: Path) -> None:
+    language_model.model.save_pretrained(tmp_path)
+    assert "layers.0.mlp.up_proj.weight" in load_file(tmp_path / "model.safetensors")
+    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0, "reward_lm")
+    found = filled(layout, FolderWeights(tmp_path))
+    name = "model.layers.2.mlp.up_proj.weight"
+    assert torch.equal(found[name], language_model.get_parameter(name))
+    with pytest.raises(EngineError, match="lack the tensor lm_head.weight"):
+        filled(huggingface.layout(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
+
+
+def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path: Path) -> None:
+    shape = shape_of_model(language_model)
+    layout = huggingface.layout(shape, mesh(), 0)
+    with pytest.raises(EngineError, match="no config.json"):
+        FolderWeights(tmp_path / "nowhere")
+    language_model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.1.self_attn.k_norm.weight"
+    save_file({each: tensor for each, tensor in weights.items() if each != name}, file)
+    with pytest.raises(EngineError, match=f"lack the tensor {name}"):
+        filled(layout, FolderWeights(tmp_path))
+    save_file(weights | {name: torch.ones(9)}, file)
+    with pytest.raises(EngineError, match=rf"the tensor {name} .* has the shape 9; .* should have 8"):
+        filled(layout, FolderWeights(tmp_path))
+    file.write_bytes(b"nothing")
+    with pytest.raises(EngineError, match="cannot read the weights in .*model.safetensors"):
+        FolderWeights(tmp_path)
+    file.unlink()
+    with pytest.raises(EngineError, match="no model.safetensors"):
+        FolderWeights(tmp_path)
+
+
+def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrainedModel) -> None:
+    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    source = ModelWeights(language_model)
+    found = filled(layout, source)
+    with pytest.raises(EngineError, match="tensor model.norm.weight has the shape 3, not 16"):
+        fill(found | {"model.norm.weight": torch.zeros(3)}, layout, source)
+    del found["model.layers.3.mlp.down_proj.weight"]
+    with pytest.raises(EngineError, match="lacks the tensor model.layers.3.mlp.down_proj.weight"):
+        fill(found, layout, source)
+
+
+def test_a_model_of_another_kind_or_size_is_refused(language_model: PreTrainedModel) -> None:
+    shape = shape_of_model(language_model)
+    with pytest.raises(EngineError, match="lacks the tensor score.weight"):
+        filled(huggingface.layout(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
+    small = tiny("qwen3", vocab_size=40)
+    with pytest.raises(EngineError, match="model.embed_tokens.weight is too small: its shape is 40 x 16"):
+        filled(huggingface.layout(shape, mesh(), 0), ModelWeights(small))
+
+
+def test_the_sharded_index_says_where_a_tensor_is(language_model: PreTrainedModel, tmp_path: Path) -> None:
+    language_model.save_pretrained(tmp_path, max_shard_size="10KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text("utf-8"))
+    (tmp_path / index["weight_map"]["model.norm.weight"]).unlink()
+    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    with pytest.raises(EngineError, match="cannot read the weights in"):
+        filled(layout, FolderWeights(tmp_path))

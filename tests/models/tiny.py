@@ -1,0 +1,49 @@
+"""Tiny models of every family and kind, with no two weights alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from rlgraph.models.shape import FAMILIES, Shape, shape_of
+
+AUTO = {
+    "causal_lm": AutoModelForCausalLM,
+    "value_lm": AutoModelForTokenClassification,
+    "reward_lm": AutoModelForSequenceClassification,
+}
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+
+
+def tiny(family: str, kind: str = "causal_lm", **fields: Any) -> PreTrainedModel:
+    """A model of transformers; its initial weights would hide mistakes: biases of 0, norms of 1."""
+    model = AUTO[kind].from_config(AutoConfig.for_model(family, **(SIZES | fields), num_labels=1))
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return model
+
+
+def shape_of_model(model: PreTrainedModel) -> Shape:
+    return shape_of(model.config.to_dict())
+
+
+__all__ = ["FAMILIES", "SIZES", "shape_of_model", "tiny"]

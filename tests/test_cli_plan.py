@@ -1,0 +1,230 @@
+"""`rlgraph compile` with a schedule: the plan, what it moves, and what is said where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.cli import status
+from rlgraph.errors import ProgramError
+from rlgraph.ir.plan import plan_from_json
+from rlgraph.models.families import count
+from rlgraph.models.shape import Shape
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+PPO = [str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")]
+PROGRAM = """\
+algorithm small
+
+param wide   = 2
+model actor  = causal_lm(random("llama", hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, tokenizer=chars("abcde")))
+data prompts = jsonl("prompts.jsonl", batch=8)
+
+step:
+    rollout = actor.generate(prompts, max_tokens=8)
+    train actor(lr=1e-3):
+        minimize -mean(actor.logprobs(rollout) * rollout.length)
+"""
+SCHEDULE = """\
+schedule small
+
+pool learn = 4 devices
+pool play  = 2 devices
+place actor.train    on learn(engine=megatron, tp=wide, pp=2)
+place actor.generate on play(engine=vllm, tp=2)
+stream rollout(block=4)
+"""
+BLOCK = "schedule:\n" + "".join(f"    {line}\n" for line in SCHEDULE.splitlines()[2:])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.rlf").write_text(PROGRAM)
+    (tmp_path / "small.rls").write_text(SCHEDULE)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    code = status(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# The plan
+
+
+def test_compile_tells_where_a_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", "small.rls", "small.rlf")
+    assert (code, err) == (0, "")
+    assert out.endswith("""
+4 devices in `learn`
+  megatron, pp2 x tp2  actor.train
+2 devices in `play`
+  vllm, tp2  actor.generate
+weights of actor: learn.megatron to play.vllm
+""")
+
+
+def test_without_a_schedule_nothing_is_told_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "device" not in told(capsys, "compile", "small.rlf")[1]
+
+
+def test_the_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", "small.rlf", "small.rls", "--emit", "plan")
+    assert (code, err) == (0, "")
+    plan = plan_from_json(out)
+    assert plan == rlgraph.compile("small.rlf", schedule="small.rls").plan
+    assert plan.owner("actor").name == "learn.megatron"
+    assert plan.blocks == (("rollout", 4),)
+    told(capsys, "compile", "small.rlf", "--emit", "plan", "--emit", "transfers", "-o", "out")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["small.plan.json", "small.transfers.txt"]
+
+
+def test_a_schedule_is_a_path_a_text_or_a_block(folder: Path) -> None:
+    expected = rlgraph.compile("small.rlf", schedule="small.rls").plan
+    assert rlgraph.compile(Path("small.rlf"), schedule=SCHEDULE).plan == expected
+    (folder / "block.rlf").write_text(f"{PROGRAM}\n{BLOCK}")
+    assert rlgraph.compile("block.rlf").plan == expected
+
+
+def test_a_schedule_uses_the_params_of_its_program(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_from_json(told(capsys, "compile", "small.rlf", "small.rls", "--set", "wide=1", "--emit", "plan")[1])
+    assert str(plan.owner("actor").mesh) == "dp2 x pp2"
+
+
+def test_devices_that_are_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(told(capsys, "compile", "small.rlf", "--devices", "4", "--emit", "plan")[1])
+    assert plan["pools"][1] == {"name": "all", "devices": 4}
+    one = json.loads(told(capsys, "compile", "small.rlf", "--emit", "plan")[1])
+    assert one["pools"][1] == {"name": "all", "devices": 1}
+
+
+# What is wrong
+
+
+def test_two_schedules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "small.rlf").write_text(f"{PROGRAM}\n{BLOCK}")
+    assert told(capsys, "compile", "small.rlf", "small.rls") == (1, "", """\
+error[E0901]: the program `small` has a schedule of its own
+ --> small.rls:1:1
+  |
+1 | schedule small
+  | ^^^^^^^^^^^^^^
+note: it is here
+  --> small.rlf:13:1
+   |
+13 | schedule:
+   | ^^^^^^^^
+help: keep one of them
+
+""")  # fmt: skip
+
+
+def test_a_schedule_that_the_model_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "small.rls").write_text(SCHEDULE.replace("learn = 4", "learn = 6"))
+    code, out, err = told(capsys, "compile", "small.rlf", "small.rls", "--set", "wide=3")
+    assert (code, out) == (1, "")
+    assert err.startswith("error[E0911]: `actor`: tp=3 does not divide the 4 attention heads")
+    assert re.search(r"^5 .*tp=wide, pp=2\)\n +\| {48}\^{7}$", err, re.MULTILINE)
+
+
+def test_a_model_of_unknown_shape_is_placed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", "small.rlf", "small.rls", "--set", 'actor=causal_lm("nobody/knows")', "--emit", "transfers")
+    assert code == 0
+    assert err.startswith("warning[W0901]: the shape of `actor` is not known")
+    assert "its layout is not known: its configuration is not here" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["small.rls"], "Missing argument 'FILE...'."),
+        (["small.rlf", "small.rlf"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
+        (["small.rlf", "small.rls", "small.rls"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
+        (["small.rlf", "--devices", "0"], "Invalid value for '--devices': 0 is not in the range x>=1."),
+    ],
+)
+def test_a_wrong_command(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = told(capsys, "compile", *arguments)
+    assert (code, " ".join(err.split("Error: ")[1].split())) == (2, message)
+
+
+def test_a_schedule_of_another_program() -> None:
+    with pytest.raises(ProgramError, match="this is a schedule for `other`, and the program is `small`"):
+        rlgraph.compile("small.rlf", schedule="schedule other\npool one = 2 devices\n")
+
+
+# Transfers
+
+
+def test_the_transfers_of_the_schedule_that_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "compile", *PPO, "--emit", "transfers")
+    assert (code, err) == (0, "")
+    assert "weights of actor: learn.megatron (pp2 x tp4) -> play.vllm (dp4 x tp2)\n" in out
+    rows = [re.split(" {2,}", line.strip()) for line in out.partition("\nrows\n")[2].splitlines()]
+    assert rows[:3] == [
+        ["prompts", "host -> play.vllm", "1 process -> 4 copies: 0-1 | 2-3 | 4-5 | 6-7", "columns of the data"],
+        ["rollout", "play.vllm -> play.megatron", "4 copies: 0, 2, 4, 6 -> 8 copies: 0-7",
+         "12 bytes a token, 9 bytes a row of prompts, columns of the data"],
+        ["rollout", "play.vllm -> learn.megatron", "4 copies: 0, 2, 4, 6 -> 1 copy: 0-7",
+         "12 bytes a token, 9 bytes a row of prompts, columns of the data"],
+    ]  # fmt: skip
+    assert ["score", "play.megatron -> host", "8 copies: 0-7 -> 1 process", "4 bytes a row of prompts"] in rows
+    assert ["value", "learn.megatron -> host", "1 copy: 4 -> 1 process", "4 bytes a token"] in rows
+
+
+def test_bytes_are_what_the_destination_lacks() -> None:
+    """One copy of the model on the other pool: all its weights arrive, each once."""
+    from rlgraph.api.transfers import transfer
+
+    compiled = rlgraph.compile("small.rlf", schedule="small.rls")
+    shape = compiled.placed.shapes["actor"]
+    assert isinstance(shape, Shape)
+    plan = compiled.plan
+    moves = transfer(plan, plan.group("learn.megatron"), plan.group("play.vllm"), shape, "causal_lm", 4)
+    # Norms are on both ranks of vLLM, everything else on one.
+    norms = (2 * shape.layers + 1) * shape.hidden
+    assert moves.bound == moves.moved == 4 * (count(shape) + norms)
+    assert moves.copied == 0
+
+
+def test_in_one_pool_nothing_that_is_there_is_moved() -> None:
+    from rlgraph.api.transfers import transfer
+
+    shared = "schedule small\npool one = 2 devices\nplace actor.train on one(engine=megatron, tp=2)\nplace actor.generate on one(engine=vllm, tp=2)\n"
+    compiled = rlgraph.compile("small.rlf", schedule=shared)
+    shape, plan = compiled.placed.shapes["actor"], compiled.plan
+    assert isinstance(shape, Shape)
+    moves = transfer(plan, plan.group("one.megatron"), plan.group("one.vllm"), shape, "causal_lm", 4)
+    # Both split alike but for the vocabulary, which vLLM pads.
+    vocabulary = 2 * shape.vocab * shape.hidden
+    assert moves.moved == moves.bound <= 4 * vocabulary
+    assert moves.moved + moves.copied == 4 * (count(shape) + (2 * shape.layers + 1) * shape.hidden)
+
+
+# Speed
+
+
+def test_planning_loads_nothing_that_computes(folder: Path) -> None:
+    script = """
+import sys
+from rlgraph.cli import status
+for command in ("compile small.rlf small.rls", "compile small.rlf small.rls --emit plan -o out"):
+    assert status(command.split()) == 0, command
+print([name for name in ("torch", "ray", "transformers", "numpy", "vllm", "megatron.core") if name in sys.modules])
+"""
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env={**os.environ, "PYTHONPATH": root}, text=True, capture_output=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

@@ -1,0 +1,88 @@
+"""What is known of a program's models without loading them, beside what is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+import rlgraph
+from rlgraph.api import planning
+from rlgraph.dsl.check import check
+from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
+from rlgraph.errors import Source
+from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+
+PROGRAM = """\
+algorithm a
+model actor = causal_lm({source})
+model ref = frozen(actor)
+data prompts = jsonl("p.jsonl", batch=8)
+step:
+    rollout = actor.generate(prompts, max_tokens=8)
+    report kl = mean(ref.logprobs(rollout))
+"""
+SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+
+
+def shapes(source: str, folder: Path = Path()) -> dict[str, Shape | UnsupportedModel]:
+    program, _ = check(Source("a.rlf", PROGRAM.format(source=source)))
+    return planning.find_shapes(program, folder)
+
+
+def random(family: str, fields: dict[str, Any]) -> str:
+    return f'random("{family}", {"".join(f"{name}={value}, " for name, value in fields.items())}tokenizer=bytes())'
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("fields", [{}, {"hidden_size": 2048}, SMALL, {**SMALL, "head_dim": 32, "num_hidden_layers": 3}], ids=str)
+def test_random_models_have_the_shape_that_transformers_gives_them(family: str, fields: dict[str, Any]) -> None:
+    if family == "qwen2":
+        fields = {name: value for name, value in fields.items() if name != "head_dim"}
+    made = AutoConfig.for_model(family, **fields, vocab_size=259)
+    expected = shape_of({name: value for name, value in made.to_dict().items() if value is not None})
+    found = shapes(random(family, fields))
+    for name in ("family", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "tied", "qkv_bias", "qk_norm", "positions"):
+        assert getattr(found["actor"], name) == getattr(expected, name), name
+    assert found["ref"] == found["actor"]
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [('chars("abc de")', Chars("abc de")), ('words("one two  three")', Words("one two  three")), ("bytes()", Bytes())],
+)
+def test_the_vocabulary_is_the_tokenizers(text: str, spec: TokenizerSpec, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(spec)
+    found = shapes(f'random("llama", tokenizer={text})')["actor"]
+    assert isinstance(found, Shape) and found.vocab == len(tokenizer)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = shapes('random("llama", tokenizer="saved")', tmp_path)["actor"]
+    assert isinstance(again, Shape) and again.vocab == len(tokenizer)
+
+
+def test_a_folder_of_the_program(tmp_path: Path) -> None:
+    made = AutoConfig.for_model("qwen3", **SMALL)
+    made.save_pretrained(tmp_path / "models" / "mine")
+    assert shapes('"models/mine"', tmp_path)["actor"] == shape_of(made.to_dict())
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    assert shapes('"nobody/knows"') == {}
+    assert shapes('random("llama", tokenizer="nowhere")') == {}
+    assert isinstance(shapes('random("gpt2", tokenizer=bytes())')["actor"], UnsupportedModel)
+
+
+def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(planning.PACKAGES, "megatron", "no_such_package.core")
+    schedule = "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
+    compiled = rlgraph.compile(PROGRAM.format(source=random("llama", SMALL)), schedule=schedule)
+    (found,) = planning.not_installed(compiled.plan, compiled.schedule)
+    assert found.render() == """\
+error[E0913]: the engine `megatron` is not installed
+ --> <schedule>:3:18
+  |
+3 | place ref on one(engine=megatron)
+  |                  ^^^^^^^^^^^^^^^
+help: pip install 'rlgraph[megatron]'"""
