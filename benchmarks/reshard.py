@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.engines.exchange import Exchange
+from rlgraph.engines.exchange import Exchange, Moved
 from rlgraph.engines.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
@@ -164,8 +164,8 @@ def planned(case: Case, model: list[Weight], rank: int, mailbox: Mailbox, bucket
     end = Exchange(transfer, mailbox, source=sides[0].get(rank, ()), destination=sides[1].get(rank, ()), dtype=DTYPE)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
-    def run() -> None:
-        end.run(held, needed)
+    def run() -> Moved:
+        return end.run(held, needed)
 
     run()
     expected = values(case.destination, model, rank)
@@ -245,6 +245,8 @@ class Timed:
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     wire: list[int] = field(default_factory=list)
+    buffers: int = 0
+    """Of our messages on any rank; the other ways do not say."""
 
 
 def carried() -> int:
@@ -262,7 +264,7 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
     before = carried()
     dist.barrier()
     cpu, began = time.process_time(), time.perf_counter()
-    run()
+    did = run()
     spent = torch.tensor([time.perf_counter() - began, time.process_time() - cpu], dtype=torch.float64)
     dist.barrier()
     timed.wire.append(carried() - before)
@@ -271,6 +273,9 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
     dist.all_reduce(total)
     timed.seconds.append(slowest.item())
     timed.cpu.append(total.item())
+    peak = torch.tensor(did.peak if isinstance(did, Moved) else 0)
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    timed.buffers = max(timed.buffers, int(peak))
 
 
 def work(rank: int, port: int, size: Size, rounds: int, bucket: int) -> None:
@@ -304,7 +309,8 @@ def show(case: Case, least: int, found: Mapping[str, Timed]) -> None:
         print(
             f"{case.name:26} {name:8} least {least / 1e6:7.1f} MB  wire {wire / 1e6:7.1f} MB ({wire / least:5.3f})  "
             f"{middle[name] * 1e3:7.1f} ms ({middle[name] / middle['gather']:4.2f} of gather)  "
-            f"cpu {statistics.median(timed.cpu) * 1e3:7.1f} ms",
+            f"cpu {statistics.median(timed.cpu) * 1e3:7.1f} ms"
+            + (f"  buffers {timed.buffers / 1e6:.1f} MB" if timed.buffers else ""),
             flush=True,
         )
 

@@ -159,6 +159,16 @@ def test_a_moving_average(four: Crew) -> None:
             assert torch.equal(tensors[place][name][~padding], expected[~padding])
 
 
+def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
+    before = tuple(Local(name, (6,), (Piece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10))))
+    after = (Local("w", (10,), (Piece("w", ((0, 10),), (0,)),)),)
+    transfer = reshard({0: before}, {0: after}, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+    tensors = {"a": torch.arange(6.0), "b": torch.arange(4.0, 10.0)}
+    empty = (transfer, (), (), {}, {}, torch.float32)
+    (_, found), *_ = four.ask(exchange, (transfer, before, after, tensors, {"w": torch.zeros(10)}, torch.float32, 0.5), *[empty] * 3)
+    assert torch.equal(found["w"], torch.arange(10.0) / 2)
+
+
 def test_what_does_not_fit_together(four: Crew) -> None:
     source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
     slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)

@@ -36,7 +36,8 @@ class MegatronEngine:
     """One rank's part of a model. Implements `Engine`, but for `generate`.
 
     All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp) have
-    rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients.
+    rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients. All ranks
+    of the last stage have results, not the one alone that `speaks`.
     """
 
     def __init__(

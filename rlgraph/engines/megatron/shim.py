@@ -82,6 +82,6 @@ def _answers() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield torch.cuda, "current_device", lambda: "cpu"
     yield torch.cuda, "synchronize", lambda *_: None
     yield torch.cuda, "get_rng_state", state
-    yield torch.cuda, "manual_seed", torch.random.default_generator.manual_seed
+    yield torch.cuda, "manual_seed", torch.default_generator.manual_seed
     yield random, "_get_cuda_rng_state", state
     yield random, "_set_cuda_rng_state", set_state
