@@ -33,6 +33,16 @@ class Observer(Protocol):
         """A model's weights went from one group of processes to another; `peak_bytes`: buffers of the fullest process."""
         ...
 
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        """Work of one process, in seconds since 1970; its number, for `flow`."""
+        ...
+
+    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+        """Rows or weights that one piece of work made went to another one."""
+        ...
+
 
 class Silent:
     """Nobody."""
@@ -46,6 +56,13 @@ class Silent:
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        return 0
+
+    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True)

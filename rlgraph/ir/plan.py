@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rlgraph.ir.mesh import Mesh
@@ -76,6 +76,15 @@ class Plan:
 
     def owner(self, model: str) -> Group:
         return self.group(dict(self.owners)[model])
+
+    def alone(self) -> Plan:
+        """The same plan with one rank of `transformers` for each group, as it can run in one process."""
+        single = Mesh((("dp", 1), ("pp", 1), ("tp", 1)))
+        groups = tuple(
+            group if group.name == HOST else replace(group, engine="transformers", mesh=single, devices=group.devices[:1])
+            for group in self.groups
+        )
+        return replace(self, groups=groups)
 
     def syncs(self) -> tuple[tuple[str, str, str], ...]:
         """Model, the group that owns its weights, and a group that needs them after they changed."""

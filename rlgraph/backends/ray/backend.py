@@ -37,10 +37,12 @@ class RayBackend(Steps):
     ) -> None:  # fmt: skip
         """Starts every process of the plan and loads its models.
 
-        address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one.
+        address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one for
+        each group, with the transformers engine.
         seconds: longest wait for an answer. Raises ProgramError for what cannot be opened, RunError for a cluster that
         cannot hold the plan.
         """
+        plan = plan.alone() if debug else plan
         self.program, self.plan, self.settings = program, plan, settings
         self.observer = observer or Silent()
         self.dtype = width(program)
@@ -65,11 +67,11 @@ class RayBackend(Steps):
     # Steps
 
     def begin_step(self, number: int) -> None:
-        self.dispatch.step, self.dispatch.metrics = number, {}
+        self.dispatch.begin_step(number)
 
     def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
         told = self.weights.end_step()
-        self.dispatch.ledger.forget()
+        self.dispatch.end_step()
         needed = live(self.handles.values())
         who = self.processes.who
         references = [self.processes.call(each, "retain", sorted(needed.get(each, ()))) for each in who]

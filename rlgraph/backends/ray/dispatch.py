@@ -53,6 +53,8 @@ class Dispatch:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self._number, self._counting = 0, threading.Lock()
+        self._work: dict[tuple[Address, int], int] = {}
+        """For each process and work of this step the observer's number."""
 
     def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made:
         """Each data-parallel copy of the group does its share of the rows."""
@@ -76,6 +78,12 @@ class Dispatch:
             body.values.update(made.values)
             done.append((body, parts[copy][1]))
         return _together(node, frame, done, axis)
+
+    def begin_step(self, number: int) -> None:
+        self.step, self.metrics, self._work = number, {}, {}
+
+    def end_step(self) -> None:
+        self.ledger.forget()
 
     def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
         """Which rows `keep` or `pick` takes. The rows themselves stay where they are."""
@@ -110,11 +118,25 @@ class Dispatch:
                 group.mesh.at(rank, "dp"): answer
                 for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True) if keeps
             }  # fmt: skip
+            self.trace(node, number, group, sent, answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
         for receipt in receipts.values():
             self.metrics.update(receipt.metrics)
         return number, receipts
+
+    def trace(
+        self, node: Node, number: int, group: Group, sent: Sequence[tuple[Address, bool, Delivery]], answers: Sequence[Receipt]
+    ) -> None:
+        """Tells the observer who worked when, and from where its rows came."""
+        for (address, _, delivery), answer in zip(sent, answers, strict=True):
+            rows = max((told.size for told in delivery.rows), default=0)
+            work = self.observer.span(group.pool, f"{group.name} {address[1]}", node.name, node.op, answer.start, answer.end,
+                                      rows=rows, tokens=answer.tokens)  # fmt: skip
+            self._work[address, number] = work
+            for source, came in zip(delivery.senders, answer.came, strict=True):
+                if source in self._work:
+                    self.observer.flow(self._work[source], work, "rows", came)
 
     def addressed(
         self, node: Node, group: Group, copy: int, frame: Frame | None

@@ -85,8 +85,8 @@ class Receipt:
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     """That it sampled."""
-    waited: float = 0.0
-    """Seconds until the rows from others were there."""
+    came: tuple[int, ...] = ()
+    """Bytes of the rows that came with the order, one number for each sender."""
 
 
 def numbered(program: Program) -> list[tuple[str, Node]]:

@@ -6,6 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,10 @@ def shown(who: Address) -> str:
     return f"rank {who[1]} of {who[0]}" if who[0] != "host" else "the host process"
 
 
+_TOGETHER = ("meet", "exchange", "write_part")
+"""Calls in which processes wait for each other."""
+
+
 class InThisProcess(Processes):
     """For `--debug`: each process is an object here, and a call is a call, so that breakpoints work."""
 
@@ -79,13 +84,17 @@ class InThisProcess(Processes):
         super().__init__(jobs, math.inf)
         self.workers = {who: Worker(job) for who, job in jobs.items()}
         self._locks = {who: threading.RLock() for who in jobs}
+        self._threads = ThreadPoolExecutor(len(jobs), "process")
 
     def call(self, who: Address, method: str, *args: Any) -> Any:
+        bound = getattr(self.workers[who], method)
+        if method in _TOGETHER:
+            return self._threads.submit(bound, *args)
         with self._locks[who]:
-            return getattr(self.workers[who], method)(*args)
+            return bound(*args)
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
-        return list(references)
+        return [each.result() if isinstance(each, Future) else each for each in references]
 
     def give_up(self) -> None:
         """Nobody waits: a call is a call."""

@@ -26,6 +26,8 @@ class Delivery:
     inputs: dict[str, Source]
     rows: tuple[RowsOf, ...]
     arriving: list[Any] = field(default_factory=list)
+    senders: list[tuple[Address, int]] = field(default_factory=list)
+    """For each of them who sends, and the last piece of work that made any of it."""
 
 
 class Ledger:
@@ -57,6 +59,7 @@ class Ledger:
                     if mark not in packed:
                         packed[mark] = self.processes.call(holder, "pack", missing)
                     delivery.arriving.append(packed[mark])
+                    delivery.senders.append((holder, max(key[0] for key, _ in missing)))
                 found.append(delivery)
         return found
 

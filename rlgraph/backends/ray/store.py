@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,21 @@ def to_wire(piece: Piece) -> tuple[Any, ...]:
 def from_wire(wire: tuple[Any, ...]) -> Piece:
     kind, value, counts = wire
     return Piece(kind, _full(value), tuple(None if each is None else _tensor(each) for each in counts))
+
+
+def size(wire: Any) -> int:
+    """Bytes of the arrays of a piece on the wire; texts count as their characters."""
+    if isinstance(wire, np.ndarray):
+        return int(wire.nbytes)
+    if isinstance(wire, _Array):
+        return int(wire.values.nbytes)
+    if isinstance(wire, _Table):
+        return sum(map(size, (wire.data, wire.prompts, wire.sequences or (), tuple(wire.columns.values()))))
+    if isinstance(wire, (tuple, list)):
+        return sum(map(size, wire))
+    if isinstance(wire, Mapping):
+        return sum(map(size, wire.values()))
+    return len(wire) if isinstance(wire, str) else 0
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Weights:
         self._touched: set[str] = set()
         self._seconds, self._bytes, self._peak = 0.0, 0, 0
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
-        self._planned: set[str] = set()
+        self._planned: dict[str, dict[tuple[int, int], int]] = {}
+        """For each transfer the bytes from each process to each other one."""
         self._lock = threading.Lock()
 
     # Counting
@@ -111,15 +112,26 @@ class Weights:
         with self.queues.turn(from_.pool, to.pool):
             if name not in self._planned:
                 self._plan(name, source, from_, target, to, what, forward=ema is None)
-            began = time.perf_counter()
+            began = time.time()
             moved: list[Moved] = self.ask(
                 what, lambda each: ("exchange", name, *_ends(each, source, from_, target, to), lag, ema)
             )
-            seconds = time.perf_counter() - began
+            seconds = time.time() - began
+            self.trace(f"sync {source}", name, what, began, moved)
         sent, peak = sum(each.sent for each in moved), max(each.peak for each in moved)
         with self._lock:
             self._seconds, self._bytes, self._peak = self._seconds + seconds, self._bytes + sent, max(self._peak, peak)
         self.observer.synced(source, from_.name, to.name, seconds, sent, peak)
+
+    def trace(self, title: str, name: str, what: What, began: float, moved: Sequence[Moved]) -> None:
+        """Tells the observer who took part in a transfer, and what went from whom to whom."""
+        spans = [
+            self.observer.span(self.plan.group(group).pool, f"{group} {rank}", title, "sync", began, began + each.seconds,
+                               sent=each.sent, received=each.received, peak=each.peak)
+            for (group, rank), each in zip(what.who, moved, strict=True)
+        ]  # fmt: skip
+        for (source, destination), size in self._planned[name].items():
+            self.observer.flow(spans[source], spans[destination], "weights", size)
 
     def _plan(
         self, name: str, source: str, from_: Group, target: str, to: Group, what: What, *, forward: bool
@@ -135,7 +147,7 @@ class Weights:
         transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
         self.meet(name, what)
         self.ask(what, lambda each: ("prepare", name, name, transfer, *_ends(each, source, from_, target, to), dtype))
-        self._planned.add(name)
+        self._planned[name] = transfer.pairs()
 
     def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
         """Where the processes are."""

@@ -24,7 +24,7 @@ from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered
 from rlgraph.backends.ray.remote import Key
-from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, to_wire
+from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
 from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -111,6 +111,7 @@ class Worker:
     def fire(self, order: Order, *arrived: Wire) -> Receipt:
         """Does a node's work. `arrived`: the rows that were not here yet."""
         start = time.time()
+        came = tuple(sum(size(packed) for _, _, packed in wire) for wire in arrived)
         for wire in arrived:
             for key, places, packed in wire:
                 self.store.arrive(key, long(places), from_wire(packed))
@@ -123,16 +124,16 @@ class Worker:
         with torch.no_grad():
             if node.op in ("keep", "pick"):
                 choose = kept_places if node.op == "keep" else chosen_places
-                return Receipt(start, time.time(), chosen=choose(node, frame).numpy())
+                return Receipt(start, time.time(), chosen=choose(node, frame).numpy(), came=came)
             if node.op == "train":
                 made = train(node, frame, session, idle=order.idle)
             else:
                 made = work(node, frame, session)
         tokens = drawn_tokens(node, made)
         if not order.keeps:
-            return Receipt(start, time.time(), tokens=tokens)
+            return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(order.number, node, frame, made)
-        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(session.metrics), tokens=tokens)
+        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(session.metrics), tokens=tokens, came=came)
 
     def frame(self, phase: str, order: Order) -> Frame:
         """The rows and values that an order names."""
