@@ -23,14 +23,20 @@ $(VENV)/.test: $(VENV)/.base
 	@$(PIP) --editable '.[test]'
 	@touch $@
 
+$(VENV)/.engines: $(VENV)/.base tools/install_cpu_engines.py
+	@echo "installing Ray, Megatron and vLLM for CPUs into $(VENV)"
+	@$(BIN)/python tools/install_cpu_engines.py
+	@touch $@
+
 demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it learned
 	@$(BIN)/python examples/spell_backward/demo.py
 
 demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model
 	@$(BIN)/python examples/spell_backward/demo.py --ppo
 
-test: $(VENV)/.test ## everything but speed
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/.engines $(VENV)/.test ## everything but speed; what starts clusters comes last and has the machine for itself
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/backends/ray
+	@$(BIN)/python -m pytest tests/backends/ray
 
 check: $(VENV)/.test ## style and types
 	@$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.sampling import column_of, generate, inner_rows, interact
+from rlgraph.backends.local.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
 from rlgraph.data import Cursor
@@ -63,13 +63,15 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def column(node: Node, frame: Frame, session: Session) -> Made:
-    name, table = node.attr("name"), frame.values[node.inputs[0]]
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
-    return Made({node.outputs[0].name: _column(name, table, kind, node, frame, session)})
+    table = frame.values[node.inputs[0]]
+    return Made({node.outputs[0].name: column_of(node, table, kind, session, frame.rows[kind.axis.key])})
 
 
-def _column(name: str, table: TableData, kind: Table, node: Node, frame: Frame, session: Session) -> Any:
+def column_of(node: Node, table: TableData, kind: Table, session: Session, rows: Rows | None = None) -> Any:
+    """The column of a table that a node asks for; `rows` tell who lacks it."""
+    name = node.attr("name")
     if name in table.columns:
         return table.columns[name]
     if table.sequences is not None:
@@ -88,7 +90,7 @@ def _column(name: str, table: TableData, kind: Table, node: Node, frame: Frame, 
             return [codec.decode(row) for row in sequences.scored_rows()]
     if name == "age" and kind.sampled:
         return session.models[table.owner].version - table.columns["version"]
-    return list(column_of(table, name, frame.rows[kind.axis.key], node))
+    return list(data_column(table, name, rows, node))
 
 
 def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:

@@ -54,7 +54,7 @@ def _asked(node: Node, frame: Frame) -> tuple[Rows, Sequence[Any], Sequence[Any]
         rows = frame.rows[kind.axis.key]
         column = "prompt" if node.op == "generate" else None
         if column and value.sequences is None:
-            return rows, value.data, column_of(value, column, rows, node)
+            return rows, value.data, data_column(value, column, rows, node)
         if value.sequences is not None:
             return rows, value.data, value.prompts
         return rows, value.data, tuple(row.get("prompt", "") for row in value.data)
@@ -64,11 +64,11 @@ def _asked(node: Node, frame: Frame) -> tuple[Rows, Sequence[Any], Sequence[Any]
     return rows, tuple({"prompt": prompt} for prompt in value), tuple(value)
 
 
-def column_of(table: TableData, name: str, rows: Rows, node: Node) -> tuple[Any, ...]:
+def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> tuple[Any, ...]:
     """A column of the data that a table's rows came from; says which row lacks it."""
     for place, row in enumerate(table.data):
         if name not in row:
-            who = show_id(rows.ids[place]) if rows.ids else f"row {place}"
+            who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
             raise RunError(Diagnostic("E0711", f"{who} has no column `{name}`", node.span,
                                       f"it has {', '.join(f'`{key}`' for key in row)}"))  # fmt: skip
     return tuple(row[name] for row in table.data)

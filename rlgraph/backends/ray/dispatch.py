@@ -102,9 +102,9 @@ class Dispatch:
         with self._counting:
             self._number += 1
             number = self._number
-        sent = [one for copy, frame in frames.items() for one in self.addressed(node, group, copy, frame)]
-        who = tuple(address for address, _, _ in sent)
         with self.queues.turn(group.pool):
+            sent = [one for copy, frame in frames.items() for one in self.addressed(node, group, copy, frame)]
+            who = tuple(address for address, _, _ in sent)
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
             references = []

@@ -12,11 +12,15 @@ from rlgraph.backends.ray.store import Places
 from rlgraph.ir.graph import Node, Program
 
 
+Part = tuple[Key, Places, int | None]
+"""Rows of a piece; with the number of a node that asks for a column, only that column of them."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Rows of one value, from pieces that the process has or that come with the order."""
 
-    parts: tuple[tuple[Key, Places], ...]
+    parts: tuple[Part, ...]
     """Piece by piece."""
     order: np.ndarray | None = None
     """The parts' rows, one after the other, in the order in which they are wanted; None: as they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +35,9 @@ class Remote(Elsewhere):
     """int32 [rows]"""
     place: np.ndarray
     """int64 [rows]"""
+    column: int | None = None
+    """Of the tables that the pieces are, only the column that this node asks for: worked out where it is needed, or where
+    the rows are."""
 
     @classmethod
     def of(cls, ref: PieceRef) -> Remote:
@@ -43,7 +46,7 @@ class Remote(Elsewhere):
 
     def pick(self, places: Tensor) -> Remote:
         index = places.numpy()
-        return Remote(self.pieces, self.piece[index], self.place[index])
+        return replace(self, piece=self.piece[index], place=self.place[index])
 
     def join(self, others: Sequence[Elsewhere]) -> Remote:
         pieces: dict[PieceRef, int] = {}
@@ -51,12 +54,21 @@ class Remote(Elsewhere):
         for part in found:
             renumbered = np.array([pieces.setdefault(ref, len(pieces)) for ref in part.pieces], dtype=np.int32)
             numbers.append(renumbered[part.piece] if len(part.pieces) else part.piece)
-        return Remote(tuple(pieces), np.concatenate(numbers), np.concatenate([part.place for part in found]))
+        places = np.concatenate([part.place for part in found])
+        return Remote(tuple(pieces), np.concatenate(numbers), places, self.column)
 
     def by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
-        """The places that are used of each piece, in the order of the rows."""
-        return [(ref, self.place[self.piece == number]) for number, ref in enumerate(self.pieces)
-                if len(self.pieces) == 1 or (self.piece == number).any()]  # fmt: skip
+        """The places that are used of each piece, in the order of the rows; of no rows, none of the first piece."""
+        if len(self.pieces) == 1:
+            return [(self.pieces[0], self.place)]
+        parts = [(ref, self.place[self.piece == number]) for number, ref in enumerate(self.pieces)]
+        return [part for part in parts if part[1].shape[0]] or parts[:1]
+
+
+def column_key(key: Key, column: int) -> Key:
+    """Of a column of a piece, where it travels without the rest."""
+    number, rank, name = key
+    return number, rank, f"{name}/{column}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import Given, RowsOf, Wanted, Whole
+from rlgraph.backends.ray.orders import Given, Part, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single
+from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
 from rlgraph.backends.ray.store import Places, short
 from rlgraph.ir.types import Axis, axes_of
 
@@ -31,58 +30,40 @@ class Delivery:
 
 
 class Ledger:
-    """Keeps the books of one step."""
+    """Keeps the books of one step. Orders to a group go out in the order in which their rows were booked: who books for a
+    group has its pool meanwhile."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self._came: dict[Address, dict[Key, np.ndarray]] = {}
         """For each process and piece of somebody else which rows have come, bool [rows]."""
-        self._lock = threading.Lock()
 
     def deliver(
         self, to: Sequence[Address], frame: Frame, names: Iterable[str], axes: Sequence[Axis], with_ids: bool
     ) -> list[Delivery]:
         """For each process the values of a frame, as far as it lacks them. All of them need the same."""
-        values: dict[str, Any] = {name: frame.values[name] for name in names}
-        ids = {axis.key: frame.rows[axis.key].ids for axis in axes if with_ids and frame.rows[axis.key].ids is not None}
-        every: list[Any] = [*values.values(), *ids.values()]
-        told = {id(value): _source(value) for value in every}
-        rows = tuple(_rows_of(frame, axis, told[id(ids[axis.key])] if axis.key in ids else None) for axis in axes)
-        inputs = {name: told[id(value)] for name, value in values.items()}
-        found = []
         packed: dict[tuple[Any, ...], Any] = {}
-        with self._lock:
-            for who in to:
-                delivery = Delivery(inputs, rows)
-                for holder, missing in self._missing(who, every).items():
-                    mark = (holder, *((key, _mark(places)) for key, places in missing))
-                    if mark not in packed:
-                        packed[mark] = self.processes.call(holder, "pack", missing)
-                    delivery.arriving.append(packed[mark])
-                    delivery.senders.append((holder, max(key[0] for key, _ in missing)))
-                found.append(delivery)
-        return found
+        return [self._delivery(who, frame, tuple(names), axes, with_ids, packed) for who in to]
 
-    def _missing(self, who: Address, values: Iterable[Any]) -> dict[Address, list[tuple[Key, Places | None]]]:
-        """What a process lacks, by who has it; from here on it counts as there."""
-        have = self._came.setdefault(who, {})
-        found: dict[Address, list[tuple[Key, Places | None]]] = {}
-        for value in values:
-            for ref, places in _used(value):
-                if ref.holder == who:
-                    continue
-                if places is None:
-                    if ref.key not in have:
-                        have[ref.key] = np.ones(0, dtype=bool)
-                        found.setdefault(ref.holder, []).append((ref.key, None))
-                    continue
-                fresh = ref.key not in have
-                came = have.setdefault(ref.key, np.zeros(ref.rows, dtype=bool))
-                lacking = np.unique(places[~came[places]])
-                if lacking.shape[0] or fresh:
-                    came[lacking] = True
-                    found.setdefault(ref.holder, []).append((ref.key, short(lacking)))
-        return found
+    def _delivery(
+        self, who: Address, frame: Frame, names: Sequence[str], axes: Sequence[Axis], with_ids: bool, packed: dict[Any, Any]
+    ) -> Delivery:
+        lacking = _Lacking(who, self._came.setdefault(who, {}))
+        # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
+        last = sorted(names, key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None)
+        inputs = {name: lacking.source(frame.values[name]) for name in last}
+        rows = []
+        for axis in axes:
+            ids = frame.rows[axis.key].ids if with_ids else None
+            rows.append(_rows_of(frame, axis, lacking.source(ids) if ids is not None else None))
+        delivery = Delivery(inputs, tuple(rows))
+        for holder, parts in lacking.found.items():
+            mark = (holder, *((key, _mark(places), column) for key, places, column in parts))
+            if mark not in packed:
+                packed[mark] = self.processes.call(holder, "pack", parts)
+            delivery.arriving.append(packed[mark])
+            delivery.senders.append((holder, max(key[0] for key, _, _ in parts)))
+        return delivery
 
     def forget(self) -> None:
         """What came from others is dropped by everybody at the end of a step."""
@@ -105,26 +86,43 @@ def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
     return found
 
 
-def _used(value: Any) -> list[tuple[PieceRef, np.ndarray | None]]:
-    if isinstance(value, Single):
-        return [(value.ref, None)]
-    if not isinstance(value, Remote):
-        return []
-    return list(value.by_piece())
+class _Lacking:
+    """What one process needs to be sent, found out value by value."""
 
+    def __init__(self, who: Address, came: dict[Key, np.ndarray]) -> None:
+        self.who, self.came = who, came
+        self.found: dict[Address, list[tuple[Key, Places | None, int | None]]] = {}
+        """By who has it; from here on it counts as there."""
 
-def _source(value: Any) -> Source:
-    if isinstance(value, Single):
-        return Whole(value.ref.key)
-    if not isinstance(value, Remote):
-        return Given(value)
-    parts = tuple((ref.key, short(places)) for ref, places in value.by_piece())
-    if len(parts) == 1 or bool((np.diff(value.piece) >= 0).all()):
-        return Wanted(parts)
-    sorted_to = value.piece.argsort(kind="stable")
-    order = np.empty_like(sorted_to)
-    order[sorted_to] = np.arange(order.shape[0])
-    return Wanted(parts, order)
+    def source(self, value: Any) -> Source:
+        """How the process finds a value among what it has and what it will be sent."""
+        if isinstance(value, Single):
+            if value.ref.holder != self.who and value.ref.key not in self.came:
+                self.came[value.ref.key] = np.ones(0, dtype=bool)
+                self.found.setdefault(value.ref.holder, []).append((value.ref.key, None, None))
+            return Whole(value.ref.key)
+        if not isinstance(value, Remote):
+            return Given(value)
+        parts = tuple(self.part(ref, places, value.column) for ref, places in value.by_piece())
+        if len(parts) == 1 or bool((np.diff(value.piece) >= 0).all()):
+            return Wanted(parts)
+        sorted_to = value.piece.argsort(kind="stable")
+        order = np.empty_like(sorted_to)
+        order[sorted_to] = np.arange(order.shape[0])
+        return Wanted(parts, order)
+
+    def part(self, ref: PieceRef, places: np.ndarray, column: int | None) -> Part:
+        here = self.came.get(ref.key)
+        if ref.holder == self.who or column is not None and here is not None and bool(here[places].all()):
+            return ref.key, short(places), column
+        key = ref.key if column is None else column_key(ref.key, column)
+        fresh = key not in self.came
+        came = self.came.setdefault(key, np.zeros(ref.rows, dtype=bool))
+        lacking = np.unique(places[~came[places]])
+        if lacking.shape[0] or fresh:
+            came[lacking] = True
+            self.found.setdefault(ref.holder, []).append((ref.key, short(lacking), column))
+        return key, short(places), None
 
 
 def _rows_of(frame: Frame, axis: Axis, ids: Source | None) -> RowsOf:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.nodes import chosen_places, kept_places, take_over, work
+from rlgraph.backends.local.nodes import chosen_places, column_of, kept_places, take_over, work
 from rlgraph.backends.local.run import drawn_tokens
 from rlgraph.backends.local.session import Session, Settings, width
 from rlgraph.backends.local.training import train
@@ -23,7 +23,7 @@ from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered
-from rlgraph.backends.ray.remote import Key
+from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
 from rlgraph.engines.exchange import Moved
@@ -31,7 +31,7 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.transfer import Transfer
-from rlgraph.ir.types import Axis, Handle, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 
 Wire = list[tuple[Key, Places, tuple[Any, ...]]]
@@ -96,12 +96,15 @@ class Worker:
 
     # Rows
 
-    def pack(self, wanted: Sequence[tuple[Key, Places | None]]) -> Wire:
-        """Rows of pieces that are here, for somebody else; None: a value without rows."""
+    def pack(self, wanted: Sequence[tuple[Key, Places | None, int | None]]) -> Wire:
+        """Rows of pieces that are here, for somebody else, or a column of them; without places, a value without rows."""
         found: Wire = []
-        for key, places in wanted:
-            piece = self.store.get(key) if places is None else self.store.take(key, long(places))
-            found.append((key, range(0) if places is None else places, to_wire(piece)))
+        for key, places, column in wanted:
+            if places is None:
+                found.append((key, range(0), to_wire(self.store.get(key))))
+            else:
+                name = key if column is None else column_key(key, column)
+                found.append((name, places, to_wire(self.part(key, places, column))))
         return found
 
     def retain(self, keys: Sequence[Key]) -> None:
@@ -155,8 +158,21 @@ class Worker:
         return frame
 
     def wanted(self, wanted: Wanted) -> Piece:
-        piece = Piece.join([self.store.take(key, long(places)) for key, places in wanted.parts])
+        piece = Piece.join([self.part(*part) for part in wanted.parts])
         return piece if wanted.order is None else piece.take(wanted.order)
+
+    def part(self, key: Key, places: Places, column: int | None) -> Piece:
+        """Rows of a piece, or a column of them."""
+        piece = self.store.take(key, long(places))
+        if column is None:
+            return piece
+        _, node = self.nodes[column]
+        assert isinstance(piece.kind, Table)
+        value = column_of(node, piece.value, piece.kind, self.session)
+        known = piece.kind.columns().get(node.attr("name"))
+        own = known.axis if known and known.axis else piece.kind.axis
+        counts = next(found for axis, found in zip(axes_of(piece.kind), piece.counts, strict=True) if axis.key == own.key)
+        return Piece(TensorType("any", own), value, (counts,))
 
     def keep(
         self, number: int, node: Node, frame: Frame, made: Made

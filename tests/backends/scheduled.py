@@ -1,0 +1,36 @@
+"""Programs with schedules, as users write them, for the tests of the Ray backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import rlgraph
+from rlgraph.api.compiled import Compiled
+from rlgraph.dsl.schedule import operations
+from rlgraph.ir.graph import Program
+
+
+def compiled(text: str, changes: Mapping[str, str], schedule: str, folder: Path) -> Compiled:
+    """A program whose relative paths begin in `folder`, and a schedule without its first line."""
+    path = folder / "program.rlf"
+    path.write_text(text)
+    head = next(line for line in text.splitlines() if line.startswith("algorithm")).replace("algorithm", "schedule", 1)
+    return rlgraph.compile(path, set=changes, schedule=f"{head}\n{schedule}")
+
+
+def together(program: Program) -> str:
+    """All work of all models in one group."""
+    models = ", ".join(name for name, work in operations(program).items() if work)
+    return f"pool all = 1 devices\nplace {models} on all(engine=transformers)\n"
+
+
+def apart(program: Program) -> str:
+    """Training in one group, and all else in another one: rows go there and come back, and weights follow."""
+    pools = {"learn": [], "play": []}  # type: dict[str, list[str]]
+    for model, work in operations(program).items():
+        for operation in work:
+            pools["learn" if operation == "train" else "play"].append(f"{model}.{operation}")
+    return "".join(
+        f"pool {pool} = 1 devices\nplace {', '.join(work)} on {pool}(engine=transformers)\n" for pool, work in pools.items() if work
+    )
