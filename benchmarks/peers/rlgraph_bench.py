@@ -1,7 +1,14 @@
-"""rlgraph on the toy task, CPU: the whole system, from `toy_grpo.rlf` to the last optimizer step.
+"""rlgraph on the toy task, CPU: the whole system, from `toy_grpo.rlf` to the last optimizer step, in one process or on Ray.
 
-python rlgraph_bench.py --steps 25 --threads 2
+    python rlgraph_bench.py --steps 25 --threads 2
+    python rlgraph_bench.py --plan vllm-transformers-dp2 --steps 15
+    python rlgraph_bench.py --plan my.rls
+
+On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add; `driver_cpu_s` is the
+CPU time of the controller's process, Ray's threads in it included. The first three steps do not count.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -10,74 +17,138 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+# The functions of the toy task run in Ray's processes, too.
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 import clock
 import toy
 
-ap = argparse.ArgumentParser()
-ap.add_argument("--prompts", type=int, default=64)
-ap.add_argument("--n", type=int, default=4, help="samples per prompt")
-ap.add_argument("--new", type=int, default=32)
-ap.add_argument("--steps", type=int, default=25)
-ap.add_argument("--lr", type=float, default=1e-3)
-ap.add_argument("--threads", type=int, default=2)
-ap.add_argument("--seed", type=int, default=0)
-ap.add_argument("--out", default="")
-a = ap.parse_args()
-
-import rlgraph
+SKIPPED = 3
+"""Steps with lazy initialisation."""
 
 
-class Watch:
-    """CPU seconds and the seconds of each kind of node; a step ends with its report."""
-
-    def __init__(self):
-        self.ends, self.generate, self.train = [], [], []
-
-    def opening(self, what):
-        pass
-
-    def firing(self, node):
-        if not self.ends:
-            self.ends.append((time.perf_counter(), clock.cpu_s(), clock.host_busy()))
-
-    def fired(self, node, seconds, tokens):
-        if node.op == "generate":
-            self.generate.append(seconds)
-        if node.op == "train":
-            self.train.append(seconds)
-        if node.op == "report":
-            self.ends.append((time.perf_counter(), clock.cpu_s(), clock.host_busy()))
+def schedule(pools: dict[str, int], train: str, generate: str) -> str:
+    """The text of a schedule: pools with their devices, and where the actor trains and generates."""
+    declared = "".join(f"pool {name} = {devices} devices\n" for name, devices in pools.items())
+    return f"schedule toy_grpo\n{declared}place actor.train on {train}\nplace actor.generate on {generate}\n"
 
 
-folder = Path(tempfile.mkdtemp(prefix="toy"))
-toy.make_model(a.seed).save_pretrained(folder)
-toy.make_tokenizer().save_pretrained(folder)
-watch = Watch()
-made = rlgraph.compile(
-    HERE / "toy_grpo.rlf",
-    set={"base": folder, "batch": a.prompts, "n": a.n, "tokens": a.new, "lr": a.lr},
-).run(a.steps, seed=a.seed, threads=a.threads, progress=False, observer=watch)
+def plans() -> dict[str, str]:
+    """Schedules for two cores: one process of each kind, which take turns (`one`) or have a pool each (`two`), or two of each
+    kind, which share the rows (`dp2`) or the weights (`tp2`)."""
+    found = {}
+    for engine in ("transformers", "megatron"):
+        train, generate = f"engine={engine}", "engine=vllm"
+        found |= {
+            f"vllm-{engine}-one": schedule({"all": 1}, f"all({train})", f"all({generate})"),
+            f"vllm-{engine}-two": schedule({"learn": 1, "play": 1}, f"learn({train})", f"play({generate})"),
+            f"vllm-{engine}-dp2": schedule({"all": 2}, f"all({train}, dp=2)", f"all({generate}, dp=2)"),
+        }
+    tp = schedule({"all": 2}, "all(engine=megatron, tp=2)", "all(engine=vllm, dp=2)")
+    own = {f"own-{name}": text.replace("vllm", "transformers") for name, text in (
+        ("one", found["vllm-transformers-one"]), ("dp2", found["vllm-transformers-dp2"]))}  # fmt: skip
+    return found | {"vllm-megatron-tp2": tp} | own
 
-B = a.prompts * a.n
-steps = list(zip(watch.ends, watch.ends[1:], strict=False))[3:]  # the first steps hold lazy initialisation
-step = [after[0] - before[0] for before, after in steps]
-cpu = [after[1] - before[1] for before, after in steps]
-busy = [(after[2][0] - before[2][0]) / max(1, after[2][1] - before[2][1]) for before, after in steps]
-m, gen = clock.med(step), clock.med(watch.generate[3:])
-res = dict(
-    what="rlgraph", algo="grpo", gen_backend="own", prompts=a.prompts, n=a.n, new_tokens=a.new, threads=a.threads,
-    samples_per_step=B, steps=len(made.metrics), step_s=m, samples_per_s=B / m, tokens_per_s=B * a.new / m,
-    cpu_s_per_step=clock.med(cpu), generate_s=gen, generate_tok_s=B * a.new / gen, train_s=clock.med(watch.train[3:]),
-    rest_s=m - gen, reward_curve=[round(row["reward"], 4) for row in made.metrics], step_min=min(step), step_max=max(step),
-    host_busy=clock.med(busy), env=clock.stamp(),
-)  # fmt: skip
-print(json.dumps(res))
-if a.out:
-    with open(a.out, "a") as f:
-        f.write(json.dumps(res) + "\n")
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", default="", help=f"run on Ray by an .rls file or one of {', '.join(plans())}; else in this process")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--n", type=int, default=4, help="samples per prompt")
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--threads", type=int, default=2, help="of each process")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", default=None, help="write a timeline")
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    mark = clock.Tree()
+    os.environ |= mark.env
+    import rlgraph
+    from rlgraph.backends.steps import Silent
+
+    class Watch(Silent):
+        """What happened until the end of each step; a step ends with its report."""
+
+        def __init__(self) -> None:
+            self.ends: list[tuple[float, float, float, tuple[int, int, int]]] = []
+            self.seconds: dict[str, list[float]] = {"generate": [], "train": [], "sync": []}
+            self.spans: list[tuple[float, float]] = []
+
+        def fired(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
+            if node.op in self.seconds:
+                self.seconds[node.op].append(seconds)
+            if node.op == "report":
+                self.ends.append((time.time(), clock.cpu_s() + mark.cpu_s(), time.process_time(), clock.host_busy()))
+
+        def synced(
+            self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+        ) -> None:
+            self.seconds["sync"].append(seconds)
+
+        def span(
+            self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+        ) -> int:
+            self.spans.append((start, end))
+            return 0
+
+    folder = Path(tempfile.mkdtemp(prefix="toy"))
+    toy.make_model(options.seed).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    watch = Watch()
+    changes = {"base": folder, "batch": options.prompts, "n": options.n, "tokens": options.new, "lr": options.lr}
+    text = plans().get(options.plan, options.plan) or None
+    began = time.time()
+    made = rlgraph.compile(HERE / "toy_grpo.rlf", set=changes, schedule=text).run(
+        options.steps, seed=options.seed, threads=options.threads, progress=False, observer=watch, trace=options.trace,
+        backend="ray" if options.plan else "local",
+    )  # fmt: skip
+    rows = options.prompts * options.n
+    pairs = list(zip(watch.ends, watch.ends[1:], strict=False))[SKIPPED:]
+    step = [after[0] - before[0] for before, after in pairs]
+    busy = [(after[3][0] - before[3][0]) / max(1, after[3][1] - before[3][1]) for before, after in pairs]
+    seconds = {name: clock.med(found[SKIPPED:]) for name, found in watch.seconds.items()}
+    middle = clock.med(step)
+    result = {
+        "what": "rlgraph", "algo": "grpo", "plan": options.plan, "gen_backend": options.plan.split("-")[0] or "own",
+        "prompts": options.prompts, "n": options.n, "new_tokens": options.new, "threads": options.threads,
+        "samples_per_step": rows, "steps": len(made.metrics), "step_s": middle, "samples_per_s": rows / middle,
+        "tokens_per_s": rows * options.new / middle, "cpu_s_per_step": clock.med([b[1] - a[1] for a, b in pairs]),
+        "generate_s": seconds["generate"], "generate_tok_s": rows * options.new / seconds["generate"],
+        "train_s": seconds["train"], "sync_s": seconds["sync"], "rest_s": middle - seconds["generate"],
+        "nobody_s": clock.med([idle(watch.spans, a[0], b[0]) for a, b in pairs]),
+        "driver_cpu_s": clock.med([b[2] - a[2] for a, b in pairs]),
+        "open_s": watch.ends[0][0] - began - middle,
+        "reward_curve": [round(row["reward"], 4) for row in made.metrics], "step_min": min(step), "step_max": max(step),
+        "host_busy": clock.med(busy), "env": clock.stamp(),
+    }  # fmt: skip
+    print(json.dumps(result))
+    if options.out:
+        with open(options.out, "a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def idle(spans: list[tuple[float, float]], start: float, end: float) -> float:
+    """Seconds between two times in which none of the spans is."""
+    free, now = 0.0, start
+    for first, last in sorted(spans):
+        if last > start and first < end:
+            free += max(0.0, first - now)
+            now = max(now, last)
+    return free + max(0.0, end - now)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 
 from rlgraph.api.planning import Placed
 from rlgraph.ir.graph import Program
@@ -11,14 +10,12 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
-from rlgraph.models import huggingface, megatron, vllm
+from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.shape import Shape
 from rlgraph.passes.describe import describe
 from rlgraph.passes.edges import Edge, edges
 from rlgraph.passes.place import dtype_of, updates
 from rlgraph.passes.reshard import reshard
-
-LAYOUTS: dict[str, ModuleType] = {"transformers": huggingface, "megatron": megatron, "vllm": vllm}
 
 BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, beside the weights themselves."""
@@ -66,16 +63,12 @@ def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: str, 
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []
     for group in (source, target):
-        sides.append({len(places) + rank: _layout(group, rank, shape, kind) for rank in range(group.mesh.size)})
+        layout = LAYOUTS[group.engine]
+        sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
         places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
     nodes = {device: device // DEVICES_PER_NODE for device in places}
     topology = Topology(dict(enumerate(places)), nodes)
     return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
-
-
-def _layout(group: Group, rank: int, shape: Shape, kind: str) -> tuple[Local, ...]:
-    found: tuple[Local, ...] = LAYOUTS[group.engine].layout(shape, group.mesh, rank, kind)
-    return found
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:

@@ -14,7 +14,7 @@ Work with the same pool, engine and mesh is done by the same processes.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
@@ -25,6 +25,7 @@ from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import Kind
+from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape, UnsupportedModel
 
@@ -188,7 +189,9 @@ class _Placer:
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
         host = Group(HOST, HOST, HOST, mesh(), ())
-        groups = [self.group(name, seat, roles, owners) for seat, name in names.items()]
+        seats = {name: seat for seat, name in names.items()}
+        groups = [self.group(name, seat, roles, owners) for name, seat in seats.items()]
+        groups = [replace(group, devices=self.devices(group, owners, seats)) for group in groups]
         return Plan(
             self.program.name,
             (Pool(HOST, 0), *(Pool(name, devices) for name, devices in self.pools.items())),
@@ -214,6 +217,27 @@ class _Placer:
         held |= {model for model, home in owners.items() if home == name}
         models = tuple(model.name for model in self.program.models if model.name in held)
         return Group(name, seat.pool, seat.engine, seat.mesh, tuple(range(seat.mesh.size)), models)
+
+
+    def devices(self, group: Group, owners: Mapping[str, str], seats: Mapping[str, _Seat]) -> tuple[int, ...]:
+        """For each rank its device of the pool: where other processes of the same devices own the weights, that of which the
+        least has to move."""
+        for model in group.models:
+            owner, shape = seats[owners[model]], self.shapes.get(model)
+            apart = owner.pool != group.pool or owner.mesh.size != group.mesh.size or owners[model] == group.name
+            if apart or not isinstance(shape, Shape):
+                continue
+            # It needs numpy, which takes longer to load than most programs to compile.
+            from rlgraph.passes.assignment import assign
+
+            kind = self.program.model(model).kind
+            held, needed = (
+                [LAYOUTS[engine](shape, split, rank, kind) for rank in range(split.size)]
+                for engine, split in ((owner.engine, owner.mesh), (group.engine, group.mesh))
+            )
+            ranks = assign(held, needed, group.mesh).ranks
+            return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
+        return group.devices
 
 
 def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,9 +70,8 @@ class Opener:
 
 def free_address() -> str:
     """host:port of this machine that nobody listens on."""
-    import ray
-
-    host = ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
+    ray = _cluster()
+    host = ray.util.get_node_ip_address() if ray else "127.0.0.1"
     with socket.socket() as probe:
         probe.bind((host, 0))
         return f"{host}:{probe.getsockname()[1]}"
@@ -79,6 +79,11 @@ def free_address() -> str:
 
 def node() -> str:
     """The machine that this process runs on."""
-    import ray
+    ray = _cluster()
+    return str(ray.get_runtime_context().get_node_id()) if ray else ""
 
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+
+def _cluster() -> Any:
+    """Ray, in its actors; where processes are objects in one, it need not be installed."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
