@@ -85,7 +85,6 @@ def main() -> None:
         def __init__(self) -> None:
             self.ends: list[tuple[float, float, float, tuple[int, int, int]]] = []
             self.seconds: dict[str, list[float]] = {"generate": [], "train": [], "sync": []}
-            self.spans: list[tuple[float, float]] = []
 
         def fired(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
             if node.op in self.seconds:
@@ -98,21 +97,16 @@ def main() -> None:
         ) -> None:
             self.seconds["sync"].append(seconds)
 
-        def span(
-            self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
-        ) -> int:
-            self.spans.append((start, end))
-            return 0
-
     folder = Path(tempfile.mkdtemp(prefix="toy"))
     toy.make_model(options.seed).save_pretrained(folder)
     toy.make_tokenizer().save_pretrained(folder)
     watch = Watch()
     changes = {"base": folder, "batch": options.prompts, "n": options.n, "tokens": options.new, "lr": options.lr}
     text = plans().get(options.plan, options.plan) or None
+    trace = Path(options.trace or folder / "trace.json")
     began = time.time()
     made = rlgraph.compile(HERE / "toy_grpo.rlf", set=changes, schedule=text).run(
-        options.steps, seed=options.seed, threads=options.threads, progress=False, observer=watch, trace=options.trace,
+        options.steps, seed=options.seed, threads=options.threads, progress=False, observer=watch, trace=trace,
         backend="ray" if options.plan else "local",
     )  # fmt: skip
     rows = options.prompts * options.n
@@ -128,7 +122,7 @@ def main() -> None:
         "tokens_per_s": rows * options.new / middle, "cpu_s_per_step": clock.med([b[1] - a[1] for a, b in pairs]),
         "generate_s": seconds["generate"], "generate_tok_s": rows * options.new / seconds["generate"],
         "train_s": seconds["train"], "sync_s": seconds["sync"], "rest_s": middle - seconds["generate"],
-        "nobody_s": clock.med([idle(watch.spans, a[0], b[0]) for a, b in pairs]),
+        "nobody_s": clock.med(idle(trace)[SKIPPED:]),
         "driver_cpu_s": clock.med([b[2] - a[2] for a, b in pairs]),
         "open_s": watch.ends[0][0] - began - middle,
         "reward_curve": [round(row["reward"], 4) for row in made.metrics], "step_min": min(step), "step_max": max(step),
@@ -140,14 +134,19 @@ def main() -> None:
             file.write(json.dumps(result) + "\n")
 
 
-def idle(spans: list[tuple[float, float]], start: float, end: float) -> float:
-    """Seconds between two times in which none of the spans is."""
-    free, now = 0.0, start
-    for first, last in sorted(spans):
-        if last > start and first < end:
-            free += max(0.0, first - now)
-            now = max(now, last)
-    return free + max(0.0, end - now)
+def idle(trace: Path) -> list[float]:
+    """For each step the seconds in which no process works."""
+    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] != "step")
+    found = []
+    for step in (each for each in slices if each["cat"] == "step"):
+        free, now, end = 0.0, step["ts"], step["ts"] + step["dur"]
+        for first, last in spans:
+            if now < end and last > now:
+                free += max(0.0, min(first, end) - now)
+                now = last
+        found.append((free + max(0.0, end - now)) / 1e6)
+    return found
 
 
 if __name__ == "__main__":

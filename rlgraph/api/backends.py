@@ -107,9 +107,11 @@ def _ray(
     program = compiled.program
     backend = RayBackend(program, compiled.plan, settings, observer, address=options.address, debug=options.debug)
     models = {
-        model.name: Elsewhere(backend, model.name, model_spec(program, model, compiled.folder), model.frozen)
+        # What nobody works with stays as its source is, like what is frozen.
+        model.name: Elsewhere(backend, model.name, model_spec(program, model, compiled.folder),
+                              model.frozen or model.name not in dict(compiled.plan.owners))
         for model in program.models
-    }
+    }  # fmt: skip
     return backend, {name: TrainedModel(name, 0, weights) for name, weights in models.items()}
 
 

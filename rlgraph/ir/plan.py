@@ -1,4 +1,4 @@
-"""The plan: where a program's work runs. Everything that a backend needs to know beside the graph; a plain, versioned document."""
+"""The plan: where a program's work runs. All that a backend needs beside the graph, as a plain, versioned document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlgraph.ir.mesh import Mesh
 VERSION = 1
 
 HOST = "host"
-"""The pool, and the group, that does what needs no model: data, functions, mathematics, states. It has one process and no device."""
+"""The pool, and the group, that does what needs no model: data, functions, mathematics, states. One process, no device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,3 +241,12 @@ def said(text: str) -> str:
 def test_what_is_said_about_schedules_that_models_do_not_fit(request: pytest.FixtureRequest) -> None:
     path = Path(__file__).parent / "wrong" / "placements.txt"
     golden.check(path, said, update=request.config.getoption("--update-golden"))
+
+
+def test_generation_on_the_devices_of_training_gets_the_ranks_that_find_most_of_their_weights_there() -> None:
+    """HybridFlow's figure 8: training with 4 tensor ranks, generation with 2, in groups {1,3}, {2,4}, {5,7}, {6,8}."""
+    schedule = "pool all = 8 devices\nplace actor.train on all(engine=megatron, tp=4)\nplace actor.generate on all(engine=vllm, tp=2)\n"
+    plan = planned(PROGRAM.format(models=TINY.format(options="").replace("num_key_value_heads=2", "num_key_value_heads=4")), schedule)
+    assert plan.role("actor", "train").devices == tuple(range(8))
+    play = plan.role("actor", "generate")
+    assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.copies()] == [[1, 3], [2, 4], [5, 7], [6, 8]]

@@ -11,7 +11,6 @@ from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Places
 from rlgraph.ir.graph import Node, Program
 
-
 Part = tuple[Key, Places, int | None]
 """Rows of a piece; with the number of a node that asks for a column, only that column of them."""
 

@@ -15,7 +15,6 @@ from rlgraph.backends.ray.worker import Job, Worker
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError
 from rlgraph.ir.graph import Node
 
-
 ROWS = "rows"
 """The threads of an actor that send rows while it computes."""
 

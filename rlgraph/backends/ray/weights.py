@@ -17,7 +17,6 @@ from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.steps import Observer
 from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.reshard import reshard
@@ -44,6 +43,7 @@ class Weights:
         """For each version, the count at its end."""
         self._held: dict[tuple[str, str], int] = {}
         """For each model and group the count of the weights that are there; all begin with the same."""
+        self._bringing = {(model, group.name): threading.Lock() for model in names for group in plan.groups}
         self._touched: set[str] = set()
         self._seconds, self._bytes, self._peak = 0.0, 0, 0
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
@@ -86,10 +86,11 @@ class Weights:
             return
         lag = min(node.attr("lag", 0) if node.op in ("generate", "interact") else 0, self.versions[model])
         wanted = self._published[model][self.versions[model] - lag] if lag else self._changes[model]
-        if self._held.get((model, group.name), 0) == wanted:
-            return
-        self._move(model, owner, model, group, node, lag)
-        self._held[model, group.name] = wanted
+        with self._bringing[model, group.name]:
+            # Whoever waited for another node that needs the same finds it done.
+            if self._held.get((model, group.name), 0) != wanted:
+                self._move(model, owner, model, group, node, lag)
+                self._held[model, group.name] = wanted
 
     def update(self, target: str, source: str, node: Node) -> None:
         """The `update` of a program: another model's weights, or a moving average with them."""
@@ -106,7 +107,7 @@ class Weights:
     def _move(
         self, source: str, from_: Group, target: str, to: Group, node: Node, lag: int, ema: float | None = None
     ) -> None:
-        name = f"{source}@{from_.name} > {target}@{to.name}"
+        name = f"{source}@{from_.name} > {target}@{to.name}" + ("" if ema is None else " (average)")
         who = (*_ranks(from_), *_ranks(to))
         what = What(who, f"the transfer of `{source}` from {from_.name} to {to.name}", node)
         with self.queues.turn(from_.pool, to.pool):

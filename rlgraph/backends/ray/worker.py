@@ -189,7 +189,8 @@ class Worker:
             told.append(RowsOf(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
-                self.store.put((number, self.job.rank, f"ids:{rows.axis.key}"), Piece(TensorType("any", rows.axis), rows.ids, (None,)))
+                ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
+                self.store.put((number, self.job.rank, f"ids:{rows.axis.key}"), ids)
         sizes: dict[str, int | None] = {}
         for value in node.outputs:
             made_value = made.values[value.name]

@@ -1,0 +1,159 @@
+"""A program on the actors of a plan, and what one process made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from safetensors.torch import load_file
+from scheduled import compiled
+from tiny import compile_text, shipped
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.recording import recording
+from rlgraph.backends.steps import Silent, Step
+from rlgraph.ir.graph import Program
+
+REPLAYED, SAMPLED = 5, 2
+"""Steps that are fed what one process sampled, and steps after them that sample for themselves."""
+
+
+def weights(seed: int) -> str:
+    """Random weights whose heads are wide enough for vLLM. Nine tokens, which no two ranks share evenly."""
+    return (
+        f'random("qwen2", seed={seed}, hidden_size=64, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, '
+        'num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tokenizer=chars("abcd>x"))'
+    )
+
+
+PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "grpo": (
+        {"max_tokens=1024": "max_tokens=5", "lr=1e-6": "lr=0.01", "parts=4": "parts=2"},
+        {"base": weights(0), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
+    ),
+    "ppo": (
+        {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.01", "lr=5e-6": "lr=0.01", "parts=8": "parts=2"},
+        {"base": weights(0), "judge": weights(7), "prompts": 'jsonl("prompts.jsonl", batch=9)'},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Local:
+    """A run in one process, and where it left what it sampled and its trained models."""
+
+    steps: list[Step]
+    recording: Path
+    models: Path
+
+
+def run_local(name: str, data: Path, folder: Path) -> Local:
+    swaps, changes = PROGRAMS[name]
+    program = compile_text(shipped(name, swaps), changes)
+    found = Local([], folder / f"{name}-recorded", folder / f"{name}-models")
+    with recording(found.recording, name, 0):
+        backend = LocalBackend(program, Settings(folder=data, record=found.recording))
+        try:
+            found.steps.extend(backend.steps(REPLAYED + SAMPLED))
+            for model in trained(program):
+                backend.save(model, found.models / model)
+        finally:
+            backend.close()
+    return found
+
+
+def trained(program: Program) -> list[str]:
+    """The models that have a `train`."""
+    return [model.name for model in program.models if not model.frozen]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Work of one process, in seconds since 1970."""
+
+    pool: str
+    rank: int | str
+    name: str
+    category: str
+    start: float
+    end: float
+
+
+class Watcher(Silent):
+    """Keeps who worked when."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        self.spans.append(Span(pool, rank, name, category, start, end))
+        return len(self.spans) - 1
+
+
+@dataclass
+class OnActors:
+    """A run that was replayed for some steps, and then sampled; its actors still live."""
+
+    local: Local
+    compiled: Compiled
+    backend: RayBackend
+    steps: list[Step]
+    spans: list[Span]
+    sampled: Path
+    """What its last steps drew."""
+
+    def each(self, group: str, work: Callable[..., Any], *given: Any) -> list[Any]:
+        """What a function of the process answers on each rank of a group."""
+        handles = [handle for (name, _), handle in self.backend.processes.handles.items() if name == group]
+        return list(ray.get([handle.__ray_call__.remote(work, *given) for handle in handles], timeout=120))
+
+    def groups(self, model: str, operation: str) -> str:
+        return self.compiled.plan.role(model, operation).name
+
+
+@contextmanager
+def on_actors(name: str, schedule: str, local: Local, data: Path, folder: Path) -> Iterator[OnActors]:
+    """Starts a plan's actors and runs."""
+    swaps, changes = PROGRAMS[name]
+    made = compiled(shipped(name, swaps), changes, schedule, data)
+    watcher, sampled = Watcher(), folder / "sampled"
+    with recording(sampled, name, 0):
+        settings = Settings(folder=data, replay=local.recording, record=sampled)
+        backend = RayBackend(made.program, made.plan, settings, watcher, seconds=120)
+        try:
+            found = OnActors(local, made, backend, [], watcher.spans, sampled)
+            for step in backend.steps(REPLAYED + SAMPLED):
+                found.steps.append(step)
+                if step.number == REPLAYED:
+                    for group in made.plan.groups:
+                        found.each(group.name, _sample_from_now_on)
+            yield found
+        finally:
+            backend.close()
+
+
+def _sample_from_now_on(worker: Any) -> None:
+    worker.session.replay = None
+
+
+def rows(folder: Path, step: int) -> dict[Any, dict[str, Any]]:
+    """What a recording has of a step, by node and row."""
+    lines = [json.loads(line) for file in folder.glob(f"step-{step:06d}.*") for line in file.read_text().splitlines()]
+    found = {(line["node"], tuple(line["row"])): line for line in lines}
+    assert len(found) == len(lines), "a row was sampled twice"
+    return found
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model's folder."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

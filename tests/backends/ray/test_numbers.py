@@ -1,0 +1,181 @@
+"""Megatron trains and scores, vLLM generates, each in actors: the numbers are those of one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray.util")
+pytest.importorskip("megatron.core")
+pytest.importorskip("vllm")
+
+import ray.cloudpickle
+from actors import REPLAYED, Local, OnActors, Span, on_actors, rows, run_local, saved, trained
+from tiny import data_folder
+from transformers import AutoModelForCausalLM
+
+from rlgraph.engines.base import Sampling
+from rlgraph.engines.sequences import Sequences
+
+# Actors cannot import what pytest imports.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ray.cloudpickle.register_pickle_by_value(sys.modules["actors"])
+
+CLOSE = 1e-5
+
+PLANS = {
+    "ppo: tp2 to two": ("ppo", """
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train, actor.logprobs, critic, ref, reward on learn(engine=megatron, tp=2)
+place actor.generate on play(engine=vllm)
+"""),
+    "ppo: one pool": ("ppo", """
+pool all = 2 devices
+place actor.train, actor.logprobs, critic, ref, reward on all(engine=megatron, tp=2)
+place actor.generate on all(engine=vllm)
+"""),
+    "ppo: critic apart": ("ppo", """
+pool learn = 1 devices
+pool judge = 2 devices
+pool play = 1 devices
+place actor.train, actor.logprobs, ref on learn(engine=megatron)
+place critic, reward on judge(engine=megatron, pp=2)
+place actor.generate on play(engine=vllm)
+"""),
+    "ppo: copies": ("ppo", """
+pool all = 2 devices
+place actor, critic, ref, reward on all(engine=transformers, dp=2)
+"""),
+    "grpo: tp2 x pp2 to two": ("grpo", """
+pool learn = 4 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, tp=2, pp=2)
+place actor.generate on play(engine=vllm)
+"""),
+    "grpo: tp2 x dp2 to tp2": ("grpo", """
+pool learn = 4 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, tp=2, dp=2)
+place actor.generate on play(engine=vllm, tp=2)
+"""),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Local]:
+    """Both programs in this process."""
+    made = tmp_path_factory.mktemp("local")
+    return {name: run_local(name, folder, made) for name in ("grpo", "ppo")}
+
+
+@pytest.fixture(scope="module")
+def run(
+    request: pytest.FixtureRequest, cluster: None, folder: Path, local: dict[str, Local], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OnActors]:
+    name, schedule = PLANS[request.param]
+    with on_actors(name, schedule, local[name], folder, tmp_path_factory.mktemp("run")) as found:
+        yield found
+
+
+def plans(*wanted: str) -> pytest.MarkDecorator:
+    """Those whose name has one of some words; the actors of a plan are started once for all tests."""
+    return pytest.mark.parametrize("run", [name for name in PLANS if any(word in name for word in wanted)], indirect=True)
+
+
+@plans("")
+def test_metrics(run: OnActors) -> None:
+    assert len(run.steps) == len(run.local.steps)
+    for found, expected in zip(run.steps, run.local.steps, strict=True):
+        assert found.metrics == pytest.approx(expected.metrics, rel=0, abs=CLOSE)
+
+
+@plans("")
+def test_what_is_sampled(run: OnActors) -> None:
+    """Draws are by row: the same tokens, whoever draws them."""
+    for step in range(REPLAYED + 1, len(run.steps) + 1):
+        found, expected = rows(run.sampled, step), rows(run.local.recording, step)
+        assert found.keys() == expected.keys()
+        for row, line in expected.items():
+            assert found[row]["tokens"] == line["tokens"], row
+            assert found[row]["logprobs"] == pytest.approx(line["logprobs"], rel=0, abs=CLOSE), row
+
+
+@plans("to two", "to tp2", "one pool", "apart")
+def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
+    """The last step ended with training: only now do its weights go to where the next one would generate."""
+    before, stale = drawn_and_scored(run)
+    assert (before - stale).abs().max() > 1e-3
+    node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
+    run.backend.weights.bring("actor", run.compiled.plan.role("actor", "generate"), node)
+    after, fresh = drawn_and_scored(run)
+    torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
+
+
+def drawn_and_scored(run: OnActors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of tokens that each rank that generates drew, [ranks, tokens], by itself and by the trainer."""
+    answers = run.each(run.groups("actor", "generate"), draw)
+    assert all(tokens == answers[0][0] for tokens, _ in answers)
+    scores = [scored for scored in run.each(run.groups("actor", "train"), score, *answers[0][0]) if scored is not None]
+    own = torch.stack([logprobs for _, logprobs in answers])
+    return own, torch.stack(scores[:1]).expand_as(own)
+
+
+def draw(worker: Any) -> tuple[tuple[list[list[int]], list[list[int]]], torch.Tensor]:
+    """Prompts and responses, and the responses' log-probabilities."""
+    prompts, keys = [[3, 4, 5], [6], [4, 4, 7, 3]], np.arange(12, dtype=np.uint64)
+    sampling = Sampling(max_tokens=8, min_tokens=8)
+    made = worker.session.models["actor"].engine.generate(Sequences.from_lists(prompts), 4, sampling, keys)
+    return ([prompt for prompt in prompts for _ in range(4)], made.sequences.scored_rows()), made.logprobs
+
+
+def score(worker: Any, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor | None:
+    engine = worker.session.models["actor"].engine
+    with torch.no_grad():
+        found = engine.logprobs(Sequences.from_pairs(prompts, responses))
+    return found if engine.speaks else None
+
+
+@plans("")
+def test_trained_models_are_saved(run: OnActors, tmp_path: Path) -> None:
+    for model in trained(run.compiled.program):
+        run.backend.save(model, tmp_path / model)
+        found, expected = saved(tmp_path / model), saved(run.local.models / model)
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=CLOSE, msg=lambda text, n=name: f"{n}: {text}")
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor").state_dict()
+    assert all(torch.equal(opened[name], tensor) for name, tensor in saved(tmp_path / "actor").items())
+
+
+# Turns
+
+
+@plans("one pool")
+def test_in_one_pool_work_queues(run: OnActors) -> None:
+    groups = {group.name for group in run.compiled.plan.groups if group.pool == "all"}
+    assert len(groups) == 2
+    for one, other in combinations([span for span in run.spans if span.pool == "all"], 2):
+        assert not overlap(one, other) or one.name == other.name
+
+
+@plans("apart")
+def test_pools_work_at_the_same_time(run: OnActors) -> None:
+    trains = {pool: [span for span in run.spans if (span.pool, span.category) == (pool, "train")] for pool in ("learn", "judge")}
+    assert any(overlap(one, other) for one in trains["learn"] for other in trains["judge"])
+
+
+def overlap(one: Span, other: Span) -> bool:
+    return one.start < other.end and other.start < one.end
