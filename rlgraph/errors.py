@@ -141,6 +141,10 @@ class RlgraphError(Exception):
         self.diagnostics: tuple[Diagnostic, ...] = found
         super().__init__("\n\n".join(d.render() for d in found))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For processes that tell each other: an exception is made again from its text otherwise."""
+        return type(self), (self.diagnostics,)
+
     def _render_traceback_(self) -> list[str]:
         """What notebooks show in place of a traceback."""
         return str(self).splitlines()

@@ -7,9 +7,12 @@ A backend says what firing means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -34,8 +37,17 @@ class Backend(Protocol):
         """Does the work of a node on the rows of a frame."""
         ...
 
-    def abort(self) -> None:
-        """Lets what is fired in other threads fail soon: the run is over."""
+    def streams(self, node: Node, frame: Frame) -> bool:
+        """Whether the work of this node comes out part by part: `parts` does it."""
+        ...
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        """Does the work of a node on all rows of a frame: what it made of the first so many rows of its unit, of the next
+        ones, and so on, each as soon as it is there."""
+        ...
+
+    def abort(self, why: BaseException) -> None:
+        """Lets what is fired in other threads fail soon, and tell the same: the run is over."""
         ...
 
 
@@ -67,8 +79,8 @@ class Executor:
             with ThreadPoolExecutor(max(1, len(graph.nodes)), "node") as pool:
                 try:
                     _Run(self.backend, self.block, graph, frame, pool).run()
-                except BaseException:
-                    self.backend.abort()
+                except BaseException as error:
+                    self.backend.abort(error)
                     raise
         else:
             _Run(self.backend, self.block, graph, frame).run()
@@ -79,8 +91,10 @@ class _Run:
         self, backend: Backend, block: int | None, graph: Graph, frame: Frame, pool: ThreadPoolExecutor | None = None
     ) -> None:
         self.backend, self.block, self.frame, self.pool = backend, block, frame, pool
-        self.running: dict[Future[Made], Callable[[Made], None]] = {}
-        """What is fired and not done, and what is to do then. Only this thread changes the frame."""
+        self.under_way = 0
+        """Nodes that are fired and not done."""
+        self.events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        """What is to do because one of them made something. Only this thread changes the frame."""
         self.tasks = [_Task(node) for node in graph.nodes]
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
@@ -105,30 +119,31 @@ class _Run:
             moved = False
             for task in waiting:
                 moved |= self.advance(task)
-            assert moved or self.running, f"no node can fire: {[task.node.name for task in waiting]}"
-            if self.running and not moved:
-                self.collect()
+            assert moved or self.under_way, f"no node can fire: {[task.node.name for task in waiting]}"
+            if not moved:
+                self.events.get()()
             waiting = [task for task in waiting if not task.finished]
 
-    def start(self, task: _Task, block: Frame, then: Callable[[Made], None]) -> None:
-        """Does the work now, or in a thread of its own."""
+    def start(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
+        """Does the work now, or in a thread of its own; `then` gets each part with its number."""
         if self.pool is None:
-            then(self.backend.fire(task.node, block))
+            for number, made in enumerate(work()):
+                then(number, made)
             return
-        task.busy = True
+        task.busy, self.under_way = True, self.under_way + 1
+        self.pool.submit(self.work, task, work, then)
 
-        def done(made: Made) -> None:
-            task.busy = False
-            then(made)
+    def work(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
+        """In a thread: what there is to do is left to the one that runs the graph. A failure is, too."""
+        try:
+            for number, made in enumerate(work()):
+                self.events.put(partial(then, number, made))
+            self.events.put(partial(self.idle, task))
+        except BaseException as error:
+            self.events.put(partial(_raise, error))
 
-        # The thread sees the frame as it is now; this one goes on adding to it.
-        self.running[self.pool.submit(self.backend.fire, task.node, block.child())] = done
-
-    def collect(self) -> None:
-        """Waits until something is done. After a failure, nothing new is fired and the first one is told."""
-        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
-        for future in done:
-            self.running.pop(future)(future.result())
+    def idle(self, task: _Task) -> None:
+        task.busy, self.under_way = False, self.under_way - 1
 
     def advance(self, task: _Task) -> bool:
         """Fires a task on a block if there is one."""
@@ -140,11 +155,13 @@ class _Run:
             if not self.all_made(task.node.inputs):
                 return False
 
-            def all_done(made: Made) -> None:
-                self.made(task, self.frame, made, {})
+            def all_done(number: int, made: Made) -> None:
+                self.made(made, {})
                 task.finished = True
 
-            self.start(task, self.frame, all_done)
+            # A thread sees the frame as it is now; this one goes on adding to it.
+            seen = self.frame.child() if self.pool else self.frame
+            self.start(task, lambda: [self.backend.fire(task.node, seen)], all_done)
             return True
         if axis not in self.frame.rows:
             return False
@@ -157,25 +174,40 @@ class _Run:
         enough = self.block is not None and ready - task.done >= self.block
         if not (enough or last):
             return False
-        end = ready if self.block is None else min(ready, task.done + self.block)
-        self.fire(task, axis, end, last)
+        if self.block is None:
+            self.fire(task, axis, [ready], last)
+        elif self.backend.streams(task.node, self.frame):
+            self.fire(task, axis, [*range(task.done + self.block, ready, self.block), ready], last)
+        else:
+            self.fire(task, axis, [min(ready, task.done + self.block)], last)
         return True
 
-    def fire(self, task: _Task, axis: str, end: int, last: bool) -> None:
-        frame, start = self.frame, task.done
-        block, first = frame, dict[str, int]()
-        if not (start == 0 and end == frame.size(axis) and self.closed(axis)):
-            block, places = frame.slice(axis, torch.arange(start, end), task.node.inputs)
-            first = {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
+    def fire(self, task: _Task, axis: str, ends: Sequence[int], last: bool) -> None:
+        """Fires a task on the rows from where it is to the last end; with several ends, it tells of each part."""
+        frame, node, start = self.frame, task.node, task.done
+        block, firsts = frame, [dict[str, int]()]
+        if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.closed(axis)):
+            block, _ = frame.slice(axis, torch.arange(start, ends[-1]), node.inputs)
+            firsts = [self.first(axis, a, b) for a, b in pairwise([start, *ends])]
 
-        def block_done(made: Made) -> None:
-            task.done, task.fired = end, True
-            self.made(task, block, made, first)
+        def part_done(number: int, made: Made) -> None:
+            task.done, task.fired = ends[number], True
+            self.made(made, firsts[number])
             task.finished = last and task.done == frame.size(axis)
 
-        self.start(task, block, block_done)
+        seen = block.child() if self.pool else block
+        if len(ends) > 1:
+            sizes = [b - a for a, b in pairwise([start, *ends])]
+            self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)
+        else:
+            self.start(task, lambda: [self.backend.fire(node, seen)], part_done)
 
-    def made(self, task: _Task, block: Frame, made: Made, first: dict[str, int]) -> None:
+    def first(self, axis: str, start: int, end: int) -> dict[str, int]:
+        """The first row of some rows of an axis, and of what lies in them, on each axis."""
+        _, places = self.frame.slice(axis, torch.arange(start, end), ())
+        return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
+
+    def made(self, made: Made, first: dict[str, int]) -> None:
         """Adds what a block made to the frame; `first` is the block's first row on each sliced axis."""
         frame = self.frame
         before = {rows.axis.key: frame.rows[rows.axis.key].size if rows.axis.key in frame.rows else 0 for rows in made.rows}
@@ -236,3 +268,7 @@ class _Run:
     def before(self, child: Axis, ancestor: Axis, count: int) -> int:
         """How many rows of `child` lie in the first `count` rows of `ancestor`."""
         return int((self.frame.index(child.key, ancestor.key) < count).sum())
+
+
+def _raise(error: BaseException) -> None:
+    raise error

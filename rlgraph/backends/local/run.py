@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rlgraph.backends.executor import Executor, Made
@@ -48,6 +48,12 @@ class LocalBackend(Steps):
 
     def close(self) -> None:
         self.session.close()
+
+    def streams(self, node: Node, frame: Frame) -> bool:
+        return False
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        raise NotImplementedError("nothing streams in one process")
 
     def abort(self) -> None:
         """Nothing: one node runs at a time."""

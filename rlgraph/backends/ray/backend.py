@@ -84,12 +84,16 @@ class RayBackend(Steps):
         return dict(self.weights.updates)
 
     def save(self, model: str, folder: Path) -> None:
-        """Writes a folder that a model source can name."""
-        self.weights.save(model, folder)
+        """Writes a folder that a model source can name; also after a failure, if the model is whole."""
+        self.processes.go_on()
+        self.weights.save(model, folder.resolve())
 
-    def abort(self) -> None:
+    def streams(self, node: Node, frame: Frame) -> bool:
+        return False
+
+    def abort(self, why: BaseException) -> None:
         """Whoever waits for an answer gives up."""
-        self.processes.give_up()
+        self.processes.give_up(why)
 
     def close(self) -> None:
         self.processes.stop()

@@ -1,0 +1,103 @@
+"""What the failure of a process means to the user: which process, what it was asked for, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlgraph.backends.ray.remote import Address
+from rlgraph.engines.base import EngineError
+from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
+from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import HOST
+
+
+@dataclass(frozen=True)
+class What:
+    """What a wait is for, to say so if it fails."""
+
+    who: tuple[Address, ...]
+    """For each reference, who answers."""
+    doing: str
+    """`train` of `actor`."""
+    node: Node | None = None
+    """Where the program asks for it."""
+
+    @property
+    def span(self) -> Span:
+        return self.node.span if self.node else NO_SPAN
+
+    @property
+    def changes_weights(self) -> bool:
+        return self.node is not None and self.node.op in ("train", "update")
+
+
+def shown(who: Address) -> str:
+    """How messages call a process."""
+    return f"rank {who[1]} of {who[0]}" if who[0] != HOST else "the host process"
+
+
+def gone(who: Address, why: str, what: What, logs: str) -> RunError:
+    """A process has ended."""
+    hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
+    return RunError(Diagnostic("E0740", f"{shown(who)} is gone: {why}; it was asked for {what.doing}", what.span, hint))
+
+
+def late(who: Address, seconds: float, what: What, logs: str) -> RunError:
+    """A process does not answer."""
+    hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
+    message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {what.doing}"
+    return RunError(Diagnostic("E0742", message, what.span, hint))
+
+
+def meaning(error: BaseException, who: Address, what: What, logs: str) -> RlgraphError:
+    """What an exception in a process means, whatever Ray has wrapped around it."""
+    import ray.exceptions as lost
+
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, RlgraphError):
+        return cause
+    if isinstance(cause, EngineError):
+        return RunError(Diagnostic("E0731", f"{what.doing}: {cause}", what.span))
+    if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
+        message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
+        hint = (
+            "let fewer rows travel (a smaller batch, fewer columns), make room on the disk, "
+            "or `ray start --object-store-memory BYTES` and `--address`"
+        )
+        return RunError(Diagnostic("E0741", f"{message}; they are for {what.doing}", what.span, hint))
+    if isinstance(cause, ImportError) or getattr(error, "actor_init_failed", False):
+        hint = f"every machine needs the same rlgraph, Ray, torch and engines; logs are in {logs}"
+        return RunError(Diagnostic("E0745", f"{shown(who)} cannot be started: {_last(cause)}", what.span, hint))
+    hint = f"this may be a bug of rlgraph: please report it with the logs in {logs}"
+    return RunError(Diagnostic("E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {what.doing}", what.span, hint))
+
+
+def in_this_process(error: Exception, what: What) -> RlgraphError:
+    """The same for processes that are objects here, whose other exceptions keep their tracebacks."""
+    if isinstance(error, EngineError):
+        return RunError(Diagnostic("E0731", f"{what.doing}: {error}", what.span))
+    raise error
+
+
+def why_gone(error: BaseException) -> str:
+    """Ray's words for the end of a process, without its general advice."""
+    found = re.search(r"exit detail: (.*?)\.(?: Some common causes| There are some|\s*$)", str(error), re.DOTALL)
+    return found[1] if found else _last(error)
+
+
+def actor_of(error: BaseException) -> str:
+    """The id of the actor in which an error began: of the sender, where rows could not come. Empty if unknown."""
+    cause = getattr(error, "cause", None) or error
+    if getattr(cause, "actor_id", None):
+        return str(cause.actor_id)
+    found = re.findall(r"actor_id=(\w+)", str(error))
+    return found[-1] if found else ""
+
+
+def _last(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    # Ray's own exceptions quote the one that matters.
+    return last if type(error).__module__.startswith("ray.") else f"{type(error).__name__}: {last}".removesuffix(": ")
