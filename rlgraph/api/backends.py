@@ -42,6 +42,8 @@ class Options:
     """A recording, in place of sampling."""
     trace: Path | None = None
     """A file for the timeline."""
+    timeout: float = 1800.0
+    """Longest wait for an answer of an actor, in seconds."""
 
 
 class Backend(Protocol):
@@ -105,7 +107,9 @@ def _ray(
     from rlgraph.backends.ray.backend import RayBackend
 
     program = compiled.program
-    backend = RayBackend(program, compiled.plan, settings, observer, address=options.address, debug=options.debug)
+    backend = RayBackend(
+        program, compiled.plan, settings, observer, address=options.address, debug=options.debug, seconds=options.timeout
+    )
     models = {
         # What nobody works with stays as its source is, like what is frozen.
         model.name: Elsewhere(backend, model.name, model_spec(program, model, compiled.folder),

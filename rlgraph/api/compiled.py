@@ -159,6 +159,7 @@ class Compiled:
         backend: Literal["local", "ray"] = "local",
         address: str | None = None,
         debug: bool = False,
+        timeout: float = 1800.0,
         record: str | Path | None = None,
         replay: str | Path | None = None,
         trace: str | Path | None = None,
@@ -171,7 +172,8 @@ class Compiled:
         hold an earlier run, which is removed. threads: None takes every core. block: rows that a node works
         on at a time. token_budget: padded tokens of a micro-batch. backend: `local` is this process, `ray` the
         processes of the plan, on the cluster at `address` or else on one that is started on this machine; with
-        `debug` they are objects in this process, so that breakpoints work. record: a folder, new or empty, for all
+        `debug` they are objects in this process, so that breakpoints work. timeout: seconds after which a process that
+        does not answer is given up. record: a folder, new or empty, for all
         that is sampled. replay: such a folder, whose rows take the place of sampling. trace: a file for a timeline
         that ui.perfetto.dev shows. progress: on stderr. None of these changes what is computed but `seed` and
         `replay`.
@@ -184,6 +186,7 @@ class Compiled:
 
         record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))
         options = Options(
-            steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace
+            steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace,
+            timeout=timeout,
         )
         return run(self, options, out, overwrite, progress, observer)

@@ -246,6 +246,14 @@ def compile_(
 @click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With `ray`: after so long, a process that does not answer is given up.",
+)
 @click.option("--debug", is_flag=True, help="With `ray`: all in this process, so that breakpoints work.")
 @_message_format
 def run(
@@ -265,6 +273,7 @@ def run(
     record: Path | None,
     replay: Path | None,
     trace: Path | None,
+    timeout: float,
     debug: bool,
     form: Format,
 ) -> int:
@@ -282,7 +291,8 @@ def run(
     if backend != "ray" and (address or debug):
         raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")
     options = Options(
-        steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace
+        steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace,
+        timeout=timeout,
     )
     with _telling(form):
         compiled = compile(Path(file), _settings(settings), schedule=schedule, devices=devices)

@@ -15,7 +15,10 @@ import inspect
 import math
 import numbers
 import os
+import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -191,6 +194,14 @@ def _is_mine(file: str, folder: str) -> bool:
     return file.startswith(folder + os.sep) and "site-packages" not in file
 
 
+def end_with(handle: int) -> None:
+    """End this process, and what it has started, when the other end is closed while the user's code works."""
+    hung_up = select.poll()
+    hung_up.register(handle, 0)
+    hung_up.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """Answer requests until the other end is closed."""
     handles = [int(word) for word in sys.argv[1:]]
@@ -202,6 +213,7 @@ def main() -> None:
     sys.path[:], file = link.recv()
     sys.argv[:] = [file]
     child = Child(file)
+    threading.Thread(target=end_with, args=(handles[0],), daemon=True).start()
     while True:
         try:
             operation, limit_s, *arguments = link.recv()

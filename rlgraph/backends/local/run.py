@@ -55,7 +55,7 @@ class LocalBackend(Steps):
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         raise NotImplementedError("nothing streams in one process")
 
-    def abort(self) -> None:
+    def abort(self, why: BaseException) -> None:
         """Nothing: one node runs at a time."""
 
     def fire(self, node: Node, frame: Frame) -> Made:

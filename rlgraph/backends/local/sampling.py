@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,16 @@ from rlgraph.ir.types import Axis, Table
 
 def generate(node: Node, frame: Frame, session: Session) -> Made:
     """`n` answers for each row of a table or a text column."""
+    size = _asked(node, frame)[0].size
+    [(_, made)] = generate_parts(node, frame, session, [size])
+    return made
+
+
+def generate_parts(
+    node: Node, frame: Frame, session: Session, sizes: Sequence[int]
+) -> Iterator[tuple[Rows, Made]]:
+    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there; with the rows
+    that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame)
     kind = _kind(node)
@@ -30,14 +42,18 @@ def generate(node: Node, frame: Frame, session: Session) -> Made:
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, model)
     keys = session.row_keys(node.attr("key"), ids)
-    made = _sample(node, session, model, ids, None, encoded, count, _sampling(node, model), keys, weights)
-    columns = {
-        "logprobs": made.logprobs.to(frame.dtype),
-        "finished": made.finished,
-        "version": torch.full((len(ids),), version),
-    }
-    table = TableData(_repeat(data, count), _repeat(prompts, count), made.sequences, columns, model.model.name)
-    return _made(node, kind, parents, ids, table, count)
+    draw = _Draw(node, session, model, None, count, _sampling(node, model), weights)
+    for (start, stop), made in zip(pairwise(accumulate(sizes, initial=0)), draw.parts(ids, encoded, keys, sizes), strict=True):
+        own = ids[start * count : stop * count]
+        columns = {
+            "logprobs": made.logprobs.to(frame.dtype),
+            "finished": made.finished,
+            "version": torch.full((len(own),), version),
+        }
+        asked = _repeat(data[start:stop], count), _repeat(prompts[start:stop], count)
+        table = TableData(*asked, made.sequences, columns, model.model.name)
+        part = parents.take(torch.arange(start, stop), None)
+        yield part, _made(node, kind, part, own, table, count)
 
 
 def _kind(node: Node) -> Table:
@@ -122,21 +138,46 @@ def _weights(node: Node, model: ModelState) -> tuple[State | None, int]:
     return model.past[-1 - lag], model.version - lag
 
 
-def _sample(
-    node: Node, session: Session, model: ModelState, ids: tuple[RowId, ...], turn: int | None, encoded: list[list[int]],
-    count: int, sampling: Sampling, keys: np.ndarray, weights: State | None,
-) -> Generation:  # fmt: skip
-    """`count` responses to each list of tokens: from the recording that is replayed, or else the engine's."""
-    if session.replay:
-        made = session.replay.read(node, session.step, turn, ids, _repeat(encoded, count))
-    else:
+@dataclass(frozen=True)
+class _Draw:
+    """How rows are drawn: from the recording that is replayed, or else by the engine."""
+
+    node: Node
+    session: Session
+    model: ModelState
+    turn: int | None
+    count: int
+    """Responses to each list of tokens."""
+    sampling: Sampling
+    weights: State | None
+
+    def parts(
+        self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[Generation]:
+        """The responses to the first so many lists, to the next ones, and so on."""
+        bounds = pairwise(accumulate(sizes, initial=0))
         try:
-            made = model.engine.generate(Sequences.from_lists(encoded), count, sampling, keys, weights)
+            for (start, stop), made in zip(bounds, self._drawn(ids, encoded, keys, sizes), strict=True):
+                if self.session.recorder and self.model.engine.speaks:
+                    rows = slice(start * self.count, stop * self.count)
+                    asked = _repeat(encoded[start:stop], self.count)
+                    self.session.recorder.write(self.node, self.session.step, self.turn, ids[rows], asked, made)
+                yield made
         except EngineError as error:
-            raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
-    if session.recorder and model.engine.speaks:
-        session.recorder.write(node, session.step, turn, ids, _repeat(encoded, count), made)
-    return made
+            raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
+
+    def _drawn(
+        self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[Generation]:
+        if self.session.replay:
+            assert len(sizes) == 1, "a recording is there at once"
+            yield self.session.replay.read(self.node, self.session.step, self.turn, ids, _repeat(encoded, self.count))
+            return
+        engine, asked = self.model.engine, Sequences.from_lists(encoded)
+        if len(sizes) == 1:
+            yield engine.generate(asked, self.count, self.sampling, keys, self.weights)
+        else:
+            yield from engine.parts(asked, self.count, self.sampling, keys, sizes)
 
 
 def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
@@ -244,7 +285,8 @@ def _turn(
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        made = _sample(node, session, model, rows, turn, encoded, 1, sampling, keys[group], weights)
+        draw = _Draw(node, session, model, turn, 1, sampling, weights)
+        [made] = draw.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = made.logprobs.split(made.sequences.counts().tolist())
         for at, action, chances in zip(group, actions, logprobs, strict=True):

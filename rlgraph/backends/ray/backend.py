@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,16 @@ class RayBackend(Steps):
         self.weights.save(model, folder.resolve())
 
     def streams(self, node: Node, frame: Frame) -> bool:
-        return False
+        """Samples of vLLM leave as soon as they end; a recording is there at once."""
+        if node.op != "generate" or self.settings.replay:
+            return False
+        return self.plan.role(frame.values[node.inputs[0]], node.op).engine == "vllm"
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        model = frame.values[node.inputs[0]]
+        group = self.plan.role(model, node.op)
+        self.weights.bring(model, group, node)
+        yield from self.dispatch.parts(node, frame, group, self.weights.versions, sizes)
 
     def abort(self, why: BaseException) -> None:
         """Whoever waits for an answer gives up."""

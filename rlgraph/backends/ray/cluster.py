@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlgraph.backends.local.session import Settings
 from rlgraph.backends.ray.processes import ROWS, Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.worker import Job
+from rlgraph.backends.ray.worker import Job, Worker
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
 
-_PACKAGES = {"megatron": "megatron.core", "vllm": "vllm"}
+_CONNECT = 5.0
+"""Seconds in which a cluster answers that is there."""
+_PATIENCE = 60.0
+"""Seconds that others have to give back the devices that they use."""
+_SLICE = 0.5
+_STORE = 1 << 30
+"""Bytes of Ray's object store on this machine: rows that travel, no weights. What does not fit goes to the disk. Ray's own
+size is a third of the memory, which a laptop needs for the models."""
+_STORE_VARIABLES = ("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES")
+"""With these the user chooses another size."""
 
 
 def start(
@@ -22,7 +36,6 @@ def start(
     note: Callable[[str], None],
 ) -> Processes:  # fmt: skip
     """Every process of the plan, none of them opened yet. Raises RunError for what the cluster cannot hold."""
-    _check_engines(plan)
     owners = dict(plan.owners)
     jobs = {
         (group.name, rank): Job(
@@ -33,46 +46,18 @@ def start(
     if debug:
         return InThisProcess(jobs)
     note("Ray")
-    return _actors(plan, jobs, address, seconds)
+    return _actors(plan, jobs, address, seconds, note)
 
 
-def _check_engines(plan: Plan) -> None:
-    from importlib.util import find_spec
+def _actors(
+    plan: Plan, jobs: Mapping[Address, Job], address: str | None, seconds: float, note: Callable[[str], None]
+) -> Actors:
+    import ray
+    from ray.util.placement_group import remove_placement_group
 
-    for group in plan.groups:
-        package = _PACKAGES.get(group.engine)
-        if package and not _found(package, find_spec):
-            raise _cannot(f"`{group.name}` needs an engine that is not installed: {group.engine}",
-                          f"pip install 'rlgraph[{group.engine}]'")  # fmt: skip
-
-
-def _found(package: str, find: Callable[[str], Any]) -> bool:
-    try:
-        return find(package) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _actors(plan: Plan, jobs: Mapping[Address, Job], address: str | None, seconds: float) -> Actors:
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise _cannot("the backend `ray` needs Ray, which is not installed", "pip install 'rlgraph[ray]'") from None
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
-    from rlgraph.backends.ray.worker import Worker
-
+    address = address or os.environ.get("RAY_ADDRESS")
     own = not ray.is_initialized()
-    devices = sum(pool.devices for pool in plan.pools)
-    if own:
-        _connect(ray, address, devices)
-    kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
-    _check_room(ray, plan, kind)
-    groups = {
-        pool.name: placement_group([{kind: 1} for _ in range(pool.devices)], strategy="PACK")
-        for pool in plan.pools if pool.devices
-    }  # fmt: skip
+    groups: dict[str, Any] = {}
 
     def release() -> None:
         for group in groups.values():
@@ -81,59 +66,94 @@ def _actors(plan: Plan, jobs: Mapping[Address, Job], address: str | None, second
             ray.shutdown()
 
     try:
-        for name, group in groups.items():
-            if not group.wait(seconds):
-                raise _cannot(f"the pool `{name}` does not get its devices: others use them", "try again when they are free")
-        sharing = {pool.name: sum(group.pool == pool.name for group in plan.groups) for pool in plan.pools}
-        actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
-        handles: dict[Address, Any] = {}
-        for (name, rank), job in jobs.items():
-            group = job.group
-            options: dict[str, Any] = {"max_restarts": 0}
-            if group.name == HOST:
-                here = ray.get_runtime_context().get_node_id()
-                options |= {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-            else:
-                # Groups of one pool take turns on its devices: each has a part of every one.
-                part = 1 / sharing[group.pool]
-                place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[rank])
-                options |= {"num_cpus": part if kind == "CPU" else 0, "num_gpus": part if kind == "GPU" else 0,
-                            "scheduling_strategy": place}  # fmt: skip
-            handles[name, rank] = actor.options(runtime_env={"env_vars": _environment(kind)}, **options).remote(job)
-        return Actors(jobs, handles, seconds, release)
+        if own:
+            _connect(ray, address, sum(pool.devices for pool in plan.pools), note)
+        kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
+        _check_room(ray, plan, kind)
+        _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
+        here = ray.get_runtime_context()
+        logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
+        handles = {who: _begin(ray, plan, job, kind, groups) for who, job in jobs.items()}
+        return Actors(jobs, handles, seconds, release, logs)
     except BaseException:
         release()
         raise
 
 
-def _connect(ray: Any, address: str | None, devices: int) -> None:
+def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any]) -> Any:
+    """Starts one process; its handle."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+    group, place = job.group, None
+    if group.name == HOST:
+        part = 0.0
+        place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    else:
+        # Groups of one pool take turns on its devices: each has a part of every one, in the steps that Ray counts in.
+        sharing = sum(other.pool == group.pool for other in plan.groups)
+        part = math.floor(1e4 / sharing) / 1e4
+        place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[job.rank])
+    actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
+    return actor.options(
+        num_cpus=part if kind == "CPU" else 0, num_gpus=part if kind == "GPU" else 0, max_restarts=0,
+        scheduling_strategy=place, runtime_env={"env_vars": _environment(kind)},
+    ).remote(job)  # fmt: skip
+
+
+# The cluster
+
+
+def _connect(ray: Any, address: str | None, devices: int, note: Callable[[str], None]) -> None:
+    """Joins the cluster at an address, or starts one here."""
+    # A process without a device of its own (the host's) still sees what the machine has.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # What workers print stays in their logs: failures say where those are.
     common = {"log_to_driver": False, "logging_level": "ERROR"}
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        if address:
+        if address and address != "local":
+            _check_address(address)
             ray.init(address=address, **common)
         else:
-            # On a laptop the devices of a plan share its cores; that is slow, and right.
-            gpus = _gpus()
-            room = {} if gpus else {"num_cpus": max(devices, os.cpu_count() or 1)}
-            ray.init(include_dashboard=False, **room, **common)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+            # Nobody is told how Ray is used from here, unless the user has said so.
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init("local", include_dashboard=False, **_local_room(devices, note), **common)
+    except (OSError, ValueError, RuntimeError) as error:
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(f"{where} cannot be reached: {str(error).splitlines()[0]}",
                       "`ray status` shows which cluster runs; leave --address out to start one here") from None  # fmt: skip
+    finally:
+        # Ray ends the process on SIGTERM; whoever cared for it before saves the models first.
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
-def _gpus() -> int:
+def _local_room(devices: int, note: Callable[[str], None]) -> dict[str, int]:
+    """What Ray is told of this machine."""
     import torch
 
-    return torch.cuda.device_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = {}
+    if not torch.cuda.device_count():
+        # On a laptop the devices of a plan share its cores; that is slow, and right.
+        room["num_cpus"] = max(devices, cores)
+        if devices > cores:
+            note(f"Ray: {devices} devices on {cores} cores")
+    if not any(name in os.environ for name in _STORE_VARIABLES):
+        room["object_store_memory"] = _STORE
+    return room
 
 
-def _environment(kind: str) -> dict[str, str]:
-    found = {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false"}
-    if kind == "CPU":
-        found |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return found
+def _check_address(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would go on trying for minutes."""
+    if address == "auto":
+        return
+    if "://" in address:
+        raise ValueError("Ray Client is not supported; give HOST:PORT from a machine of the cluster, or use `ray job submit`")
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError("an address is HOST:PORT, or `auto` for the cluster that this machine belongs to")
+    socket.create_connection((host, int(port)), timeout=_CONNECT).close()
 
 
 def _check_room(ray: Any, plan: Plan, kind: str) -> None:
@@ -141,9 +161,37 @@ def _check_room(ray: Any, plan: Plan, kind: str) -> None:
     have = int(ray.cluster_resources().get(kind, 0))
     need = sum(pool.devices for pool in plan.pools)
     if need > have:
-        pools = ", ".join(f"`{pool.name}` {pool.devices}" for pool in plan.pools if pool.devices)
-        raise _cannot(f"the plan needs {need} devices ({pools}), and the cluster has {have} ({kind})",
+        raise _cannot(f"the plan needs {need} devices ({_pools(plan)}), and the cluster has {have} ({kind})",
                       "make the pools smaller, or add machines")  # fmt: skip
+
+
+def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: float) -> None:
+    """Takes the devices of every pool into `groups`; who else uses some may give them back within `seconds`."""
+    from ray.util.placement_group import placement_group
+
+    for pool in plan.pools:
+        if pool.devices:
+            groups[pool.name] = placement_group([{kind: 1} for _ in range(pool.devices)], strategy="PACK")
+    end = time.monotonic() + seconds
+    for group in groups.values():
+        # In short waits, between which Ctrl-C gets through.
+        while not group.wait(_SLICE):
+            if time.monotonic() > end:
+                free = int(ray.available_resources().get(kind, 0))
+                message = f"others use the devices of the cluster: the plan needs {_pools(plan)}, and {free} are free ({kind})"
+                raise _cannot(message, "try again when they are free; `ray status` shows what is used")
+
+
+def _pools(plan: Plan) -> str:
+    return ", ".join(f"`{pool.name}` {pool.devices}" for pool in plan.pools if pool.devices)
+
+
+def _environment(kind: str) -> dict[str, str]:
+    """Of every process. On CPU each has one core, and a process for each device would fill them all with its threads."""
+    found = {"TOKENIZERS_PARALLELISM": "false"}
+    if kind == "CPU":
+        found |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return found
 
 
 def _cannot(message: str, hint: str) -> RunError:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import torch
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.ray.orders import Given, Order, Receipt, numbered
+from rlgraph.backends.ray.orders import Given, Order, Receipt, numbered, packed, unpacked
 from rlgraph.backends.ray.processes import Processes, What
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger, row_axes
-from rlgraph.backends.ray.split import split
+from rlgraph.backends.ray.split import part, split
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
@@ -102,8 +103,12 @@ class Dispatch:
         with self._counting:
             self._number += 1
             number = self._number
+        copies, speakers = group.copies(), group.speakers()
         with self.queues.turn(group.pool):
-            sent = [one for copy, frame in frames.items() for one in self.addressed(node, group, copy, frame)]
+            sent = [
+                (address, frame is not None and address[1] == speakers[copy], delivery)
+                for copy, frame in frames.items() for address, delivery in self.addressed(node, group, copies[copy], frame)
+            ]  # fmt: skip
             who = tuple(address for address, _, _ in sent)
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
@@ -111,25 +116,64 @@ class Dispatch:
             for address, keeps, delivery in sent:
                 order = Order(number, self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
                               frames[group.mesh.at(address[1], "dp")] is None, keeps, dict(versions))  # fmt: skip
-                references.append(self.processes.call(address, "fire", order, *delivery.arriving))
-            answers: list[Receipt] = self.processes.get(references, What(who, doing(node), node))
+                references.append(self.processes.call(address, "fire", packed(order), *delivery.arriving))
+            told = self.processes.get(references, What(who, doing(node), node))
+            answers: list[Receipt] = [unpacked(each) for each in told]
             seconds = time.perf_counter() - began
             receipts = {
                 group.mesh.at(rank, "dp"): answer
                 for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True) if keeps
             }  # fmt: skip
-            self.trace(node, number, group, sent, answers)
+            self.trace(node, number, group, [(address, delivery) for address, _, delivery in sent], answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
         for receipt in receipts.values():
             self.metrics.update(receipt.metrics)
         return number, receipts
 
+    def parts(
+        self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
+    ) -> Iterator[Made]:
+        """What the group makes of the first so many rows, of the next ones, and so on. Parts are dealt to its copies in turn."""
+        axis, copies, speakers = split_axis(node), group.copies(), group.speakers()
+        assert axis is not None
+        with self._counting:
+            numbers = [self._number + 1 + index for index in range(len(sizes))]
+            self._number += len(sizes)
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        with self.queues.turn(group.pool):
+            self.observer.firing(node, group.pool)
+            began, tokens = time.perf_counter(), 0
+            coming: dict[int, list[tuple[Address, Delivery, Any]]] = {index: [] for index in range(len(sizes))}
+            for copy, ranks in enumerate(copies):
+                mine = range(copy, len(sizes), len(copies))
+                if not mine:
+                    continue
+                body, _ = part(frame, axis, torch.cat([torch.arange(*bounds[index]) for index in mine]), node.inputs)
+                told = tuple((numbers[index], sizes[index]) for index in mine)
+                for address, delivery in self.addressed(node, group, ranks, body):
+                    order = Order(numbers[mine[0]], self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
+                                  False, address[1] == speakers[copy], dict(versions), told)  # fmt: skip
+                    for index in mine:
+                        # A process does one thing after the other: it goes on when it has told of the part before.
+                        call = ("next_part",) if index != mine[0] else ("fire", packed(order), *delivery.arriving)
+                        coming[index].append((address, delivery, self.processes.call(address, *call)))
+                        delivery = Delivery(delivery.inputs, delivery.rows)
+            for index, sent in coming.items():
+                what = What(tuple(address for address, _, _ in sent), doing(node), node)
+                answers = [unpacked(each) for each in self.processes.get([each for _, _, each in sent], what)]
+                self.trace(node, numbers[index], group, [(address, delivery) for address, delivery, _ in sent], answers)
+                holder = (group.name, speakers[index % len(copies)])
+                [receipt] = [answer for (address, _, _), answer in zip(sent, answers, strict=True) if address == holder]
+                tokens += receipt.tokens
+                yield self.made(node, numbers[index], receipt, holder)
+            self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
+
     def trace(
-        self, node: Node, number: int, group: Group, sent: Sequence[tuple[Address, bool, Delivery]], answers: Sequence[Receipt]
+        self, node: Node, number: int, group: Group, sent: Sequence[tuple[Address, Delivery]], answers: Sequence[Receipt]
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
-        for (address, _, delivery), answer in zip(sent, answers, strict=True):
+        for (address, delivery), answer in zip(sent, answers, strict=True):
             rows = max((told.size for told in delivery.rows), default=0)
             work = self.observer.span(group.pool, f"{group.name} {address[1]}", node.name, node.op, answer.start, answer.end,
                                       rows=rows, tokens=answer.tokens)  # fmt: skip
@@ -139,18 +183,17 @@ class Dispatch:
                     self.observer.flow(self._work[source], work, "rows", came)
 
     def addressed(
-        self, node: Node, group: Group, copy: int, frame: Frame | None
-    ) -> Iterator[tuple[Address, bool, Delivery]]:
-        """For each rank of a copy whether its results are kept, and its rows."""
-        who = [(group.name, rank) for rank in group.copies()[copy]]
+        self, node: Node, group: Group, ranks: Sequence[int], frame: Frame | None
+    ) -> Iterator[tuple[Address, Delivery]]:
+        """The rows for each rank of a copy."""
+        who = [(group.name, rank) for rank in ranks]
         if frame is None:
             # All it has to know is which model.
-            yield from ((address, False, Delivery({node.inputs[0]: Given(_model(node))}, ())) for address in who)
+            yield from ((address, Delivery({node.inputs[0]: Given(_model(node))}, ())) for address in who)
             return
         names, with_ids = _needed(node), node.op not in ("train", *MODEL_CALLS)
         deliveries = self.ledger.deliver(who, frame, names, row_axes(frame, names, self.needs(node, frame)), with_ids)
-        for address, delivery in zip(who, deliveries, strict=True):
-            yield address, address[1] == group.speakers()[copy], delivery
+        yield from zip(who, deliveries, strict=True)
 
     def needs(self, node: Node, frame: Frame) -> dict[str, Axis]:
         """Axes that the work is about, beside those of the values that it reads."""

@@ -58,7 +58,7 @@ def meaning(error: BaseException, who: Address, what: What, logs: str) -> Rlgrap
     if isinstance(cause, RlgraphError):
         return cause
     if isinstance(cause, EngineError):
-        return RunError(Diagnostic("E0731", f"{what.doing}: {cause}", what.span))
+        return refused(cause, what)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
         message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
         hint = (
@@ -73,11 +73,9 @@ def meaning(error: BaseException, who: Address, what: What, logs: str) -> Rlgrap
     return RunError(Diagnostic("E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {what.doing}", what.span, hint))
 
 
-def in_this_process(error: Exception, what: What) -> RlgraphError:
-    """The same for processes that are objects here, whose other exceptions keep their tracebacks."""
-    if isinstance(error, EngineError):
-        return RunError(Diagnostic("E0731", f"{what.doing}: {error}", what.span))
-    raise error
+def refused(error: EngineError, what: What) -> RunError:
+    """An engine cannot do what it was asked for."""
+    return RunError(Diagnostic("E0731", f"{what.doing}: {error}", what.span))
 
 
 def why_gone(error: BaseException) -> str:

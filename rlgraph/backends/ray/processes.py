@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
+from rlgraph.backends.ray.failures import What, actor_of, gone, late, meaning, refused, why_gone
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Job, Worker
-from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError
-from rlgraph.ir.graph import Node
+from rlgraph.engines.base import EngineError
 
 ROWS = "rows"
-"""The threads of an actor that send rows while it computes."""
+"""The threads of an actor that answer while it computes."""
 
 
 class Processes(ABC):
@@ -47,29 +47,16 @@ class Processes(ABC):
         """The answers; raises RunError where a process failed, is gone, or does not answer."""
 
     @abstractmethod
-    def give_up(self) -> None:
-        """Whoever waits in `get` fails soon."""
+    def give_up(self, why: BaseException) -> None:
+        """Whoever waits in `get` fails soon, and tells why."""
+
+    @abstractmethod
+    def go_on(self) -> None:
+        """After a failure or an interrupt: what is whole can be asked for again, what is not fails at once."""
 
     @abstractmethod
     def stop(self) -> None:
         """Ends all processes, whatever they do."""
-
-
-@dataclass(frozen=True)
-class What:
-    """What a wait is for, to say so if it fails."""
-
-    who: tuple[Address, ...]
-    """For each reference, who answers."""
-    doing: str
-    """`train` of `actor`."""
-    node: Node | None = None
-    """Where the program asks for it."""
-
-
-def shown(who: Address) -> str:
-    """How messages call a process."""
-    return f"rank {who[1]} of {who[0]}" if who[0] != "host" else "the host process"
 
 
 _TOGETHER = ("meet", "exchange", "write_part")
@@ -90,13 +77,23 @@ class InThisProcess(Processes):
         if method in _TOGETHER:
             return self._threads.submit(bound, *args)
         with self._locks[who]:
-            return bound(*args)
+            try:
+                return bound(*args)
+            except EngineError as error:
+                return error
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
-        return [each.result() if isinstance(each, Future) else each for each in references]
+        found = [each.result() if isinstance(each, Future) else each for each in references]
+        for each in found:
+            if isinstance(each, EngineError):
+                raise refused(each, what)
+        return found
 
-    def give_up(self) -> None:
+    def give_up(self, why: BaseException) -> None:
         """Nobody waits: a call is a call."""
+
+    def go_on(self) -> None:
+        """Nothing is cut off."""
 
     def stop(self) -> None:
         for worker in self.workers.values():
@@ -104,88 +101,132 @@ class InThisProcess(Processes):
 
 
 class Actors(Processes):
-    """Ray actors. One failure ends them all: ranks that wait for the one that failed would wait for ever."""
+    """Ray actors."""
 
     def __init__(
-        self, jobs: Mapping[Address, Job], handles: Mapping[Address, Any], seconds: float, release: Callable[[], None]
-    ) -> None:
-        """seconds: longest wait for an answer. release: gives back what the actors ran on."""
+        self, jobs: Mapping[Address, Job], handles: Mapping[Address, Any], seconds: float, release: Callable[[], None],
+        logs: str,
+    ) -> None:  # fmt: skip
+        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of Ray's."""
         super().__init__(jobs, seconds)
-        self.handles, self.release = handles, release
-        self.over = False
-        """Nobody waits for answers any more."""
+        self.handles, self.release, self.logs = handles, release, logs
+        self.gone: dict[Address, str] = {}
+        """Processes that have ended, and why."""
+        self.over: BaseException | None = None
+        """Why nobody waits for answers any more: what came first is what everybody tells."""
+        self._failed: tuple[Sequence[Any], What] | None = None
+        """The wait in which it came."""
+        self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
+        self._lock = threading.Lock()
 
     def call(self, who: Address, method: str, *args: Any) -> Any:
         bound = getattr(self.handles[who], method)
-        return (bound.options(concurrency_group=ROWS) if method == "pack" else bound).remote(*args)
+        return (bound.options(concurrency_group=ROWS) if method in _BESIDE else bound).remote(*args)
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
         import ray
 
+        for who in what.who:
+            if who in self.gone:
+                raise gone(who, self.gone[who], what, self.logs)
         waiting = list(references)
-        places = {reference: place for place, reference in enumerate(references)}
-        found: dict[int, Any] = {}
-        left = self.seconds
-        while waiting:
-            if self.over:
-                raise RunError(Diagnostic("E0743", f"{what.doing} was given up: something else failed", _span(what)))
-            # Short waits, so that the failure of another node ends this one too.
-            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(_SLICE, left), fetch_local=False)
-            for reference in done:
-                place = places[reference]
-                try:
-                    found[place] = ray.get(reference, timeout=self.seconds)
-                except Exception as error:
-                    raise self.failed(what.who[place], what, error) from None
-            left -= 0 if done else _SLICE
-            if waiting and left <= 0:
-                late = what.who[places[waiting[0]]]
-                raise RunError(
-                    Diagnostic(
-                        "E0742", f"{shown(late)} has not answered for {self.seconds:.0f} s: {what.doing}", _span(what),
-                        "if it is only slow, give it longer: --timeout SECONDS; look at its log with `ray logs`",
-                    )
-                )  # fmt: skip
-        return [found[place] for place in range(len(references))]
+        end = time.monotonic() + self.seconds
+        while True:
+            left = end - time.monotonic()
+            try:
+                # Short waits, so that the failure of another wait ends this one too.
+                found: list[Any] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
+                return found
+            except ray.exceptions.GetTimeoutError:
+                if self.over is not None:
+                    raise self.over from None
+                if left <= 0:
+                    raise self._first(waiting, what, None) from None
+            except Exception as error:
+                raise self._first(waiting, what, error) from None
 
-    def give_up(self) -> None:
-        self.over = True
+    def give_up(self, why: BaseException) -> None:
+        with self._lock:
+            self.over = self.over or why
 
-    def failed(self, who: Address, what: What, error: Exception) -> RlgraphError:
-        """What a failure means to the user."""
-        import ray.exceptions as lost
+    def go_on(self) -> None:
+        if self._failed is not None:
+            self._end_torn(*self._failed)
+        self.over = self._failed = None
 
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, RlgraphError):
-            return cause
-        if isinstance(error, (lost.RayActorError, lost.WorkerCrashedError, lost.NodeDiedError)):
-            message = f"{shown(who)} is gone while {what.doing} was asked of it: {_first(error)}"
-            hint = "a process is often ended when memory runs out; see its log with `ray logs`, and give it more or smaller work"
-            return RunError(Diagnostic("E0740", message, _span(what), hint))
-        if isinstance(error, (lost.ObjectStoreFullError, lost.OutOfDiskError, lost.OutOfMemoryError)):
-            message = f"there is no room for the rows that {shown(who)} sends: {what.doing}"
-            hint = "raise Ray's object store (`ray start --object-store-memory`), or let fewer rows travel: a smaller batch"
-            return RunError(Diagnostic("E0741", message, _span(what), hint))
-        if isinstance(error, lost.GetTimeoutError):
-            return RunError(Diagnostic("E0742", f"the answer of {shown(who)} does not arrive: {what.doing}", _span(what)))
-        return RunError(Diagnostic("E0744", f"{shown(who)} failed: {what.doing}: {_first(cause or error)}", _span(what),
-                                   "this may be a bug of rlgraph: please report it with the log of the process"))  # fmt: skip
+    def _first(self, waiting: Sequence[Any], what: What, error: Exception | None) -> BaseException:
+        """The first failure of all waits. `error`: of this one; None if it took too long."""
+        with self._lock:
+            if self.over is None:
+                self._find_gone()
+                self.over, self._failed = self._meaning(waiting, what, error), (waiting, what)
+            return self.over
+
+    def _meaning(self, waiting: Sequence[Any], what: What, error: Exception | None) -> BaseException:
+        # What others of its group say then (a connection was closed) comes from the one that is gone.
+        for who in sorted(self.gone, key=lambda each: each not in what.who):
+            return gone(who, self.gone[who], what, self.logs)
+        if error is not None:
+            return meaning(error, self._names.get(actor_of(error), what.who[0]), what, self.logs)
+        slow = next(iter(self._unanswered(waiting, what, 0.0)), what.who[0])
+        return late(slow, self.seconds, what, self.logs)
+
+    def _find_gone(self) -> None:
+        """Asks every process whether it is there; one that works answers beside its work."""
+        import ray
+
+        asked = {self.call(who, "pid"): who for who in self.who if who not in self.gone}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
+        for reference in answered:
+            try:
+                ray.get(reference)
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                if not getattr(error, "actor_init_failed", False):
+                    self.gone[asked[reference]] = why_gone(error)
+
+    def _unanswered(self, references: Sequence[Any], what: What, seconds: float) -> set[Address]:
+        import ray
+
+        _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
+        return {who for who, reference in zip(what.who, references, strict=True) if reference in waiting}
+
+    def _end_torn(self, references: Sequence[Any], what: What) -> None:
+        """Ends ranks that wait for one that failed, and groups of which only some ranks have new weights."""
+        import ray
+
+        stuck = self._unanswered(references, what, _GRACE)
+        failed = stuck | {who for who, reference in zip(what.who, references, strict=True) if _fails(reference)}
+        groups = [{who for who in what.who if who[0] == group} for group in {group for group, _ in what.who}]
+        torn = [ranks for ranks in groups if what.changes_weights and ranks & failed and ranks - failed]
+        for who in stuck.union(*torn) - set(self.gone):
+            self.gone[who] = "it was ended, because others that it worked with had failed"
+            ray.kill(self.handles[who])
 
     def stop(self) -> None:
         import ray
 
-        for handle in self.handles.values():
-            ray.kill(handle)
-        self.release()
+        closing = [self.call(who, "close") for who in self.who if who not in self.gone]
+        try:
+            ray.wait(closing, num_returns=max(1, len(closing)), timeout=_CLOSING) if closing else None
+        finally:
+            for handle in self.handles.values():
+                ray.kill(handle)
+            self.release()
 
 
+_BESIDE = ("pack", "pid", "close")
+"""What a process does while it works on something else."""
 _SLICE = 0.5
+_GRACE = 5.0
+"""Seconds in which a process that is there answers."""
+_CLOSING = 2.0
 
 
-def _first(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+def _fails(reference: Any) -> bool:
+    import ray
 
-
-def _span(what: What) -> Any:
-    return what.node.span if what.node else NO_SPAN
+    try:
+        ray.get(reference, timeout=0)
+    except Exception:
+        return True
+    return False

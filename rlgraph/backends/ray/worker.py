@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.nodes import chosen_places, column_of, kept_places, take_over, work
 from rlgraph.backends.local.run import drawn_tokens
+from rlgraph.backends.local.sampling import generate_parts
 from rlgraph.backends.local.session import Session, Settings, width
 from rlgraph.backends.local.training import train
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
-from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered
+from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered, packed, unpacked
 from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
@@ -63,6 +64,7 @@ class Worker:
         self.axes = _axes(self.types)
         self.store = Store()
         self.session: Session
+        self.parts: Iterator[Receipt]
         self.links = Links(job.seconds)
         self.folder: ModelFolder
 
@@ -89,7 +91,9 @@ class Worker:
         return list(held)
 
     def close(self) -> None:
-        self.session.close()
+        """Ends the processes of the user's files, where it came to opening them."""
+        if hasattr(self, "session"):
+            self.session.close()
 
     def pid(self) -> int:
         return os.getpid()
@@ -111,13 +115,16 @@ class Worker:
         """The step is over: all other rows can be forgotten."""
         self.store.retain(keys)
 
-    def fire(self, order: Order, *arrived: Wire) -> Receipt:
-        """Does a node's work. `arrived`: the rows that were not here yet."""
+    def fire(self, order: bytes, *arrived: Wire) -> bytes:
+        """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
+        return packed(self.do(unpacked(order), *arrived))
+
+    def do(self, order: Order, *arrived: Wire) -> Receipt:
         start = time.time()
-        came = tuple(sum(size(packed) for _, _, packed in wire) for wire in arrived)
+        came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
-            for key, places, packed in wire:
-                self.store.arrive(key, long(places), from_wire(packed))
+            for key, places, sent in wire:
+                self.store.arrive(key, long(places), from_wire(sent))
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
@@ -128,15 +135,36 @@ class Worker:
             if node.op in ("keep", "pick"):
                 choose = kept_places if node.op == "keep" else chosen_places
                 return Receipt(start, time.time(), chosen=choose(node, frame).numpy(), came=came)
+            if order.parts:
+                self.parts = self.in_parts(order, node, frame, start, came)
+                return next(self.parts)
             if node.op == "train":
                 made = train(node, frame, session, idle=order.idle)
             else:
                 made = work(node, frame, session)
+        return self.receipt(order.number, order.keeps, node, frame, made, start, came)
+
+    def next_part(self) -> bytes:
+        """Goes on with the order that was fired last, until its next part is done; a packed receipt."""
+        with torch.no_grad():
+            return packed(next(self.parts))
+
+    def in_parts(self, order: Order, node: Node, frame: Frame, start: float, came: tuple[int, ...]) -> Iterator[Receipt]:
+        sizes = [rows for _, rows in order.parts]
+        for (number, _), (rows, made) in zip(order.parts, generate_parts(node, frame, self.session, sizes), strict=True):
+            asked = Frame(frame.types, self.dtype)
+            asked.add_rows(rows)
+            yield self.receipt(number, order.keeps, node, asked, made, start, came)
+            start, came = time.time(), ()
+
+    def receipt(
+        self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
+    ) -> Receipt:
         tokens = drawn_tokens(node, made)
-        if not order.keeps:
+        if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
-        rows, named, sizes = self.keep(order.number, node, frame, made)
-        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(session.metrics), tokens=tokens, came=came)
+        rows, named, sizes = self.keep(number, node, frame, made)
+        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(self.session.metrics), tokens=tokens, came=came)
 
     def frame(self, phase: str, order: Order) -> Frame:
         """The rows and values that an order names."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,15 @@ class Sample:
     """It ended by itself, not at `max_tokens`."""
     versions: tuple[tuple[int, int, int], ...]
     """Which weights drew which tokens: a version, its first place and the one after its last."""
+
+
+def _generation(starts: Sequence[list[int]], samples: Sequence[Sample]) -> Generation:
+    logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    return Generation(
+        Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
+        torch.tensor(logprobs, dtype=torch.float32),
+        torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
+    )
 
 
 class VllmEngine(OnlyGenerates):
@@ -95,14 +105,26 @@ class VllmEngine(OnlyGenerates):
         if weights is not None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys)
-        samples = sorted(self.stream(prompts, n, sampling, row_keys), key=lambda sample: sample.row)
-        starts = [row for row in self._started(prompts).rows() for _ in range(n)]
-        logprobs = [logprob for sample in samples for logprob in sample.logprobs]
-        return Generation(
-            Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
-            torch.tensor(logprobs, dtype=torch.float32),
-            torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
-        )
+        [made] = self.parts(prompts, n, sampling, row_keys, [len(prompts)])
+        return made
+
+    def parts(
+        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[Generation]:
+        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row ends."""
+        starts = self._started(prompts).rows()
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        ended: dict[int, Sample] = {}
+        samples = self.stream(prompts, n, sampling, row_keys)
+        for start, stop in bounds:
+            rows = range(start * n, stop * n)
+            missing = set(rows) - ended.keys()
+            while missing:
+                sample = next(samples)
+                ended[sample.row] = sample
+                missing.discard(sample.row)
+            yield _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows])
+        samples.close()
 
     def stream(self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray) -> Iterator[Sample]:
         """The samples of `generate`, each as soon as it ends.

@@ -29,6 +29,9 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules["actors"])
 
 CLOSE = 1e-5
+DRIFTED = 1e-4
+"""Between log-probabilities by weights that two engines trained: the last digits of the weights differ, and each logit adds
+many of them up."""
 
 PLANS = {
     "ppo: tp2 to two": ("ppo", """
@@ -110,7 +113,7 @@ def test_what_is_sampled(run: OnActors) -> None:
         assert found.keys() == expected.keys()
         for row, line in expected.items():
             assert found[row]["tokens"] == line["tokens"], row
-            assert found[row]["logprobs"] == pytest.approx(line["logprobs"], rel=0, abs=CLOSE), row
+            assert found[row]["logprobs"] == pytest.approx(line["logprobs"], rel=0, abs=DRIFTED), row
 
 
 @plans("to two", "to tp2", "one pool", "apart")

@@ -1,0 +1,136 @@
+"""The controller sends references and counts: no byte of a row passes through it, however long rows are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
+
+import ray.cloudpickle
+from actors import weights
+from scheduled import compiled
+from tiny import data_folder
+
+from rlgraph.backends.local.run import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.orders import Receipt, unpacked
+from rlgraph.backends.rows import TableData
+from rlgraph.engines.sequences import Sequences
+
+STEP = """
+    rollout = actor.generate(prompts, n=4, max_tokens=LONG, min_tokens=LONG)
+    score   = spread(rollout)
+    old     = ref.logprobs(rollout)
+    best    = pick(rollout, argmax(score, by=prompts))
+    minibatch rollout(parts=2):
+        train actor(lr=1e-4):
+            minimize mean(exp(actor.logprobs(rollout) - rollout.logprobs) * (old - score))
+    report reward = mean(score), best = mean(best.length)
+"""
+PROGRAM = f"""
+algorithm lengths
+model actor  = causal_lm({weights(0)})
+model ref    = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=10)
+func spread  = python("rewards.py:spread")
+
+phase warm(steps=2):{STEP.replace("LONG", "6")}
+step:{STEP.replace("LONG", "48")}"""
+ROWS = 40
+SCHEDULE = """
+pool learn = 1 devices
+pool play = 2 devices
+place actor.train on learn(engine=transformers)
+place actor.generate, ref on play(engine=transformers, dp=2)
+"""
+
+
+@dataclass
+class Passed:
+    """What the controller sent and got in one step, but for references."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of each call's arguments, and of each answer."""
+    came: int = 0
+    """Bytes of rows that went from process to process meanwhile, as those who got them say."""
+    kinds: Counter[type] = field(default_factory=Counter)
+    """Of everything inside that can hold rows."""
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+
+class Counting:
+    """Between the controller and its processes."""
+
+    def __init__(self, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = Passed()
+        processes = backend.processes
+        call, get = processes.call, processes.get
+
+        def counted_call(who: Any, method: str, *args: Any) -> Any:
+            self.count([each for each in args if not isinstance(each, ray.ObjectRef)])
+            return call(who, method, *args)
+
+        def counted_get(references: Sequence[Any], what: Any) -> list[Any]:
+            answers = get(references, what)
+            for answer in answers:
+                self.count(answer)
+            return answers
+
+        monkeypatch.setattr(processes, "call", counted_call)
+        monkeypatch.setattr(processes, "get", counted_get)
+
+    def count(self, passing: Any) -> None:
+        self.now.sizes.append(len(ray.cloudpickle.dumps(passing)))
+        for each in held(passing):
+            self.now.kinds[type(each)] += 1
+            if isinstance(each, np.ndarray):
+                self.now.arrays.append(each)
+            if isinstance(each, Receipt):
+                self.now.came += sum(each.came)
+
+    def step(self) -> Passed:
+        found, self.now = self.now, Passed()
+        return found
+
+
+def held(value: Any) -> Iterator[Any]:
+    """All that lies in a message; orders and receipts travel as bytes."""
+    if isinstance(value, bytes):
+        value = unpacked(value)
+    yield value
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif hasattr(value, "__dict__"):
+        value = list(vars(value).values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from held(each)
+
+
+def test_no_byte_of_a_row_passes_through_the_controller(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled(PROGRAM, {}, SCHEDULE, data_folder(tmp_path))
+    backend = RayBackend(made.program, made.plan, Settings(folder=tmp_path), seconds=120)
+    try:
+        counting = Counting(backend, monkeypatch)
+        # In the first step of each phase transfers are planned.
+        short, long = [counting.step() for _ in backend.steps(2)][1::2]
+    finally:
+        backend.close()
+    assert long.came > 4 * short.came > 0
+    assert len(long.sizes) == len(short.sizes)
+    # A count that is larger takes some bytes more: the number of an order, tokens that were drawn, bytes that came.
+    assert sum(long.sizes) <= sum(short.sizes) + 8 * len(long.sizes)
+    for passed in (short, long):
+        assert not passed.kinds.keys() & {torch.Tensor, Sequences, TableData}
+        assert all(array.dtype.kind == "i" and array.size <= ROWS for array in passed.arrays)
+        assert passed.kinds[Receipt] > 10

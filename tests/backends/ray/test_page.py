@@ -1,0 +1,92 @@
+"""The page "From laptop to cluster": its commands run as they stand there, and every run gives the numbers of the first."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.util")
+pytest.importorskip("reasoning_gym")
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+
+
+def commands() -> Iterator[list[str]]:
+    """Those with the files of the examples; the others are for a real cluster."""
+    for fence in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL):
+        for line in fence.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["rlgraph"] and any(word.startswith("examples/") for word in words):
+                yield words[1:]
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """What the program reports, step by step."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{name: step[name] for name in ("reward", "length")} for step in found]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `runs` after all commands of the page."""
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copytree(ROOT / "examples" / "spell_backward", folder / "examples" / "spell_backward")
+    for command in commands():
+        if _needs_missing(command):
+            continue
+        ran = subprocess.run(
+            [sys.executable, "-m", "rlgraph", *command], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    return folder / "runs"
+
+
+def _needs_missing(command: list[str]) -> bool:
+    """Whether a run wants an engine that is not installed; in one process it needs none."""
+    if command[0] != "run" or not any(word.endswith("engines.rls") for word in command):
+        return False
+    from rlgraph.api.planning import installed
+
+    return not {"megatron", "vllm"} <= installed()
+
+
+def test_copies_compute_what_one_process_does(runs: Path) -> None:
+    local = metrics(runs / "local")
+    assert len(local) == 5
+    for here, there in zip(local, metrics(runs / "copies"), strict=True):
+        assert there == pytest.approx(here, abs=1e-6)
+
+
+def test_engines_begin_with_the_same_answers(runs: Path) -> None:
+    """Nothing is replayed here: draws are by row, so that equal probabilities give equal answers."""
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("vllm")
+    found = [json.loads(line) for line in (runs / "engines" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert metrics(runs / "engines")[0] == pytest.approx(metrics(runs / "local")[0], abs=0.02)
+    assert [step.get("sync/bytes", 0) > 0 for step in found] == [False, True, True, True, True]
+
+
+def test_a_timeline_has_every_process(runs: Path) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("vllm")
+    events = json.loads((runs / "engines.json").read_text("utf-8"))["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"host 0", "learn.megatron 0", "learn.megatron 1", "play.vllm 0"} <= tracks
+    assert {event["name"] for event in events if event["ph"] == "s"} == {"rows", "weights"}
+
+
+def test_a_plan_in_one_process_replays_the_run(runs: Path) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("vllm")
+    local = metrics(runs / "local")[:2]
+    for here, there in zip(local, metrics(runs / "debug"), strict=True):
+        assert there == pytest.approx(here, abs=1e-6)

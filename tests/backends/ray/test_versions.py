@@ -1,0 +1,66 @@
+"""Which weights are used when, where models lie in different processes: the numbers of one process, to the last digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.util")
+
+from scheduled import compiled
+from tiny import compile_text, data_folder, weights
+
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.ray.backend import RayBackend
+
+STEPS = 5
+PROGRAM = f"""
+algorithm versions
+model actor  = causal_lm({weights(0)}, dtype="float64")
+model ref    = frozen(actor)
+model target = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=5)
+
+step async(staleness=2):
+    rollout = actor.generate(prompts, n=3, max_tokens=5)
+    now     = actor.logprobs(rollout)
+    old     = ref.logprobs(rollout)
+    slow    = target.logprobs(rollout)
+    weight  = min(exp(now - rollout.logprobs), 5.0)
+    minibatch prompts(parts=2):
+        train actor(lr=0.02):
+            ratio = exp(actor.logprobs(rollout) - now)
+            minimize mean(weight * ratio * (1 - old + slow))
+    every 2:
+        update ref from actor
+    update target from actor(ema=0.75)
+    report age = mean(rollout.age), drawn = mean(rollout.logprobs), now = mean(now), old = mean(old), slow = mean(slow)
+"""
+SCHEDULE = """
+pool learn = 1 devices
+pool play = 1 devices
+pool judge = 1 devices
+place actor.train, actor.logprobs on learn(engine=transformers)
+place actor.generate on play(engine=transformers)
+place ref, target on judge(engine=transformers)
+"""
+
+
+def test_staleness_copies_and_averages(cluster: None, tmp_path: Path) -> None:
+    settings = Settings(folder=data_folder(tmp_path))
+    local = LocalBackend(compile_text(PROGRAM), settings)
+    try:
+        expected = [step.metrics for step in local.steps(STEPS)]
+    finally:
+        local.close()
+    made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
+    backend = RayBackend(made.program, made.plan, settings, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(STEPS)]
+    finally:
+        backend.close()
+    assert [metrics["age"] for metrics in expected] == [0, 1, 2, 2, 2]
+    assert len({round(metrics["slow"] - metrics["old"], 6) for metrics in expected}) == STEPS
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=0, abs=1e-12)
