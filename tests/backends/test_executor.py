@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import Run, compile_text, data_folder, run_text, weights
 
+from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.ir.graph import Node
 
 
@@ -213,3 +219,56 @@ step:
 """
     )
     assert run_text(text, folder, block=block)[0].metrics == {"top": 0, "n": 0}
+
+
+class InParts(LocalBackend):
+    """Draws the second part only when somebody has worked on the first."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.executor = Executor(self, 2, together=True)
+        self.scored = threading.Event()
+        self.early: list[bool] = []
+
+    def streams(self, node: Node, frame: Frame) -> bool:
+        return node.op == "generate"
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        for start, stop in pairwise(accumulate(sizes, initial=0)):
+            self.early.append(start == 0 or self.scored.wait(20))
+            block, _ = frame.slice("prompts", torch.arange(start, stop), node.inputs)
+            yield self.fire(node, block)
+
+    def fire(self, node: Node, frame: Frame) -> Made:
+        made = super().fire(node, frame)
+        if node.op == "call":
+            self.scored.set()
+        return made
+
+
+def test_parts_go_on_before_the_whole_is_done(folder: Path) -> None:
+    backend = InParts(compile_text(STREAM), Settings(folder=folder))
+    try:
+        [step] = backend.steps(1)
+    finally:
+        backend.close()
+    assert backend.early == [True, True, True]
+    assert step.metrics == pytest.approx(Fired(STREAM, folder).seen.metrics, abs=1e-12)
+
+
+def test_a_failure_in_a_thread_ends_the_run(folder: Path) -> None:
+    class Fails(InParts):
+        def fire(self, node: Node, frame: Frame) -> Made:
+            if node.op == "call":
+                raise LookupError("no such thing")
+            return super().fire(node, frame)
+
+        def abort(self, why: BaseException) -> None:
+            self.scored.set()
+
+    backend = Fails(compile_text(STREAM), Settings(folder=folder))
+    try:
+        with pytest.raises(LookupError, match="no such thing"):
+            list(backend.steps(1))
+    finally:
+        backend.close()

@@ -80,6 +80,10 @@ def refused(error: EngineError, what: What) -> RunError:
 
 def why_gone(error: BaseException) -> str:
     """Ray's words for the end of a process, without its general advice."""
+    import ray.exceptions as lost
+
+    if isinstance(error, lost.ActorUnavailableError):
+        return "its process or its machine cannot be reached"
     found = re.search(r"exit detail: (.*?)\.(?: Some common causes| There are some|\s*$)", str(error), re.DOTALL)
     return found[1] if found else _last(error)
 

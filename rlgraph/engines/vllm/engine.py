@@ -116,8 +116,8 @@ class VllmEngine(OnlyGenerates):
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         ended: dict[int, Sample] = {}
         samples = self.stream(prompts, n, sampling, row_keys)
-        for start, stop in bounds:
-            rows = range(start * n, stop * n)
+        for first, last in bounds:
+            rows = range(first * n, last * n)
             missing = set(rows) - ended.keys()
             while missing:
                 sample = next(samples)

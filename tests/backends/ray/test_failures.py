@@ -1,0 +1,384 @@
+"""What goes wrong on a cluster: each run ends with the process, the work and what to do, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+from tiny import compile_text, shipped, weights
+
+from rlgraph.backends.local.run import LocalBackend
+from rlgraph.backends.local.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.failures import What
+from rlgraph.backends.steps import Silent
+from rlgraph.dsl.schedule import operations
+from rlgraph.errors import RlgraphError
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
+
+ray = pytest.importorskip("ray")
+
+MARK = "RLGRAPH_TEST_RUN"
+"""A variable that all processes of a run inherit."""
+
+USER = '''
+import time
+from pathlib import Path
+
+def told(what):
+    """Whether a test wants it now."""
+    return (Path(__file__).parent / what).exists()
+
+def rows():
+    while True:
+        yield {"prompt": "ab", "note": "x" * (150 << 20) if told("big") else ""}
+
+def exact_match(prompts, completions, **columns):
+    if told("raise"):
+        raise LookupError("no answer is known")
+    if told("sleep"):
+        (Path(__file__).parent / "sleeping").touch()
+        time.sleep(600)
+    return [len(each) % 3 for each in completions]
+'''
+
+SWAPS = {"max_tokens=1024": "max_tokens=5", "lr=1e-6": "lr=0.01", "parts=4": "parts=1", "rewards.py": "user.py"}
+CHANGES = {"base": weights(), "n": "2", "prompts": 'python("user.py:rows", batch=4)'}
+
+
+# A process for each test
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No process is there afterwards that was started within."""
+    mark = uuid4().hex
+    os.environ[MARK] = mark
+    try:
+        yield
+        end = time.monotonic() + 10
+        while marked(mark) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert not [each.cmdline()[:3] for each in marked(mark)]
+    finally:
+        del os.environ[MARK]
+        for each in marked(mark):
+            each.kill()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes with this mark, but for the one that asks."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if each.environ().get(MARK) == mark and each.pid != os.getpid() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def alone(scenario: Callable[..., Any], *args: Any, limit: float = 240.0) -> Any:
+    """What a function returns in a process of its own, which has a Ray of its own."""
+    with nothing_left(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        future = pool.submit(scenario, *args)
+        try:
+            return future.result(limit)
+        except TimeoutError:
+            for each in marked(os.environ[MARK]):
+                each.kill()
+            raise
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "user.py").write_text(USER)
+    return tmp_path
+
+
+def program(**changes: str) -> Program:
+    return compile_text(shipped("grpo", SWAPS), CHANGES | changes)
+
+
+def plan(program: Program, play: int = 0, **ranks: int) -> Plan:
+    """A pool and a group `learn` of so many copies, and if `play`, another pool and group that generates."""
+    names = tuple(model.name for model in program.models)
+    sizes = {name: copies for name, copies in {"learn": 1, **ranks, "play": play}.items() if copies}
+    groups = tuple(
+        Group(name, name, "transformers", mesh(copies, 1, 1), tuple(range(copies)), names) for name, copies in sizes.items()
+    )
+    roles = tuple(
+        Role(model, operation, "play" if play and operation == "generate" else "learn")
+        for model, found in operations(program).items() for operation in sorted(found)
+    )  # fmt: skip
+    pools = (Pool(HOST, 0), *(Pool(name, copies) for name, copies in sizes.items()))
+    host = Group(HOST, HOST, HOST, mesh(), ())
+    return Plan(program.name, pools, (host, *groups), roles, tuple((name, "learn") for name in names))
+
+
+class At(Silent):
+    """Does something when the first node of an operation is fired."""
+
+    def __init__(self, op: str, then: Callable[[], None]) -> None:
+        self.op, self.then, self.done = op, then, False
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        if node.op == self.op and not self.done:
+            self.done = True
+            self.then()
+
+
+def failure(work: Callable[[], Any], limit: float = 30.0) -> str:
+    """What the user is told; it must not take long."""
+    began = time.monotonic()
+    with pytest.raises(RlgraphError) as error:
+        work()
+    assert time.monotonic() - began < limit
+    return str(error.value)
+
+
+def number(backend: RayBackend, who: tuple[str, int]) -> int:
+    """Of a process."""
+    return int(ray.get(backend.processes.handles[who].pid.remote()))
+
+
+def local_failure(program: Program, folder: Path) -> str:
+    """What the same program says in one process."""
+
+    def work() -> None:
+        backend = LocalBackend(program, Settings(folder=folder))
+        try:
+            next(backend.steps(1))
+        finally:
+            backend.close()
+
+    return failure(work)
+
+
+# A process that fails
+
+
+def two_copies(folder: Path) -> dict[str, str]:
+    """A reward function raises, a call fails, and a rank is killed in an update."""
+    told = {}
+    made = program()
+    watch = At("train", lambda: None)
+    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch)
+    try:
+        steps = backend.steps(None)
+        next(steps)
+        (folder / "raise").touch()
+        told["user"] = failure(lambda: next(backend.steps(1)))
+        told["same"] = local_failure(made, folder)
+        (folder / "raise").unlink()
+        backend.save("actor", folder / "after_user")
+        next(backend.steps(1))
+
+        bad = ("learn", 1)
+        call = backend.processes.call(bad, "holding", "nobody")
+        told["bug"] = failure(lambda: backend.processes.get([call], What((bad,), "its layout")))
+        backend.save("actor", folder / "after_bug")
+
+        pid = number(backend, bad)
+        watch.done, watch.then = False, lambda: os.kill(pid, signal.SIGKILL)
+        told["killed"] = failure(lambda: next(backend.steps(1)))
+        told["saving"] = failure(lambda: backend.save("actor", folder / "torn"))
+    finally:
+        backend.close()
+    assert not ray.is_initialized()
+    return told
+
+
+def test_exceptions_and_a_killed_rank(folder: Path) -> None:
+    told = alone(two_copies, folder)
+    assert "LookupError: no answer is known" in told["user"]
+    assert told["user"] == told["same"]
+    assert told["bug"].startswith("error[E0744]: rank 1 of learn failed: KeyError: 'nobody'; it was asked for its layout")
+    assert "logs are in /" in told["bug"] or "the logs in /" in told["bug"]
+    assert told["killed"].startswith("error[E0740]: rank 1 of learn is gone")
+    assert "it was asked for `train` for `actor" in told["killed"]
+    assert "train actor(" in told["killed"]
+    # Of a copy that took the step and one that did not, nobody knows which is right.
+    assert told["saving"].startswith("error[E0740]")
+    assert "saving `actor`" in told["saving"]
+    assert (folder / "after_user" / "config.json").is_file()
+    assert (folder / "after_bug" / "config.json").is_file()
+    assert not (folder / "torn").exists()
+
+
+def silent_rank(folder: Path) -> dict[str, str]:
+    """A process stops without ending."""
+    made = program()
+    backend = RayBackend(made, plan(made), Settings(folder=folder))
+    try:
+        next(backend.steps(1))
+        os.kill(number(backend, ("learn", 0)), signal.SIGSTOP)
+        backend.processes.seconds = 2.0
+        return {
+            "step": failure(lambda: next(backend.steps(1)), 20),
+            "saving": failure(lambda: backend.save("actor", folder / "lost"), 10),
+        }
+    finally:
+        backend.close()
+
+
+def test_a_process_that_does_not_answer(folder: Path) -> None:
+    told = alone(silent_rank, folder)
+    assert told["step"].startswith("error[E0742]: rank 0 of learn has not answered for 2 s: it was asked for `generate`")
+    assert "--timeout SECONDS" in told["step"]
+    assert told["saving"].startswith("error[E0740]: rank 0 of learn is gone: it was ended")
+
+
+# A cluster
+
+
+def two_machines(folder: Path) -> dict[str, str]:
+    """An object store that is full, and then a machine that vanishes."""
+    from ray.cluster_utils import Cluster
+
+    told = {}
+    # To Ray, a disk of which so little is used is full: there is no room for what the store cannot hold.
+    little = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(True, head_node_args={**little, "_system_config": {"local_fs_capacity_threshold": 0.0001}})
+    try:
+        other = cluster.add_node(**little)
+        made = program()
+        watch = At("train", lambda: None)
+        backend = RayBackend(made, plan(made, play=1), Settings(folder=folder), watch, address=cluster.address)
+        try:
+            next(backend.steps(1))
+            (folder / "big").touch()
+            told["full"] = failure(lambda: list(backend.steps(3)), 60)
+            (folder / "big").unlink()
+            watch.done, watch.then = False, lambda: cluster.remove_node(other, allow_graceful=False)
+            told["vanished"] = failure(lambda: list(backend.steps(20)), 60)
+        finally:
+            backend.close()
+    finally:
+        cluster.shutdown()
+    return told
+
+
+def test_a_full_store_and_a_machine_that_vanishes(folder: Path) -> None:
+    told = alone(two_machines, folder)
+    assert told["full"].startswith("error[E0741]: there is no room for the rows that the host process sends")
+    assert "--object-store-memory" in told["full"]
+    assert told["vanished"].startswith("error[E0740]: rank 0 of ")
+
+
+def my_own_ray(folder: Path) -> dict[str, str]:
+    """In a notebook that uses Ray for something else, too."""
+    told = {}
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    made = program()
+    began = time.monotonic()
+    told["large"] = failure(lambda: RayBackend(made, plan(made, learn=2, play=1), Settings(folder=folder)), 5)
+    missing = program(base='"nowhere"')
+    told["missing"] = failure(lambda: RayBackend(missing, plan(missing), Settings(folder=folder)), 120)
+    told["same"] = local_failure(missing, folder)
+    assert time.monotonic() - began < 120
+
+    @ray.remote(num_cpus=2)
+    class Mine:
+        def here(self) -> bool:
+            return True
+
+    mine = Mine.remote()
+    assert ray.get(mine.here.remote())
+    told["busy"] = failure(lambda: RayBackend(made, plan(made), Settings(folder=folder), seconds=1), 10)
+    assert ray.get(mine.here.remote(), timeout=10)
+    ray.shutdown()
+    return told
+
+
+def test_what_a_cluster_cannot_hold(folder: Path) -> None:
+    told = alone(my_own_ray, folder)
+    assert told["large"] == (
+        "error[E0745]: the plan needs 3 devices (`learn` 2, `play` 1), and the cluster has 2 (CPU)\n"
+        "help: make the pools smaller, or add machines"
+    )
+    assert "E0730" in told["missing"] and "^^^^" in told["missing"]
+    assert told["missing"] == told["same"]
+    assert "others use the devices of the cluster: the plan needs `learn` 1, and 0 are free (CPU)" in told["busy"]
+
+
+# The command
+
+
+def command(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """`rlgraph run`, in a session of its own as in a terminal of its own."""
+    (folder / "p.rlf").write_text(shipped("grpo", SWAPS))
+    (folder / "p.rls").write_text(
+        "schedule grpo\npool all = 1 devices\nplace actor, ref on all(engine=transformers)\n"
+    )
+    changes = [word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}")]
+    line = [sys.executable, "-m", "rlgraph", "run", "p.rlf", "p.rls", "--backend", "ray", *changes, *options]
+    return subprocess.Popen(line, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(found: Callable[[], bool], limit: float = 120.0) -> None:
+    end = time.monotonic() + limit
+    while not found():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.1)
+
+
+def ended(run: subprocess.Popen[str], limit: float) -> tuple[int, str]:
+    """Exit code and stderr."""
+    try:
+        _, text = run.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        raise
+    return run.returncode, text
+
+
+def test_two_runs_of_which_one_is_interrupted_and_one_killed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both are in the middle of a step, in a function of the user's that does not come back."""
+    other = tmp_path_factory.mktemp("other")
+    (other / "user.py").write_text(USER)
+    with nothing_left():
+        runs = {where: command(where, "--out", "out", "--steps", "100000") for where in (folder, other)}
+        for where in runs:
+            wait_for(lambda at=where: (at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0)  # type: ignore[misc]
+            (where / "sleep").touch()
+        for where in runs:
+            wait_for((where / "sleeping").is_file)
+        os.killpg(runs[folder].pid, signal.SIGINT)
+        code, text = ended(runs[folder], 30)
+        assert code == 130, text
+        assert (folder / "out" / "models" / "actor" / "config.json").is_file(), text
+        assert runs[other].poll() is None
+        runs[other].kill()
+        ended(runs[other], 30)
+
+
+def test_an_interrupt_while_it_starts(folder: Path) -> None:
+    with nothing_left():
+        run = command(folder, "--out", "out")
+        wait_for(lambda: any("ray::" in " ".join(each.cmdline()) for each in marked(os.environ[MARK])))
+        os.killpg(run.pid, signal.SIGINT)
+        code, text = ended(run, 30)
+        assert code == 130, text
+        assert not (folder / "out").exists()
+
+
+def test_a_cluster_that_is_not_there(folder: Path) -> None:
+    with nothing_left():
+        code, text = ended(command(folder, "--address", "127.0.0.1:1"), 60)
+    assert code == 4, text
+    assert "error[E0745]: the cluster at 127.0.0.1:1 cannot be reached" in text
