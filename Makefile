@@ -23,7 +23,7 @@ $(VENV)/.test: $(VENV)/.base
 	@$(PIP) --editable '.[test]'
 	@touch $@
 
-$(VENV)/.engines: $(VENV)/.base tools/install_cpu_engines.py
+$(VENV)/.engines: $(VENV)/.test tools/install_cpu_engines.py
 	@echo "installing Ray, Megatron and vLLM for CPUs into $(VENV)"
 	@$(BIN)/python tools/install_cpu_engines.py
 	@touch $@
@@ -34,7 +34,7 @@ demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it l
 demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model
 	@$(BIN)/python examples/spell_backward/demo.py --ppo
 
-test: $(VENV)/.engines $(VENV)/.test ## everything but speed; what starts clusters comes last and has the machine for itself
+test: $(VENV)/.engines ## everything but speed; what starts clusters comes last and has the machine for itself
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/backends/ray
 	@$(BIN)/python -m pytest tests/backends/ray
 

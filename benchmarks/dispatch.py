@@ -169,8 +169,8 @@ def verl(count: int) -> tuple[dict[str, Way], list[Any]]:
 def main() -> None:
     options = arguments()
     path = os.pathsep.join([str(HERE.parent), str(HERE / "peers"), os.environ.get("PYTHONPATH", "")])
-    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=1 << 30,
-             runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}})  # fmt: skip
+    ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+             object_store_memory=1 << 30, runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}})  # fmt: skip
     ours = Ours(max(options.workers))
     other, actors = Bare.remote(), [Bare.remote() for _ in range(max(options.workers))]
     results = []

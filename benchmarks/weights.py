@@ -3,20 +3,22 @@ two vLLM engines with TP1, each process a Ray actor on this machine.
 
     planned       rlgraph: the transfer that the two layouts make, over gloo, written into vLLM's live parameters
     object store  the same plan, but what goes from one process to another is packed, put into Ray's object store and unpacked
-    gather        each parameter gathered in full on the trainer's ranks, sent whole to each generator over gloo, and loaded by
-                  vLLM's `reload_weights`, parameter by parameter
+    gather+load   each parameter gathered in full on the trainer's ranks, sent whole to each generator over gloo, and loaded by
+                  the vLLM model's `load_weights`, parameter by parameter
+    gather+reload the same with vLLM's `reload_weights`
 
     python benchmarks/weights.py
     python benchmarks/weights.py --hidden 256 --layers 4 --rounds 3
 
-The ways take turns; medians are shown. `bytes` are those of messages between processes; `peak` is by how much the resident memory
-of the process that grew most went up while it took part, what it has of the object store included. After each way the
-generators' weights are compared with the trainer's, which change before it.
+The ways take turns; medians are shown. `MB` are those of messages between processes. `peak` is the memory that the process which
+needed most took beside its weights: by how much it grew, and the buffers that it keeps. `in store` is what the object store had.
+After each way the generators' weights are compared with the trainer's, which change before it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -50,7 +52,7 @@ from rlgraph.passes.reshard import reshard
 TRAINERS, GENERATORS = 2, 2
 PLACES = TRAINERS + GENERATORS
 BUCKET = 256 << 20
-WAYS = ("planned", "object store", "gather")
+WAYS = ("planned", "object store", "gather+load", "gather+reload")
 
 
 def arguments() -> argparse.Namespace:
@@ -125,7 +127,7 @@ class End:
             moved = self.links.run("planned", *((tensors, {}) if self.trains else ({}, tensors)), None)
             if not self.trains:
                 self.engine.written()
-        return grown.seconds, moved.sent, grown.bytes
+        return grown.seconds, moved.sent, grown.bytes + moved.peak
 
     def pack(self) -> Any:
         """For each generator what the plan sends it."""
@@ -133,16 +135,16 @@ class End:
             self.parcels.open({place: [] for place in range(TRAINERS, PLACES)})
             moved = self.stored.run(self.engine.tensors(), {})
             packs = [[each.numpy() for each in self.parcels.by_peer[place]] for place in range(TRAINERS, PLACES)]
-        return (*packs, (grown.seconds, moved.sent, grown.bytes))
+        return (*packs, (grown.seconds, moved.sent, grown.bytes + moved.peak))
 
     def unpack(self, *packs: Any) -> tuple[float, int, int]:
         with Grown() as grown:
             self.parcels.open({place: [torch.from_numpy(each) for each in pack] for place, pack in enumerate(packs)})
-            self.stored.run({}, self.engine.tensors())
+            moved = self.stored.run({}, self.engine.tensors())
             self.engine.written()
-        return grown.seconds, 0, grown.bytes
+        return grown.seconds, 0, grown.bytes + moved.peak
 
-    def gather(self) -> tuple[float, int, int]:
+    def gather(self, loader: str) -> tuple[float, int, int]:
         mailbox = self.links._mailboxes["all"]
         with Grown() as grown:
             sent = 0
@@ -155,7 +157,7 @@ class End:
                         for post in posts:
                             post.wait()
             else:
-                self.reload(mailbox)
+                self.load(mailbox, loader)
         return grown.seconds, sent, grown.bytes
 
     def full(self) -> Iterator[tuple[str, Tensor, int]]:
@@ -172,7 +174,7 @@ class End:
                           for piece in one.pieces if piece.name == name]  # fmt: skip
                 yield name, assembled(pieces), tensor.nbytes if split else 0
 
-    def reload(self, mailbox: Any) -> None:
+    def load(self, mailbox: Any, loader: str) -> None:
         """Takes the trainer's parameters as they come, in its order."""
 
         def arriving() -> Iterator[tuple[str, Tensor]]:
@@ -183,7 +185,10 @@ class End:
                     yield name, tensor
 
         runner = self.engine._engine.model_executor.driver_worker.worker.model_runner
-        runner.reload_weights(weights_iterator=arriving())
+        if loader == "reload":
+            runner.reload_weights(weights_iterator=arriving())
+        else:
+            runner.model.load_weights(arriving())
         self.engine.written()
 
 
@@ -202,7 +207,7 @@ class Parcels:
         return Parcel(message)
 
     def receive(self, message: Tensor, source: int) -> Parcel:
-        message.copy_(self.by_peer[source].pop(0))
+        message.view(-1).copy_(self.by_peer[source].pop(0).view(-1))
         return Parcel(message)
 
 
@@ -217,6 +222,8 @@ class Grown:
     """Seconds, and by how much the resident memory of this process went up at most."""
 
     def __enter__(self) -> Grown:
+        # What was freed goes back to the system, so that what is taken again counts; then the peak begins anew.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         self.before, self.began = _status("VmRSS"), time.perf_counter()
         return self
@@ -270,9 +277,11 @@ def run(way: str, ends: list[Any]) -> dict[str, float]:
         seconds = time.perf_counter() - began
         told += ray.get([refs[-1] for refs in packed])
     else:
-        told = ray.get([getattr(end, way).remote() for end in ends])
+        kind, _, loader = way.partition("+")
+        told = ray.get([getattr(end, kind).remote(*([loader] if loader else [])) for end in ends])
         seconds = time.perf_counter() - began
-    return {"seconds": seconds, "bytes": sum(each[1] for each in told), "peak": max(each[2] for each in told)}
+    sent = sum(each[1] for each in told)
+    return {"seconds": seconds, "bytes": sent, "peak": max(each[2] for each in told), "stored": sent * (way == "object store")}
 
 
 def check(ends: list[Any], layouts: list[tuple[Local, ...]], way: str) -> None:
@@ -297,8 +306,8 @@ def main() -> None:
              "tie_word_embeddings": False}  # fmt: skip
     words = Words(" ".join(f"t{number}" for number in range(options.vocab - 3)))
     spec = ModelSpec("causal_lm", RandomSource("qwen2", sizes, words, 0))
-    ray.init(num_cpus=PLACES, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=2 << 30,
-             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}})  # fmt: skip
+    ray.init(address="local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+             object_store_memory=2 << 30, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}})  # fmt: skip
     try:
         ends = [ray.remote(End).remote(place, spec) for place in range(PLACES)]
         meeting = ray.get(ends[0].address.remote())
@@ -341,12 +350,12 @@ def piece_size(piece: Piece) -> int:
 
 def show(found: dict[str, list[dict[str, float]]], parameters: int, bound: int) -> None:
     print(f"{parameters / 1e6:.1f} million parameters; at least {bound / 1e6:.1f} MB have to travel")
-    print(f"{'':14}{'ms':>10}{'MB':>10}{'peak MB':>10}{'of gather':>12}")
-    slow = statistics.median(each["seconds"] for each in found["gather"])
+    print(f"{'':14}{'ms':>10}{'MB':>10}{'peak MB':>10}{'in store':>10}{'of gather':>12}")
+    slow = statistics.median(each["seconds"] for each in found["gather+load"])
     for way, told in found.items():
         middle = {name: statistics.median(each[name] for each in told) for name in told[0]}
         print(f"{way:14}{1e3 * middle['seconds']:>10.1f}{middle['bytes'] / 1e6:>10.1f}{middle['peak'] / 1e6:>10.1f}"
-              f"{middle['seconds'] / slow:>12.2f}")  # fmt: skip
+              f"{middle['stored'] / 1e6:>10.1f}{middle['seconds'] / slow:>12.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def plans() -> dict[str, str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", default="", help=f"run on Ray by an .rls file or one of {', '.join(plans())}; else in this process")
+    named = ", ".join(plans())
+    parser.add_argument("--plan", default="", help=f"run on Ray by an .rls file or one of {named}; else in this process")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples per prompt")
     parser.add_argument("--new", type=int, default=32)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 import torch
 from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-
-import ray
 
 
 class Echo(Worker):

@@ -109,6 +109,7 @@ class Dispatch:
                 (address, frame is not None and address[1] == speakers[copy], delivery)
                 for copy, frame in frames.items() for address, delivery in self.addressed(node, group, copies[copy], frame)
             ]  # fmt: skip
+            self.ledger.send([delivery for _, _, delivery in sent])
             who = tuple(address for address, _, _ in sent)
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
@@ -151,7 +152,9 @@ class Dispatch:
                     continue
                 body, _ = part(frame, axis, torch.cat([torch.arange(*bounds[index]) for index in mine]), node.inputs)
                 told = tuple((numbers[index], sizes[index]) for index in mine)
-                for address, delivery in self.addressed(node, group, ranks, body):
+                addressed = list(self.addressed(node, group, ranks, body))
+                self.ledger.send([delivery for _, delivery in addressed])
+                for address, delivery in addressed:
                     order = Order(numbers[mine[0]], self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
                                   False, address[1] == speakers[copy], dict(versions), told)  # fmt: skip
                     for index in mine:
@@ -178,7 +181,7 @@ class Dispatch:
             work = self.observer.span(group.pool, f"{group.name} {address[1]}", node.name, node.op, answer.start, answer.end,
                                       rows=rows, tokens=answer.tokens)  # fmt: skip
             self._work[address, number] = work
-            for source, came in zip(delivery.senders, answer.came, strict=True):
+            for source, came in zip(delivery.senders(), answer.came, strict=True):
                 if source in self._work:
                     self.observer.flow(self._work[source], work, "rows", came)
 

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -39,8 +39,8 @@ class Processes(ABC):
         return [name for names in opened for name in names]
 
     @abstractmethod
-    def call(self, who: Address, method: str, *args: Any) -> Any:
-        """A reference to the answer."""
+    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
+        """A reference to the answer; a list of them where there are several."""
 
     @abstractmethod
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
@@ -72,7 +72,7 @@ class InThisProcess(Processes):
         self._locks = {who: threading.RLock() for who in jobs}
         self._threads = ThreadPoolExecutor(len(jobs), "process")
 
-    def call(self, who: Address, method: str, *args: Any) -> Any:
+    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
         bound = getattr(self.workers[who], method)
         if method in _TOGETHER:
             return self._threads.submit(bound, *args)
@@ -119,9 +119,9 @@ class Actors(Processes):
         self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
         self._lock = threading.Lock()
 
-    def call(self, who: Address, method: str, *args: Any) -> Any:
+    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
         bound = getattr(self.handles[who], method)
-        return (bound.options(concurrency_group=ROWS) if method in _BESIDE else bound).remote(*args)
+        return (bound.options(concurrency_group=ROWS, num_returns=answers) if method in _BESIDE else bound).remote(*args)
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
         import ray
@@ -158,31 +158,35 @@ class Actors(Processes):
         """The first failure of all waits. `error`: of this one; None if it took too long."""
         with self._lock:
             if self.over is None:
-                self._find_gone()
-                self.over, self._failed = self._meaning(waiting, what, error), (waiting, what)
+                silent = self._find_gone()
+                self.over, self._failed = self._meaning(waiting, what, error, silent), (waiting, what)
             return self.over
 
-    def _meaning(self, waiting: Sequence[Any], what: What, error: Exception | None) -> BaseException:
+    def _meaning(
+        self, waiting: Sequence[Any], what: What, error: Exception | None, silent: Container[Address]
+    ) -> BaseException:
         # What others of its group say then (a connection was closed) comes from the one that is gone.
         for who in sorted(self.gone, key=lambda each: each not in what.who):
             return gone(who, self.gone[who], what, self.logs)
         if error is not None:
             return meaning(error, self._names.get(actor_of(error), what.who[0]), what, self.logs)
-        slow = next(iter(self._unanswered(waiting, what, 0.0)), what.who[0])
-        return late(slow, self.seconds, what, self.logs)
+        # Of those that wait for each other, the one that says nothing at all is the one to name.
+        slow = sorted(self._unanswered(waiting, what, 0.0), key=lambda each: (each not in silent, each))
+        return late(slow[0] if slow else what.who[0], self.seconds, what, self.logs)
 
-    def _find_gone(self) -> None:
-        """Asks every process whether it is there; one that works answers beside its work."""
+    def _find_gone(self) -> set[Address]:
+        """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
         import ray
 
         asked = {self.call(who, "pid"): who for who in self.who if who not in self.gone}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
         for reference in answered:
             try:
                 ray.get(reference)
             except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
                 if not getattr(error, "actor_init_failed", False):
                     self.gone[asked[reference]] = why_gone(error)
+        return {asked[reference] for reference in silent}
 
     def _unanswered(self, references: Sequence[Any], what: What, seconds: float) -> set[Address]:
         import ray

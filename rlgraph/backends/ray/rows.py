@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.orders import Given, Part, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
-from rlgraph.backends.ray.store import Places, short
+from rlgraph.backends.ray.store import Wish, short
 from rlgraph.ir.types import Axis, axes_of
 
 Source = Wanted | Whole | Given
@@ -24,9 +24,14 @@ class Delivery:
 
     inputs: dict[str, Source]
     rows: tuple[RowsOf, ...]
+    lacking: dict[Address, list[Wish]] = field(default_factory=dict)
+    """What it does not have, by who has it."""
     arriving: list[Any] = field(default_factory=list)
-    senders: list[tuple[Address, int]] = field(default_factory=list)
-    """For each of them who sends, and the last piece of work that made any of it."""
+    """A reference for each of them."""
+
+    def senders(self) -> Iterator[tuple[Address, int]]:
+        """For each of them who sends, and the last piece of work that made any of it."""
+        return ((holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items())
 
 
 class Ledger:
@@ -42,11 +47,23 @@ class Ledger:
         self, to: Sequence[Address], frame: Frame, names: Iterable[str], axes: Sequence[Axis], with_ids: bool
     ) -> list[Delivery]:
         """For each process the values of a frame, as far as it lacks them. All of them need the same."""
-        packed: dict[tuple[Any, ...], Any] = {}
-        return [self._delivery(who, frame, tuple(names), axes, with_ids, packed) for who in to]
+        return [self._delivery(who, frame, tuple(names), axes, with_ids) for who in to]
+
+    def send(self, deliveries: Sequence[Delivery]) -> None:
+        """Has all that is lacking packed: each holder is called once, and packs once what several lack."""
+        wanted: dict[Address, dict[Any, list[Wish]]] = {}
+        for delivery in deliveries:
+            for holder, wishes in delivery.lacking.items():
+                wanted.setdefault(holder, {})[_mark(wishes)] = wishes
+        packed: dict[tuple[Address, Any], Any] = {}
+        for holder, parcels in wanted.items():
+            sent = self.processes.call(holder, "pack", *parcels.values(), answers=len(parcels))
+            packed.update(zip(((holder, mark) for mark in parcels), sent if len(parcels) > 1 else [sent], strict=True))
+        for delivery in deliveries:
+            delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
 
     def _delivery(
-        self, who: Address, frame: Frame, names: Sequence[str], axes: Sequence[Axis], with_ids: bool, packed: dict[Any, Any]
+        self, who: Address, frame: Frame, names: Sequence[str], axes: Sequence[Axis], with_ids: bool
     ) -> Delivery:
         lacking = _Lacking(who, self._came.setdefault(who, {}))
         # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
@@ -56,14 +73,7 @@ class Ledger:
         for axis in axes:
             ids = frame.rows[axis.key].ids if with_ids else None
             rows.append(_rows_of(frame, axis, lacking.source(ids) if ids is not None else None))
-        delivery = Delivery(inputs, tuple(rows))
-        for holder, parts in lacking.found.items():
-            mark = (holder, *((key, _mark(places), column) for key, places, column in parts))
-            if mark not in packed:
-                packed[mark] = self.processes.call(holder, "pack", parts)
-            delivery.arriving.append(packed[mark])
-            delivery.senders.append((holder, max(key[0] for key, _, _ in parts)))
-        return delivery
+        return Delivery(inputs, tuple(rows), lacking.found)
 
     def forget(self) -> None:
         """What came from others is dropped by everybody at the end of a step."""
@@ -91,7 +101,7 @@ class _Lacking:
 
     def __init__(self, who: Address, came: dict[Key, np.ndarray]) -> None:
         self.who, self.came = who, came
-        self.found: dict[Address, list[tuple[Key, Places | None, int | None]]] = {}
+        self.found: dict[Address, list[Wish]] = {}
         """By who has it; from here on it counts as there."""
 
     def source(self, value: Any) -> Source:
@@ -134,8 +144,11 @@ def _rows_of(frame: Frame, axis: Axis, ids: Source | None) -> RowsOf:
     return RowsOf(axis.key, rows.size, counts, ids)
 
 
-def _mark(places: Places | None) -> Any:
-    return places.tobytes() if isinstance(places, np.ndarray) else places
+def _mark(wishes: Sequence[Wish]) -> tuple[Any, ...]:
+    """The same for the same wishes."""
+    return tuple(
+        (key, places.tobytes() if isinstance(places, np.ndarray) else places, column) for key, places, column in wishes
+    )
 
 
 def row_axes(frame: Frame, names: Iterable[str], more: Mapping[str, Axis]) -> list[Axis]:

@@ -19,6 +19,9 @@ from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 Places = range | np.ndarray
 """Some rows of a piece, int64; consecutive ones as a range, which is smaller on the wire."""
 
+Wish = tuple[Key, Places | None, int | None]
+"""What a process lacks: rows of a piece, or of a column of it; without places, a value without rows."""
+
 
 def short(places: np.ndarray) -> Places:
     """As a range where that says the same."""

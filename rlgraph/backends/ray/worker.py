@@ -25,7 +25,7 @@ from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered, packed, unpacked
 from rlgraph.backends.ray.remote import Key, column_key
-from rlgraph.backends.ray.store import Piece, Places, Store, from_wire, inner_axes, long, size, to_wire
+from rlgraph.backends.ray.store import Piece, Places, Store, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
 from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -100,8 +100,12 @@ class Worker:
 
     # Rows
 
-    def pack(self, wanted: Sequence[tuple[Key, Places | None, int | None]]) -> Wire:
-        """Rows of pieces that are here, for somebody else, or a column of them; without places, a value without rows."""
+    def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
+        """What others want of the pieces that are here. Ray hands several answers out one by one, and one as it is."""
+        found = [self.parcel(wanted) for wanted in parcels]
+        return found if len(found) > 1 else found[0]
+
+    def parcel(self, wanted: Sequence[Wish]) -> Wire:
         found: Wire = []
         for key, places, column in wanted:
             if places is None:

@@ -121,7 +121,6 @@ def test_no_byte_of_a_row_passes_through_the_controller(
     backend = RayBackend(made.program, made.plan, Settings(folder=tmp_path), seconds=120)
     try:
         counting = Counting(backend, monkeypatch)
-        # In the first step of each phase transfers are planned.
         # Weights go for the first time in the second step, which plans their way.
         _, _, short, _, long = [counting.step() for _ in backend.steps(2)]
     finally:
