@@ -307,7 +307,8 @@ def main() -> None:
     words = Words(" ".join(f"t{number}" for number in range(options.vocab - 3)))
     spec = ModelSpec("causal_lm", RandomSource("qwen2", sizes, words, 0))
     ray.init(address="local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             object_store_memory=2 << 30, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}})  # fmt: skip
+             object_store_memory=2 << 30,
+             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}})  # fmt: skip
     try:
         ends = [ray.remote(End).remote(place, spec) for place in range(PLACES)]
         meeting = ray.get(ends[0].address.remote())

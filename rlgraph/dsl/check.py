@@ -31,6 +31,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE, STATEMENTS
 from rlgraph.dsl.statements import Statements
+from rlgraph.dsl.training import chosen_inside
 from rlgraph.dsl.use import Read, assemble
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Const, Constant, Graph, Model, Outside, Phase, Program, Record, State, Value
@@ -138,7 +139,7 @@ class Checker(Statements):
         )
         if not any(d.severity == "error" for d in self.diagnostics):
             self.placements(file, program, source)
-            self.diagnostics += lint(program)
+            self.diagnostics += [*chosen_inside(program), *lint(program)]
         return program
 
     def placements(self, file: tree.File, program: Program, source: Source) -> None:

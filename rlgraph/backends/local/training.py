@@ -14,7 +14,6 @@ from rlgraph.backends.local.nodes import sequences_for, work
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.loops import exported
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
-from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops.nodes import MODEL_CALLS
@@ -64,9 +63,6 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
-    if node.inputs[1] not in body.values:
-        raise RunError(Diagnostic("E0738", f"the model is asked for the `{node.op}` of rows that it chooses itself here",
-                                  node.span, "choose the rows above `train`"))  # fmt: skip
     _, sequences = sequences_for(node, body, session)
     if node.op in ("logprobs", "entropy"):
         return Call(node.op, sequences, node.attr("temperature"))  # type: ignore[arg-type]

@@ -73,9 +73,9 @@ class Counting:
         processes = backend.processes
         call, get = processes.call, processes.get
 
-        def counted_call(who: Any, method: str, *args: Any) -> Any:
+        def counted_call(who: Any, method: str, *args: Any, **options: Any) -> Any:
             self.count([each for each in args if not isinstance(each, ray.ObjectRef)])
-            return call(who, method, *args)
+            return call(who, method, *args, **options)
 
         def counted_get(references: Sequence[Any], what: Any) -> list[Any]:
             answers = get(references, what)

@@ -1,0 +1,29 @@
+"""What a loss cannot do although its types are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.errors import Diagnostic
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ops.nodes import MODEL_CALLS
+
+
+def chosen_inside(program: Program) -> Iterator[Diagnostic]:
+    """Where a `train` body asks the model about rows that it has chosen by what the model said there: which rows a process or
+    a micro-batch works on has to be known before."""
+    for phase in program.phases:
+        for node in phase.graph.walk():
+            if node.op == "train":
+                yield from _chosen(node)
+
+
+def _chosen(train: Node) -> Iterator[Diagnostic]:
+    region = train.regions[0]
+    tied = {region.inputs[0].name}
+    for node in region.nodes:
+        if node.op in MODEL_CALLS and node.inputs[1] in tied:
+            yield Diagnostic("E0509", f"the `{node.op}` of rows that this loss itself chooses", node.span,
+                             "choose the rows above `train`")  # fmt: skip
+        if any(name in tied for name in node.inputs):
+            tied.update(value.name for value in node.outputs)
