@@ -44,7 +44,9 @@ def measured(actors: int, steps: int) -> dict[str, float]:
         plan.write_text(schedule)
         command = [sys.executable, str(HERE / "peers" / "rlgraph_bench.py"), "--plan", str(plan), "--threads", "1",
                    "--steps", str(steps), "--out", str(out)]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
         return json.loads(out.read_text())
 
 

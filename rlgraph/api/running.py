@@ -158,8 +158,10 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display) -> None:
     if folder is None:
         return
     left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
-    with _told_beside(shown):
-        made.saved += folder.save(left)
+    for name, model in left.items():
+        # One that is lost does not keep the others from being saved.
+        with _told_beside(shown):
+            made.saved += folder.save({name: model})
     for path in made.saved:
         shown.note(f"saved {path}")
 

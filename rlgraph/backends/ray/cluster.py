@@ -84,7 +84,8 @@ def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any])
     """Starts one process; its handle."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-    group, place = job.group, None
+    group = job.group
+    place: Any
     if group.name == HOST:
         part = 0.0
         place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

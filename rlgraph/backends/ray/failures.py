@@ -91,8 +91,8 @@ def why_gone(error: BaseException) -> str:
 def actor_of(error: BaseException) -> str:
     """The id of the actor in which an error began: of the sender, where rows could not come. Empty if unknown."""
     cause = getattr(error, "cause", None) or error
-    if getattr(cause, "actor_id", None):
-        return str(cause.actor_id)
+    if actor := getattr(cause, "actor_id", None):
+        return str(actor)
     found = re.findall(r"actor_id=(\w+)", str(error))
     return found[-1] if found else ""
 

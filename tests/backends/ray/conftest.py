@@ -1,4 +1,4 @@
-"""One cluster on this machine for all tests here. This folder is no package: it would hide Ray from those who import it."""
+"""A cluster on this machine for the tests of a file. This folder is no package: it would hide Ray from those who import it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray, with as many devices as the largest plan has."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
