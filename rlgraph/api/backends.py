@@ -105,11 +105,13 @@ def _ray(
     if missing := not_installed(compiled.plan, compiled.schedule):
         raise ProgramError(missing)
     from rlgraph.backends.ray.backend import RayBackend
+    from rlgraph.passes.memory import least_memory
 
     program = compiled.program
     backend = RayBackend(
-        program, compiled.plan, settings, observer, address=options.address, debug=options.debug, seconds=options.timeout
-    )
+        program, compiled.plan, settings, observer, address=options.address, debug=options.debug, seconds=options.timeout,
+        memory=least_memory(program, compiled.plan, compiled.placed.shapes),
+    )  # fmt: skip
     models = {
         # What nobody works with stays as its source is, like what is frozen.
         model.name: Elsewhere(backend, model.name, model_spec(program, model, compiled.folder),

@@ -32,5 +32,7 @@ def apart(program: Program) -> str:
         for operation in work:
             pools["learn" if operation == "train" else "play"].append(f"{model}.{operation}")
     return "".join(
-        f"pool {pool} = 1 devices\nplace {', '.join(work)} on {pool}(engine=transformers)\n" for pool, work in pools.items() if work
+        f"pool {pool} = 1 devices\nplace {', '.join(work)} on {pool}(engine=transformers)\n"
+        for pool, work in pools.items()
+        if work
     )

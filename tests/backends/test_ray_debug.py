@@ -49,9 +49,7 @@ def debugged(
     try:
         steps = list(backend.steps(STEPS))
         sessions = {group: worker.session for (group, _), worker in backend.processes.workers.items()}
-        return steps, {
-            model: dict(sessions[group].models[model].engine.tensors()) for model, group in made.plan.owners
-        }
+        return steps, {model: dict(sessions[group].models[model].engine.tensors()) for model, group in made.plan.owners}
     finally:
         backend.close()
 

@@ -178,10 +178,15 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
     for number in range(3):
         holder, numbers = data.draw(st.sampled_from(WHO)), [100.0 * number + row for row in range(4)]
         remote, _ = _remote(number, len(numbers), holder)
-        processes.stores[holder].put(remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.tensor(numbers), (None,)))
+        processes.stores[holder].put(
+            remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.tensor(numbers), (None,))
+        )
         values.append((remote, numbers))
     came: dict[Address, list[tuple[int, int]]] = {who: [] for who in WHO}
-    whole, all_numbers = values[0][0].join([remote for remote, _ in values[1:]]), [each for _, numbers in values for each in numbers]
+    whole, all_numbers = (
+        values[0][0].join([remote for remote, _ in values[1:]]),
+        [each for _, numbers in values for each in numbers],
+    )
     for _ in range(data.draw(st.integers(1, 5))):
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
         frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, elsewhere=True)
@@ -220,7 +225,11 @@ def test_what_two_ranks_need_is_packed_once() -> None:
 # Shares
 
 
-@given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=7), copies=st.integers(1, 4), axis=st.sampled_from(["prompts", "rollout"]))
+@given(
+    counts=st.lists(st.integers(0, 4), min_size=1, max_size=7),
+    copies=st.integers(1, 4),
+    axis=st.sampled_from(["prompts", "rollout"]),
+)
 def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     """Every row is in one share, with its own prompt; prompts of no row are in none where rows are shared out."""
     parents = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -228,7 +237,11 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     frame = Frame(types, torch.float64)
     frame.add_rows(Rows(PROMPTS, len(counts), None, tuple(("p", 0, place) for place in range(len(counts)))))
     frame.add_rows(Rows(ROLLOUT, len(parents), parents, tuple(("r", 0, place) for place in range(len(parents)))))
-    frame.values |= {"p": torch.arange(len(counts)) * 10.0, "r": torch.arange(float(len(parents))), "one": torch.tensor(1.0)}
+    frame.values |= {
+        "p": torch.arange(len(counts)) * 10.0,
+        "r": torch.arange(float(len(parents))),
+        "one": torch.tensor(1.0),
+    }
     shares = split(frame, axis, copies, ["p", "r", "one"])
     sizes = [share.size(axis) for share, _ in shares]
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1

@@ -32,10 +32,13 @@ _STORE_VARIABLES = ("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", "RAY_DEFAULT_O
 
 
 def start(
-    program: Program, plan: Plan, settings: Settings, *, address: str | None, debug: bool, seconds: float,
+    program: Program, plan: Plan, settings: Settings, *, address: str | None, debug: bool, seconds: float, memory: int,
     note: Callable[[str], None],
 ) -> Processes:  # fmt: skip
-    """Every process of the plan, none of them opened yet. Raises RunError for what the cluster cannot hold."""
+    """Every process of the plan, none of them opened yet. Raises RunError for what the cluster cannot hold.
+
+    memory: bytes that the processes need together at least.
+    """
     owners = dict(plan.owners)
     jobs = {
         (group.name, rank): Job(
@@ -46,11 +49,11 @@ def start(
     if debug:
         return InThisProcess(jobs)
     note("Ray")
-    return _actors(plan, jobs, address, seconds, note)
+    return _actors(plan, jobs, address, seconds, memory, note)
 
 
 def _actors(
-    plan: Plan, jobs: Mapping[Address, Job], address: str | None, seconds: float, note: Callable[[str], None]
+    plan: Plan, jobs: Mapping[Address, Job], address: str | None, seconds: float, memory: int, note: Callable[[str], None]
 ) -> Actors:
     import ray
     from ray.util.placement_group import remove_placement_group
@@ -69,7 +72,7 @@ def _actors(
         if own:
             _connect(ray, address, sum(pool.devices for pool in plan.pools), note)
         kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
-        _check_room(ray, plan, kind)
+        _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
         here = ray.get_runtime_context()
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
@@ -157,13 +160,18 @@ def _check_address(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=_CONNECT).close()
 
 
-def _check_room(ray: Any, plan: Plan, kind: str) -> None:
+def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
     """Whether the cluster has what the plan needs, before anything is started."""
     have = int(ray.cluster_resources().get(kind, 0))
     need = sum(pool.devices for pool in plan.pools)
     if need > have:
         raise _cannot(f"the plan needs {need} devices ({_pools(plan)}), and the cluster has {have} ({kind})",
                       "make the pools smaller, or add machines")  # fmt: skip
+    there = int(ray.cluster_resources().get("memory", 0))
+    # Of GPUs Ray does not know the memory.
+    if kind == "CPU" and memory > there:
+        raise _cannot(f"the plan needs {memory / 1e9:.1f} GB at least, for weights, gradients and moments, and the cluster has "
+                      f"{there / 1e9:.1f} GB", "take smaller models, split them further, or add machines")  # fmt: skip
 
 
 def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,8 @@ class OnActors:
         handles = [handle for (name, _), handle in self.backend.processes.handles.items() if name == group]
         return list(ray.get([handle.__ray_call__.remote(work, *given) for handle in handles], timeout=120))
 
-    def groups(self, model: str, operation: str) -> str:
+    def group(self, model: str, operation: str) -> str:
+        """The name of the group that does this work."""
         return self.compiled.plan.role(model, operation).name
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
+pytest.importorskip("ray.util")
 
 import ray.cloudpickle
 from actors import weights

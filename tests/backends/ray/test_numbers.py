@@ -86,7 +86,11 @@ def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
 
 @pytest.fixture(scope="module")
 def run(
-    request: pytest.FixtureRequest, cluster: None, folder: Path, local: dict[str, Local], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    cluster: None,
+    folder: Path,
+    local: dict[str, Local],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[OnActors]:
     name, schedule = PLANS[request.param]
     with on_actors(name, schedule, local[name], folder, tmp_path_factory.mktemp("run")) as found:
@@ -95,7 +99,9 @@ def run(
 
 def plans(*wanted: str) -> pytest.MarkDecorator:
     """Those whose name has one of some words; the actors of a plan are started once for all tests."""
-    return pytest.mark.parametrize("run", [name for name in PLANS if any(word in name for word in wanted)], indirect=True)
+    return pytest.mark.parametrize(
+        "run", [name for name in PLANS if any(word in name for word in wanted)], indirect=True
+    )
 
 
 @plans("")
@@ -129,9 +135,9 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
 
 def drawn_and_scored(run: OnActors) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of tokens that each rank that generates drew, [ranks, tokens], by itself and by the trainer."""
-    answers = run.each(run.groups("actor", "generate"), draw)
+    answers = run.each(run.group("actor", "generate"), draw)
     assert all(tokens == answers[0][0] for tokens, _ in answers)
-    scores = [scored for scored in run.each(run.groups("actor", "train"), score, *answers[0][0]) if scored is not None]
+    scores = [scored for scored in run.each(run.group("actor", "train"), score, *answers[0][0]) if scored is not None]
     own = torch.stack([logprobs for _, logprobs in answers])
     return own, torch.stack(scores[:1]).expand_as(own)
 
@@ -176,7 +182,10 @@ def test_in_one_pool_work_queues(run: OnActors) -> None:
 
 @plans("apart")
 def test_pools_work_at_the_same_time(run: OnActors) -> None:
-    trains = {pool: [span for span in run.spans if (span.pool, span.category) == (pool, "train")] for pool in ("learn", "judge")}
+    trains = {
+        pool: [span for span in run.spans if (span.pool, span.category) == (pool, "train")]
+        for pool in ("learn", "judge")
+    }
     assert any(overlap(one, other) for one in trains["learn"] for other in trains["judge"])
 
 
