@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.models.families import count
+from rlgraph.models.families import Kind, count
 from rlgraph.models.shape import Shape
 from rlgraph.passes.place import Shapes, dtype_of
 
@@ -27,7 +29,7 @@ def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     for name in group.models:
         model, shape = program.model(name), shapes.get(name)
         if isinstance(shape, Shape):
-            numbers = count(shape, model.kind) // (group.mesh.length("tp") * group.mesh.length("pp"))
+            numbers = count(shape, cast(Kind, model.kind)) // (group.mesh.length("tp") * group.mesh.length("pp"))
             kept = _GRADIENT + _MOMENTS // sharing if name in trained else 0
             found += numbers * (_WIDTH.get(dtype_of(model, program), 4) + kept)
     return found
