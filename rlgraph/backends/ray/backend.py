@@ -139,7 +139,13 @@ class RayBackend(Steps):
         model = frame.values[node.inputs[0]]
         group = self.plan.role(model, node.op)
         self.weights.bring(model, group, node)
-        made = self.dispatch.fire(node, frame, group, self.weights.versions)
+        try:
+            made = self.dispatch.fire(node, frame, group, self.weights.versions)
+        except KeyboardInterrupt:
+            # It comes at the end of an update, whose weights are new ones: they are worth saving.
+            if node.op == "train":
+                self.weights.trained(model)
+            raise
         if node.op == "train":
             self.weights.trained(model)
         return made
