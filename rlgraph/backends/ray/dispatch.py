@@ -67,6 +67,10 @@ class Dispatch:
             # A loss that cannot be split is worked out by one copy; the others take the same step.
             number, receipts = self.ask(node, group, {0: frame, **dict.fromkeys(range(1, len(speakers)))}, versions)
             return self.made(node, number, receipts[0], (group.name, speakers[0]))
+        # In a later block the axes that the node makes are there already, without rows of this block.
+        needed = {own.key for own in row_axes(frame, node.inputs, {axis: self.axes[axis]})}
+        frame = frame.child()
+        frame.rows = {key: rows for key, rows in frame.rows.items() if key in needed}
         parts = split(frame, axis, len(speakers), node.inputs)
         busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
         idle: dict[int, Frame | None] = dict.fromkeys(range(len(parts))) if node.op == "train" else {}

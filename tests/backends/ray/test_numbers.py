@@ -62,6 +62,7 @@ pool learn = 4 devices
 pool play = 2 devices
 place actor.train, ref on learn(engine=megatron, tp=2, pp=2)
 place actor.generate on play(engine=vllm)
+stream rollout(block=2)
 """),
     "grpo: tp2 x dp2 to tp2": ("grpo", """
 pool learn = 4 devices
