@@ -1,9 +1,13 @@
-"""What a diagnostic's code means: `rlgraph/codes/*.md` holds a section for each."""
+"""`rlgraph explain`: what a diagnostic's code means. `rlgraph/codes/*.md` holds a section for each."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
+
+import click
+
+from rlgraph.cli.base import FINE, rlgraph
 
 CODES = Path(__file__).parents[1] / "codes"
 
@@ -31,3 +35,18 @@ def explain(code: str) -> str:
     near = get_close_matches(wanted, found, n=1)
     hint = f"did you mean {near[0]}?" if near else "`rlgraph explain` lists all codes"
     raise LookupError(f"there is no code {code}: {hint}")
+
+
+@rlgraph.command("explain")
+@click.argument("code", required=False, metavar="[CODE]")
+def explain_(code: str | None) -> int:
+    """Say more about a diagnostic, such as E0201; without CODE, list them all."""
+    if code is None:
+        for name, title in titles().items():
+            click.echo(f"{name}  {title}")
+        return FINE
+    try:
+        click.echo(explain(code), nl=False)
+    except LookupError as error:
+        raise click.BadParameter(str(error), param_hint="'CODE'") from None
+    return FINE

@@ -1,0 +1,68 @@
+"""What all commands share: the group, exit codes, options, and how what is wrong is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from rlgraph import __version__
+from rlgraph.cli.shown import Format, show
+from rlgraph.errors import RlgraphError, RunError, UsageMistake
+
+FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rlgraph", message="%(prog)s %(version)s")
+def rlgraph() -> None:
+    """A compiler for RLHF algorithms.
+
+    \b
+      rlgraph check grpo.rlf                 what is wrong with a program
+      rlgraph compile grpo.rlf --visualize   its dataflow as a page to look around in
+      rlgraph run grpo.rlf --steps 100       train
+    """
+
+
+message_format = click.option(
+    "--message-format",
+    "form",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    help="Diagnostics as text on stderr, or as lines of JSON on stdout.",
+)
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=EXPR",
+    help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of
+    the language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
+)
+
+
+def settings_of(given: tuple[str, ...]) -> dict[str, str]:
+    """The `--set` options by name."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        name = name.strip()
+        if not sign or not name.isidentifier():
+            raise click.BadParameter(f"`{text}` is not NAME=EXPR, as in `--set n=4`", param_hint="'--set'")
+        if name in found:
+            raise click.BadParameter(f"`{name}` is set twice", param_hint="'--set'")
+        found[name] = value.strip()
+    return found
+
+
+@contextmanager
+def telling(form: Format) -> Iterator[None]:
+    """What is wrong is shown, and ends the command."""
+    try:
+        yield
+    except RlgraphError as error:
+        show(error.diagnostics, form)
+        code = FAILED if isinstance(error, RunError) else USAGE if isinstance(error, UsageMistake) else WRONG
+        raise click.exceptions.Exit(code) from None

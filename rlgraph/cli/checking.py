@@ -1,0 +1,61 @@
+"""`rlgraph check` and `rlgraph fmt`: a program as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, set_option, settings_of
+from rlgraph.cli.shown import Format, counted, show
+from rlgraph.errors import Diagnostic, ProgramError
+
+
+@rlgraph.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@set_option
+@message_format
+def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> int:
+    """Say what is wrong with programs (.rlf) and schedules (.rls).
+
+    A schedule is checked against the program that is given with it, or else the one beside it. Nothing is
+    run, and no file of Python is imported.
+    """
+    from rlgraph.api import check as checked
+
+    changed = settings_of(settings)
+    programs = [Path(file) for file in files if not file.endswith(".rls")]
+    found: list[Diagnostic] = []
+    for file in files:
+        # What is wrong with the program of a schedule may have been told already.
+        new = [diagnostic for diagnostic in checked(Path(file), changed, programs=programs) if diagnostic not in found]
+        show(new, form)
+        found += new
+    if form == "human":
+        which = files[0] if len(files) == 1 else f"{len(files)} files"
+        click.echo(f"{which}: {counted(found)}", err=True)
+    return WRONG if any(diagnostic.severity == "error" for diagnostic in found) else FINE
+
+
+@rlgraph.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change.")
+def fmt(files: tuple[str, ...], only_check: bool) -> int:
+    """Lay programs out as everybody does, in place; `-` is stdin to stdout."""
+    from rlgraph.cli.layout import format_file, format_stdin
+
+    if "-" in files and len(files) > 1:
+        raise click.BadParameter("`-` stands alone", param_hint="'FILE...'")
+    code = FINE
+    for file in files:
+        try:
+            changed = format_stdin(only_check) if file == "-" else format_file(file, only_check)
+        except ProgramError as error:
+            show(error.diagnostics, "human")
+            code = WRONG
+            continue
+        if changed and file != "-":
+            click.echo(f"{'would reformat' if only_check else 'reformatted'} {file}")
+        if changed and only_check:
+            code = WRONG
+    return code

@@ -1,0 +1,111 @@
+"""`rlgraph run`: train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from rlgraph.api.jsonlines import emit
+from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
+from rlgraph.cli.shown import Format, show
+
+
+@rlgraph.command()
+@click.argument("file", metavar="FILE")
+@click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
+@set_option
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where it runs: `local` is this process, `ray` the processes of a plan.",
+)
+@click.option("--address", metavar="ADDRESS", help="Of a Ray cluster.  [default: one is started on this machine]")
+@click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="How often the main step runs; phases before it say so themselves.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A folder, new or empty, for metrics and trained models.  [default: runs/NAME-1, -2, ...]",
+)
+@click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
+@click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
+@click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
+@click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it.")
+@click.option("--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With `ray`: after so long, a process that does not answer is given up.",
+)
+@click.option("--debug", is_flag=True, help="With `ray`: all in this process, so that breakpoints work.")
+@message_format
+def run(
+    file: str,
+    schedule: Path | None,
+    settings: tuple[str, ...],
+    backend: Literal["local", "ray"],
+    address: str | None,
+    devices: int,
+    steps: int,
+    seed: int,
+    out: Path | None,
+    overwrite: bool,
+    threads: int | None,
+    token_budget: int | None,
+    block: int | None,
+    record: Path | None,
+    replay: Path | None,
+    trace: Path | None,
+    timeout: float,
+    debug: bool,
+    form: Format,
+) -> int:
+    """Train: run a program here, or on Ray as a schedule (.rls) says.
+
+    Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
+    the run and saves the models; a second one ends it at once.
+    """
+    from rlgraph.api import compile
+    from rlgraph.api.backends import Options
+    from rlgraph.api.progress import Json, display
+    from rlgraph.api.rundir import METRICS, RunFolder
+    from rlgraph.api.running import run_in
+
+    if backend != "ray" and (address or debug):
+        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")
+    options = Options(
+        steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace,
+        timeout=timeout,
+    )
+    with telling(form):
+        compiled = compile(Path(file), settings_of(settings), schedule=schedule, devices=devices)
+        show(compiled.diagnostics, form)
+        # Before anything else: a folder that cannot be written must not cost an hour of training.
+        folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
+        shown = Json() if form == "json" else display(sys.stderr)
+        made = run_in(folder, compiled, options, shown)
+    if form == "json":
+        emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in made.saved]})
+    else:
+        written = [folder.path / METRICS, *(path for path in (record, trace) if path)]
+        lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
+        click.echo("\n".join(lines))
+    return FINE
