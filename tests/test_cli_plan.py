@@ -104,9 +104,9 @@ def test_a_schedule_uses_the_params_of_its_program(capsys: pytest.CaptureFixture
 
 def test_devices_that_are_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads(told(capsys, "compile", "small.rlf", "--devices", "4", "--emit", "plan")[1])
-    assert plan["pools"][1] == {"name": "all", "devices": 4}
+    assert plan["pools"][1] == {"name": "all", "devices": 4, "first": 0}
     one = json.loads(told(capsys, "compile", "small.rlf", "--emit", "plan")[1])
-    assert one["pools"][1] == {"name": "all", "devices": 1}
+    assert one["pools"][1] == {"name": "all", "devices": 1, "first": 0}
 
 
 # What is wrong

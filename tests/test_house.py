@@ -22,6 +22,7 @@ FLOORS = {
     "foreign": 1,
     "ops": 2,
     "models": 2,
+    "cost": 3,
     "data": 3,
     "dsl": 3,
     "passes": 4,

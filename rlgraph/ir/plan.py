@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.ir.mesh import Mesh
 
-VERSION = 1
+VERSION = 2
 
 HOST = "host"
 """The pool, and the group, that does what needs no model: data, functions, mathematics, states. One process, no device."""
@@ -21,6 +21,8 @@ class Pool:
 
     name: str
     devices: int
+    first: int = 0
+    """Number of its first device in the cluster; its others follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,22 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """How a group holds a model and works with it: what changes time and memory, and no result."""
+
+    model: str
+    group: str
+    micro_rows: int = 0
+    """Rows of a micro-batch on each data-parallel copy; 0: as the engine packs them."""
+    recompute: bool = False
+    """Training keeps each layer's input only, and computes what is inside again."""
+    offload: bool = False
+    """It is in the host's memory while the group does nothing with it."""
+    kv_bytes: int = 0
+    """Of each rank's cache of keys and values while it generates; 0: as the engine chooses."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     program: str
     pools: tuple[Pool, ...]
@@ -65,6 +83,10 @@ class Plan:
     """For each model the group whose weights are the truth: the one that trains it, or its first."""
     blocks: tuple[tuple[str, int], ...] = ()
     """For each streamed table the rows that travel together."""
+    holdings: tuple[Holding, ...] = ()
+    """Of models that are not held as their engine does by itself."""
+    cluster: str = ""
+    """The cluster that it was made for, as `rlgraph.cost` reads it; empty where none was named."""
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -76,6 +98,11 @@ class Plan:
 
     def owner(self, model: str) -> Group:
         return self.group(dict(self.owners)[model])
+
+    def holding(self, model: str, group: str) -> Holding:
+        """How a group holds a model."""
+        found = (each for each in self.holdings if (each.model, each.group) == (model, group))
+        return next(found, Holding(model, group))
 
     def alone(self) -> Plan:
         """The same plan with one rank of `transformers` for each group, as it can run in one process."""
@@ -113,6 +140,7 @@ def plan_from_json(text: str) -> Plan:
             found["program"], tuple(Pool(**pool) for pool in found["pools"]), groups,
             tuple(Role(**role) for role in found["roles"]), tuple((m, g) for m, g in found["owners"]),
             tuple((t, b) for t, b in found["blocks"]),
+            tuple(Holding(**holding) for holding in found["holdings"]), found["cluster"],
         )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"the plan lacks {error}") from None

@@ -1,0 +1,74 @@
+"""Clusters: islands of equal nodes, each with equal devices, and what connects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one machine's CPU."""
+
+    name: str
+    """As in a cluster's text: `a100-80gb`."""
+    memory: int
+    """Bytes."""
+    flops: tuple[tuple[str, float], ...]
+    """Dense FLOP/s at its peak by dtype: `bfloat16`, `float32`, `float64`."""
+    bandwidth: float
+    """Bytes a second from and to its own memory."""
+    link: float
+    """Bytes a second to another device of its node, in each direction."""
+    network: float
+    """Bytes a second to other nodes, its share of the node's adapters, in each direction."""
+    host: float
+    """Bytes a second to the memory of its host, in each direction."""
+    price: float
+    """US dollars an hour."""
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s at a dtype; where it has none of its own, that of float32."""
+        known = dict(self.flops)
+        return known.get(dtype) or known["float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """Equal nodes behind one network."""
+
+    nodes: int
+    per_node: int
+    device: Device
+    network: float
+    """Bytes a second of one device to other nodes of the island, in each direction."""
+    link_latency: float
+    """Seconds that a message within a node takes beside its bytes."""
+    network_latency: float
+    """Seconds that a message between two nodes takes beside its bytes."""
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    islands: tuple[Island, ...]
+    between: float
+    """Bytes a second of one device to a device of another island, in each direction."""
+    between_latency: float
+    """Seconds that a message between two islands takes beside its bytes."""
+    text: str
+    """As the user would write it: the same cluster has the same text."""
+
+    @property
+    def devices(self) -> int:
+        return sum(island.devices for island in self.islands)
+
+    def island(self, first: int) -> int:
+        """The number of the island that a device is in; devices are counted through all islands."""
+        for number, island in enumerate(self.islands):
+            if first < island.devices:
+                return number
+            first -= island.devices
+        raise IndexError(f"the cluster has {self.devices} devices")
