@@ -1,7 +1,8 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile` and `rlgraph.functions` are all there is (see `rlgraph/api/__init__.py`). They are
-loaded when they are first used: `import rlgraph` loads neither torch nor the compiler.
+`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan` and `rlgraph.functions` are all there is (see
+`rlgraph/api/__init__.py`). They are loaded when they are first used: `import rlgraph` loads neither torch nor the
+compiler.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlgraph.api import check, compile, functions
+    from rlgraph.api import check, compile, functions, load_plan
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.running import Interrupted, Run
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
@@ -20,6 +21,7 @@ _HOMES = {
     "check": "api",
     "compile": "api",
     "functions": "api",
+    "load_plan": "api",
     "Compiled": "api.compiled",
     "Run": "api.running",
     "Interrupted": "api.running",
@@ -41,6 +43,7 @@ __all__ = [
     "check",
     "compile",
     "functions",
+    "load_plan",
 ]
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import rlgraph
+from rlgraph.api.plan_files import LARGEST_BYTES, read_plan_file
 from rlgraph.cli import status
-from rlgraph.errors import ProgramError
-from rlgraph.ir.plan import plan_from_json
+from rlgraph.errors import ProgramError, Source
+from rlgraph.ir.plan import Plan, Pool
 from rlgraph.models.families import count
 from rlgraph.models.shape import Shape
 
@@ -60,6 +61,11 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, out, err
 
 
+def plan_in(text: str) -> Plan:
+    """The plan that a plan file says."""
+    return read_plan_file(Source("small.plan.json", text)).plan
+
+
 # The plan
 
 
@@ -82,7 +88,7 @@ def test_without_a_schedule_nothing_is_told_of_devices(capsys: pytest.CaptureFix
 def test_the_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys, "compile", "small.rlf", "small.rls", "--emit", "plan")
     assert (code, err) == (0, "")
-    plan = plan_from_json(out)
+    plan = plan_in(out)
     assert plan == rlgraph.compile("small.rlf", schedule="small.rls").plan
     assert plan.owner("actor").name == "learn.megatron"
     assert plan.blocks == (("rollout", 4),)
@@ -98,15 +104,107 @@ def test_a_schedule_is_a_path_a_text_or_a_block(folder: Path) -> None:
 
 
 def test_a_schedule_uses_the_params_of_its_program(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_from_json(told(capsys, "compile", "small.rlf", "small.rls", "--set", "wide=1", "--emit", "plan")[1])
+    plan = plan_in(told(capsys, "compile", "small.rlf", "small.rls", "--set", "wide=1", "--emit", "plan")[1])
     assert str(plan.owner("actor").mesh) == "dp2 x pp2"
 
 
 def test_devices_that_are_assumed(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = json.loads(told(capsys, "compile", "small.rlf", "--devices", "4", "--emit", "plan")[1])
-    assert plan["pools"][1] == {"name": "all", "devices": 4, "first": 0}
-    one = json.loads(told(capsys, "compile", "small.rlf", "--emit", "plan")[1])
-    assert one["pools"][1] == {"name": "all", "devices": 1, "first": 0}
+    for given, devices in ((["--devices", "4"], 4), ([], 1)):
+        plan = plan_in(told(capsys, "compile", "small.rlf", *given, "--emit", "plan")[1])
+        assert plan.pools[1] == Pool("all", devices)
+
+
+# Plan files
+
+
+@pytest.fixture
+def plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Two plan files: with generation on two devices of another pool, and with all on four."""
+    (folder / "one.rls").write_text(
+        "schedule small\npool learn = 4 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=2)\n"
+        "place actor.generate on learn(engine=vllm, tp=2)\n"
+    )
+    for name, schedule in (("a.json", "small.rls"), ("b.json", "one.rls")):
+        (folder / name).write_text(told(capsys, "compile", "small.rlf", schedule, "--emit", "plan")[1])
+    return "a.json", "b.json"
+
+
+def test_what_differs_between_two_plans(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "diff", *plans) == (1, """\
+pools
+  play: 2 devices from 0 -> nothing
+work
+  actor.generate: play vllm tp2 -> learn vllm tp2 dp2
+groups
+  play.vllm: play vllm tp2 on 0-1: actor -> nothing
+  learn.vllm: nothing -> learn vllm tp2 dp2 on 0-3: actor
+blocks
+  rollout: 4 rows -> nothing
+""", "")  # fmt: skip
+    assert told(capsys, "diff", plans[0], plans[0]) == (0, "", "")
+    code, out, err = told(capsys, "diff", *plans, "--message-format", "json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert (code, err, {record["type"] for record in records}) == (1, "", {"difference"})
+    assert records[1] == {"type": "difference", "section": "work", "name": "actor.generate",
+                          "before": "play vllm tp2", "after": "learn vllm tp2 dp2"}  # fmt: skip
+
+
+def test_the_graphs_of_two_plans(folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "b.json").write_text((folder / "a.json").read_text().replace("max_tokens=8", "max_tokens=9"))
+    code, out, _ = told(capsys, "diff", *plans)
+    lines = out.splitlines()
+    assert (code, lines[0]) == (1, "graph")
+    changed = [line.strip() for line in lines[1:] if line[2] in "+-"]
+    assert len(changed) == 2 and "max_tokens=8" in changed[0] and "max_tokens=9" in changed[1]
+
+
+def test_what_is_expected_of_two_plans(folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((folder / "a.json").read_text())
+    for name, seconds in zip(plans, (8.0, 7.0), strict=True):
+        (folder / name).write_text(json.dumps({**document, "predicted": {"seconds": {"step": seconds, "train": 2.5}}}))
+    assert told(capsys, "diff", *plans) == (1, "predicted\n  seconds.step: 8 -> 7 (-12.5%)\n", "")
+
+
+def test_a_plan_file_fixes_program_and_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, given in (("--set", ["--set", "wide=1"]), ("SCHEDULE", ["small.rls"]), ("--devices", ["--devices", "2"])):
+        code, out, err = told(capsys, "run", plans[0], *given)
+        assert (code, out) == (2, "") and f"`{name}` does not go with a plan file" in err
+
+
+@pytest.mark.parametrize("command", [["run"], ["diff", "a.json"]])
+def test_files_that_are_no_plans(
+    command: list[str], folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (folder / "a.json").read_bytes()
+    wide = json.dumps({**json.loads(whole), "plan": []}).encode()
+    texts = {
+        "it is empty": b"", "unterminated string": whole[:-300], "no text in UTF-8": b"\x80\x81" * 99,
+        "expecting value": bytes(99), "more than 16 MiB": b'{"rlgraph": 2, "program": "' + b"x" * LARGEST_BYTES + b'"}',
+        "nested too deep": b'{"rlgraph": 2, "program": ' + b"[" * 90 + b"]" * 90 + b"}",
+        "too deep": b"[" * 200_000, "deep": b'{"a":' * 200_000, "it is a list": b"[]", "integer string": b"1" * 9999,
+        "no number Infinity": b'{"rlgraph": Infinity}', "two fields `rlgraph`": b'{"rlgraph": 2, "rlgraph": 2}',
+        "surrogate pair": b'{"rlgraph": 2, "\\ud800": 1}', "no field `rlgraph`": b'{"name": "a"}',
+        "no JSON": PROGRAM.encode(), "`plan` is a list": wide,
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / "bad.json").write_bytes(text)
+        code, out, err = told(capsys, *command, "bad.json")
+        assert (code, out) == (1, ""), name
+        assert name in err, (name, err)
+        assert err.count("error[") == 1 and len(err) < 1000, (name, err)
+    (folder / "folder.json").mkdir()
+    for name, message in (("folder", "is a directory"), ("missing", "no such file")):
+        code, out, err = told(capsys, *command, f"{name}.json")
+        assert (code, out) == (1, "") and message in err
+
+
+def test_a_plan_that_was_changed_since(folder: Path, plans: tuple[str, str]) -> None:
+    assert rlgraph.load_plan("a.json").diagnostics == ()
+    (folder / "small.rlf").write_text(PROGRAM.replace("max_tokens=8", "max_tokens=9"))
+    (warning,) = rlgraph.load_plan("a.json").diagnostics
+    assert (warning.code, warning.severity, warning.span.text) == ("W0950", "warning", '"small.rlf"')
+    (folder / "small.rlf").unlink()
+    assert rlgraph.load_plan("a.json").diagnostics == ()
 
 
 # What is wrong
@@ -219,7 +317,8 @@ def test_planning_loads_nothing_that_computes(folder: Path) -> None:
     script = """
 import sys
 from rlgraph.cli import status
-for command in ("compile small.rlf small.rls", "compile small.rlf small.rls --emit plan -o out"):
+for command in ("compile small.rlf small.rls", "compile small.rlf small.rls --emit plan -o out",
+                "diff out/small.plan.json out/small.plan.json"):
     assert status(command.split()) == 0, command
 print([name for name in ("torch", "ray", "transformers", "numpy", "vllm", "megatron.core") if name in sys.modules])
 """

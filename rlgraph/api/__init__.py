@@ -1,4 +1,4 @@
-"""The compiler for Python: `check`, `compile`, `functions`.
+"""The compiler for Python: `check`, `compile`, `load_plan`, `functions`.
 
     program = rlgraph.compile("grpo.rlf", set={"n": 4})
     program.show()
@@ -80,6 +80,16 @@ def compile(
     stages = tuple(run_passes(found.program))
     compiled = Compiled(opened.source, opened.folder, texts, stages, tuple(found.warnings), found.schedule, devices)
     return compiled.checked_placement() if found.schedule.span.line else compiled
+
+
+def load_plan(path: str | Path) -> Compiled:
+    """The compiled program in a plan file, as `rlgraph compile --emit plan` or `Compiled.plan_json` wrote it.
+
+    Its graph and its plan are fixed. Raises ProgramError with everything that is wrong with the file.
+    """
+    from rlgraph.api.plan_files import load_plan
+
+    return load_plan(path)
 
 
 def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:

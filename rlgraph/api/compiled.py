@@ -16,6 +16,7 @@ from rlgraph.ir.graph import Graph, Program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:
+    from rlgraph.api.plan_files import PlanFile, Sections
     from rlgraph.api.planning import Placed
     from rlgraph.api.running import Run
     from rlgraph.backends.local.run import Observer
@@ -39,6 +40,10 @@ class Compiled:
     """What is said about where it runs."""
     devices: int = 1
     """Where the schedule declares no pools."""
+    file: PlanFile | None = field(default=None, repr=False)
+    """The plan file that it was read from: it says where everything runs."""
+    sections: Sections = field(default_factory=dict, repr=False)
+    """What its plan file says beside the plan: `cluster`, `assumptions`, `predicted`."""
 
     @property
     def program(self) -> Program:
@@ -75,8 +80,10 @@ class Compiled:
     @cached_property
     def placed(self) -> Placed:
         """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""
-        from rlgraph.api.planning import here, placed
+        from rlgraph.api.planning import Placed, find_shapes, here, placed
 
+        if self.file is not None:
+            return Placed(self.file.plan, find_shapes(self.program, self.folder), ())
         return placed(self.program, self.schedule, self.folder, here(self.devices))
 
     @property
@@ -84,11 +91,14 @@ class Compiled:
         """Which processes do which work: what the schedule says, and defaults for the rest."""
         return self.placed.plan
 
-    def plan_json(self) -> str:
-        """The plan as text, which `rlgraph.ir.plan.plan_from_json` reads."""
-        from rlgraph.ir.plan import plan_to_json
+    def plan_json(self, beside: str | Path = ".") -> str:
+        """The text of its plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.
 
-        return plan_to_json(self.plan)
+        beside: the folder that the file will be in; the paths in it begin there.
+        """
+        from rlgraph.api.plan_files import plan_document
+
+        return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
         """What travels between the groups of the plan: weights after they changed, and rows."""

@@ -8,15 +8,14 @@ A backend says what firing means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
 
+from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
@@ -66,35 +65,28 @@ class _Task:
 class Executor:
     """Runs graphs on a backend."""
 
-    def __init__(self, backend: Backend, block: int | None = None, *, together: bool = False) -> None:
+    def __init__(self, backend: Backend, block: int | None = None, clock: Clock | None = None) -> None:
         self.backend = backend
-        self.together = together
-        """Nodes that do not wait for each other are fired at the same time, each in a thread."""
+        self.clock = clock or InLine()
         self.block = block
         """Rows of a node's unit that make a block; None: all there are."""
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
-        if self.together:
-            with ThreadPoolExecutor(max(1, len(graph.nodes)), "node") as pool:
-                try:
-                    _Run(self.backend, self.block, graph, frame, pool).run()
-                except BaseException as error:
-                    self.backend.abort(error)
-                    raise
-        else:
-            _Run(self.backend, self.block, graph, frame).run()
+        with self.clock.crew(len(graph.nodes)) as crew:
+            try:
+                _Run(self, graph, frame, crew).run()
+            except BaseException as error:
+                self.backend.abort(error)
+                raise
 
 
 class _Run:
-    def __init__(
-        self, backend: Backend, block: int | None, graph: Graph, frame: Frame, pool: ThreadPoolExecutor | None = None
-    ) -> None:
-        self.backend, self.block, self.frame, self.pool = backend, block, frame, pool
+    def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
+        self.backend, self.block, self.together = executor.backend, executor.block, executor.clock.together
+        self.frame, self.crew = frame, crew
         self.under_way = 0
         """Nodes that are fired and not done."""
-        self.events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        """What is to do because one of them made something. Only this thread changes the frame."""
         self.tasks = [_Task(node) for node in graph.nodes]
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
@@ -121,26 +113,22 @@ class _Run:
                 moved |= self.advance(task)
             assert moved or self.under_way, f"no node can fire: {[task.node.name for task in waiting]}"
             if not moved:
-                self.events.get()()
+                self.crew.next()()
             waiting = [task for task in waiting if not task.finished]
 
     def start(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
-        """Does the work now, or in a thread of its own; `then` gets each part with its number."""
-        if self.pool is None:
-            for number, made in enumerate(work()):
-                then(number, made)
-            return
+        """Begins the work; `then` gets each part with its number."""
         task.busy, self.under_way = True, self.under_way + 1
-        self.pool.submit(self.work, task, work, then)
+        self.crew.begin(partial(self.work, task, work, then))
 
     def work(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
-        """In a thread: what there is to do is left to the one that runs the graph. A failure is, too."""
+        """What there is to do is left to the thread that runs the graph: only that one changes the frame. A failure is, too."""
         try:
             for number, made in enumerate(work()):
-                self.events.put(partial(then, number, made))
-            self.events.put(partial(self.idle, task))
+                self.crew.tell(partial(then, number, made))
+            self.crew.tell(partial(self.idle, task))
         except BaseException as error:
-            self.events.put(partial(_raise, error))
+            self.crew.tell(partial(_raise, error))
 
     def idle(self, task: _Task) -> None:
         task.busy, self.under_way = False, self.under_way - 1
@@ -160,7 +148,7 @@ class _Run:
                 task.finished = True
 
             # A thread sees the frame as it is now; this one goes on adding to it.
-            seen = self.frame.child() if self.pool else self.frame
+            seen = self.frame.child() if self.together else self.frame
             self.start(task, lambda: [self.backend.fire(task.node, seen)], all_done)
             return True
         if axis not in self.frame.rows:
@@ -195,7 +183,7 @@ class _Run:
             self.made(made, firsts[number])
             task.finished = last and task.done == frame.size(axis)
 
-        seen = block.child() if self.pool else block
+        seen = block.child() if self.together else block
         if len(ends) > 1:
             sizes = [b - a for a, b in pairwise([start, *ends])]
             self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)

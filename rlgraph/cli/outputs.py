@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +21,21 @@ _ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.t
 def write(compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None) -> None:
     """The files and texts that were asked for."""
     if emitted and out is None:
-        data = _emit(compiled, emitted[0])
+        data = _emit(compiled, emitted[0], Path())
         if isinstance(data, bytes) and sys.stdout.isatty():
             raise click.UsageError("a PNG is nothing for a terminal: say with -o DIR where it goes")
         click.echo(data, nl=False)
     elif out is not None:
         for form in emitted:
-            _save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form))
+            _save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out))
     if visualize is not None:
         path = Path(visualize or f"{compiled.name}.html")
         path = path if out is None or path.is_absolute() else out / path
-        _save(path, _emit(compiled, path.suffix[1:]))
+        _save(path, _emit(compiled, path.suffix[1:], path.parent))
 
 
-def _emit(compiled: Compiled, form: str) -> str | bytes:
+def _emit(compiled: Compiled, form: str, folder: Path) -> str | bytes:
+    """What is written, for a file in this folder."""
     if form == "json":
         import json
 
@@ -44,7 +46,7 @@ def _emit(compiled: Compiled, form: str) -> str | bytes:
         "svg": compiled.to_svg,
         "png": compiled.to_png,
         "html": compiled.to_html,
-        "plan": compiled.plan_json,
+        "plan": partial(compiled.plan_json, folder),
         "transfers": compiled.transfers,
     }
     return makers[form]()

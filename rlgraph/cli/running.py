@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
 
 
 @rlgraph.command()
@@ -78,12 +81,11 @@ def run(
     debug: bool,
     form: Format,
 ) -> int:
-    """Train: run a program here, or on Ray as a schedule (.rls) says.
+    """Train: run a program here, or on Ray as a schedule (.rls) or a plan file (.json) says.
 
     Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
     the run and saves the models; a second one ends it at once.
     """
-    from rlgraph.api import compile
     from rlgraph.api.backends import Options
     from rlgraph.api.progress import Json, display
     from rlgraph.api.rundir import METRICS, RunFolder
@@ -96,7 +98,7 @@ def run(
         timeout=timeout,
     )
     with telling(form):
-        compiled = compile(Path(file), settings_of(settings), schedule=schedule, devices=devices)
+        compiled = _compiled(file, schedule, settings_of(settings), devices)
         show(compiled.diagnostics, form)
         # Before anything else: a folder that cannot be written must not cost an hour of training.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
@@ -109,3 +111,18 @@ def run(
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
         click.echo("\n".join(lines))
     return FINE
+
+
+def _compiled(file: str, schedule: Path | None, settings: dict[str, str], devices: int) -> Compiled:
+    """A program, or what a plan file has of one."""
+    from rlgraph.api import compile, load_plan
+
+    if not file.endswith(".json"):
+        return compile(Path(file), settings, schedule=schedule, devices=devices)
+    given = {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}
+    for name in (name for name, value in given.items() if value):
+        raise click.UsageError(
+            f"`{name}` does not go with a plan file: its program and its plan are fixed. Compile the program again, "
+            f"with `{name}` and `--emit plan`"
+        )
+    return load_plan(file)

@@ -52,7 +52,7 @@ class Host:
     """Seconds that a function of the user's takes for a row."""
     order: float = 2e-3
     """Seconds until a group has its order and rows, and answers, beside the work."""
-    order_rank: float = 1e-4
+    order_rank: float = 2e-5
     """Seconds more for each process of the group."""
     step: float = 0.0
     """Seconds of each step beside all nodes."""

@@ -2,44 +2,133 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.work import Tokens
+from rlgraph.cost import memory, time
+from rlgraph.cost.cluster import Cluster
+from rlgraph.cost.constants import Constants
+from rlgraph.cost.memory import Need
+from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.time import Batch, Cost
+from rlgraph.ir.plan import Group, Plan
 
+__all__ = ["Batch", "Cost", "Predictor", "need", "piece", "wake", "work"]
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows of one table that a node works on."""
+ROW_BYTES = 20
+"""That travel for each token of a row: the token itself, log-probabilities, what is computed for it."""
 
-    rows: float
-    prompt: Lengths
-    response: Lengths
-    """Of what carries loss: sampled, or an encoded answer."""
-    samples: int = 1
-    """Rows for each prompt, where the node samples them."""
-
-    def tokens(self) -> Tokens:
-        """What a model reads of them."""
-        length = self.prompt.mean + self.response.mean
-        spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
-        longest = self.prompt.longest + self.response.longest
-        return Tokens(self.rows, self.rows * length, self.rows * spread, self.rows * self.response.mean, longest)
+DRAWING = ("generate", "interact")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds, and what they go to."""
+def work(operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+    """The work alone, on all copies of a group."""
+    if operation in DRAWING:
+        return time.generate(subject, spot, constants, batches[0])
+    if operation == "train":
+        return time.train(subject, spot, constants, batches)
+    return time.forward(subject, spot, constants, batches)
 
-    compute: float = 0.0
-    memory: float = 0.0
-    """Waiting for the device's own memory."""
-    communication: float = 0.0
-    bubble: float = 0.0
-    """Stages of a pipeline that wait for each other."""
-    overhead: float = 0.0
-    """Calls, launches, what is done for each row."""
 
-    @property
-    def seconds(self) -> float:
-        return self.compute + self.memory + self.communication + self.bubble + self.overhead
+def need(operation: str, subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+    """The memory of the work on the fullest rank."""
+    if operation in DRAWING:
+        return memory.drawing(subject, spot, batches)
+    return (memory.training if operation == "train" else memory.reading)(subject, spot, batches)
+
+
+def wake(operation: str, held: float, spot: Spot, synced: bool) -> Cost:
+    """A model that is off-loaded comes from the host's memory, and goes back if it changed. Weights that are brought from
+    where they are trained need not come."""
+    trips = 2 if operation == "train" else 0 if synced else 1
+    return Cost(memory=trips * held / spot.island.device.host)
+
+
+def order(spot: Spot, constants: Constants) -> Cost:
+    """Until a group has its orders and has answered, beside the work."""
+    return Cost(overhead=constants.host.order + constants.host.order_rank * spot.size)
+
+
+def rows(tokens: float, spot: Spot, constants: Constants) -> Cost:
+    """Until the rows are there that a group works on: each copy gets its own."""
+    sent = tokens * ROW_BYTES / spot.dp
+    return Cost(communication=sent / (spot.island.network * constants.transfer) + spot.island.network_latency)
+
+
+def piece(
+    operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]
+) -> Cost:
+    """A task with a model from its order to its answer, the model being there."""
+    tokens = sum(batch.tokens().tokens for batch in batches)
+    found = work(operation, subject, spot, constants, batches) + order(spot, constants)
+    return found + rows(tokens, spot, constants)
+
+
+class Predictor:
+    """The costs of one plan."""
+
+    def __init__(
+        self, plan: Plan, subjects: Mapping[str, Subject], cluster: Cluster, constants: Constants, threads: int = 1
+    ) -> None:
+        """threads: of engines that compute micro-batches side by side."""
+        self.plan, self.subjects, self.cluster, self.constants = plan, subjects, cluster, constants
+        self.threads = threads
+        self._pools = {pool.name: pool for pool in plan.pools}
+
+    def spot(self, model: str, group: Group) -> Spot:
+        """Where and how a group works with a model."""
+        how = self.plan.holding(model, group.name)
+        island = self.cluster.islands[self.cluster.island(self._pools[group.pool].first)]
+        split = group.mesh
+        return Spot(
+            group.engine,
+            island,
+            split.length("tp"),
+            split.length("pp"),
+            split.length("dp"),
+            how.micro_tokens,
+            how.recompute,
+            how.kv_bytes,
+            self.threads if group.engine == "transformers" else 1,
+        )
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        """The work alone, on all copies of the group that does it."""
+        spot = self.spot(model, self.plan.role(model, operation))
+        return work(operation, self.subjects[model], spot, self.constants, batches)
+
+    def order(self, group: str) -> Cost:
+        """Until a group has its orders and has answered."""
+        found = self.plan.group(group)
+        return order(self.spot(found.models[0], found), self.constants) if found.models else Cost()
+
+    def rows(self, source: str, target: str, tokens: float) -> Cost:
+        """An edge between two groups."""
+        found = self.plan.group(target)
+        if source == target or not found.models:
+            return Cost()
+        return rows(tokens, self.spot(found.models[0], found), self.constants)
+
+    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        """Until a model that is off-loaded is there, and after it until it is away again; nothing where it stays."""
+        held = self.plan.group(group)
+        if not self.plan.holding(model, group).offload:
+            return Cost()
+        spot = self.spot(model, held)
+        trained = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
+        kind = "train" if trained else operation
+        kept = need(kind, self.subjects[model], replace(spot, kv_bytes=1), batches).held(spot.dp)
+        return wake(kind, kept.total, spot, self.plan.owner(model).name != group)
+
+    def sync(self, model: str, source: str, target: str) -> Cost:
+        """New weights from one group to another."""
+        from_, to = self.plan.group(source), self.plan.group(target)
+        ends = self.spot(model, from_), self.spot(model, to)
+        return time.sync(self.subjects[model], *ends, from_.pool == to.pool, self.constants)
+
+    def host(self, op: str, count: float) -> Cost:
+        """What the host does with so many rows."""
+        each = self.constants.host.function_row if op == "call" else self.constants.host.row
+        return Cost(overhead=self.constants.host.node + each * count)
+
+

@@ -63,8 +63,8 @@ class Holding:
 
     model: str
     group: str
-    micro_rows: int = 0
-    """Rows of a micro-batch on each data-parallel copy; 0: as the engine packs them."""
+    micro_tokens: int = 0
+    """Padded tokens of a micro-batch at most; 0: as many as the engine takes by itself."""
     recompute: bool = False
     """Training keeps each layer's input only, and computes what is inside again."""
     offload: bool = False

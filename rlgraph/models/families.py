@@ -22,7 +22,7 @@ def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
     return (
         Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
         *_attention(shape),
-        *_mlp(shape),
+        *(_experts(shape) if shape.experts else _mlp(shape, "mlp", shape.ffn)),
         _each_layer(shape, "input_layernorm.weight", shape.hidden),
         _each_layer(shape, "post_attention_layernorm.weight", shape.hidden),
         Parameter("model.norm.weight", (shape.hidden,)),
@@ -62,12 +62,25 @@ def _attention(shape: Shape) -> list[Parameter]:
     return found
 
 
-def _mlp(shape: Shape) -> list[Parameter]:
+def _mlp(shape: Shape, name: str, ffn: int) -> list[Parameter]:
     return [
-        _each_layer(shape, "mlp.gate_proj.weight", shape.ffn, shape.hidden),
-        _each_layer(shape, "mlp.up_proj.weight", shape.ffn, shape.hidden),
-        _each_layer(shape, "mlp.down_proj.weight", shape.hidden, shape.ffn),
+        _each_layer(shape, f"{name}.gate_proj.weight", ffn, shape.hidden),
+        _each_layer(shape, f"{name}.up_proj.weight", ffn, shape.hidden),
+        _each_layer(shape, f"{name}.down_proj.weight", shape.hidden, ffn),
     ]
+
+
+def _experts(shape: Shape) -> list[Parameter]:
+    """In memory all experts of a layer are one tensor, gate above up; files have one for each."""
+    found = [
+        _each_layer(shape, "mlp.gate.weight", shape.experts, shape.hidden),
+        _each_layer(shape, "mlp.experts.gate_up_proj", shape.experts, 2 * shape.ffn, shape.hidden),
+        _each_layer(shape, "mlp.experts.down_proj", shape.experts, shape.hidden, shape.ffn),
+    ]
+    if shape.shared_ffn:
+        found += _mlp(shape, "mlp.shared_expert", shape.shared_ffn)
+        found.append(_each_layer(shape, "mlp.shared_expert_gate.weight", 1, shape.hidden))
+    return found
 
 
 def _head(shape: Shape, kind: Kind) -> list[Parameter]:

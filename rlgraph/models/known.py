@@ -16,7 +16,8 @@ _TABLE = Path(__file__).with_name("known.json")
 def known(name: str) -> Mapping[str, Any] | None:
     """Of a well-known model on the Hugging Face hub, the fields of its configuration that say how large it is; None for
     others. Enough to plan with, not to compute with: what is said of norms and positions is left out."""
-    return _table().get(name)
+    found = _table().get(name)
+    return _table()[found] if isinstance(found, str) else found
 
 
 def find_config(source: str) -> Mapping[str, Any] | None:
@@ -30,8 +31,9 @@ def find_config(source: str) -> Mapping[str, Any] | None:
 
 
 @cache
-def _table() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(_TABLE.read_text("utf-8"))
+def _table() -> dict[str, Any]:
+    """By name a configuration, or the name of the model that has the same."""
+    found: dict[str, Any] = json.loads(_TABLE.read_text("utf-8"))
     return found
 
 

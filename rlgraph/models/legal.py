@@ -24,6 +24,8 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: Kind = "causal_lm") ->
             found.append(
                 f"{engine} does not split along {axis}, but {axis}={size}: it can use {', '.join(_AXES[engine])}"
             )
+    if shape.experts and engine != "transformers":
+        return [*found, f"{engine} cannot lay out the experts of {shape.family} models here yet: use transformers"]
     if engine == "vllm" and kind != "causal_lm":
         found.append(f"vllm generates: for a model that gives {_WHAT[kind]}, use megatron or transformers")
     if engine == "megatron":

@@ -14,13 +14,15 @@ class UnsupportedModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated SiLU network."""
+    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated SiLU network, or many of which each
+    token takes a few: its experts."""
 
     family: str
-    """transformers' `model_type`: `llama`, `qwen2`, `qwen3`."""
+    """transformers' `model_type`: `llama`, `qwen3_moe`."""
     vocab: int
     hidden: int
     ffn: int
+    """Columns of the feed-forward network; of each expert's, where there are experts."""
     layers: int
     heads: int
     kv_heads: int
@@ -38,38 +40,76 @@ class Shape:
     """Longest row, in tokens."""
     pad_id: int | None = None
     """A token whose embedding transformers never trains."""
+    experts: int = 0
+    """In each layer; 0 where all tokens take the same feed-forward network."""
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    """Columns of the expert that every token takes beside its own, where there is one."""
 
 
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "llama": {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_QWEN2 = _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768}
+_MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_QWEN_MOE = {"hidden_size": 2048, "num_hidden_layers": 24, "max_position_embeddings": 32768}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _MISTRAL | {"sliding_window": 4096},
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": 128},
+    "mixtral": _MISTRAL | {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": _QWEN_MOE
+    | {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
     },
-    "qwen2": {
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
+    "qwen3_moe": _QWEN_MOE
+    | {
         "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
     },
 }
-_DEFAULTS["qwen3"] = _DEFAULTS["qwen2"] | {"head_dim": 128}
 """What transformers takes for a field that a configuration leaves out; null means: as many key-value heads as heads, and heads
 that share the hidden size."""
 
 FAMILIES = tuple(_DEFAULTS)
+SPARSE = tuple(family for family, fields in _DEFAULTS.items() if "num_experts_per_tok" in fields)
+"""Those whose layers have experts."""
 
-_PLAIN = {
+_Plain = dict[str, tuple[object, str]]
+_PLAIN: _Plain = {
     "hidden_act": ("silu", "another activation than SiLU"),
     "mlp_bias": (False, "biases in its feed-forward network"),
     "use_sliding_window": (False, "sliding-window attention"),
     "quantization_config": (None, "quantized weights"),
+    "mlp_only_layers": ([], "layers without experts"),
+    "decoder_sparse_step": (1, "layers without experts"),
 }
 """Fields that change what a model computes, the value that is known here, and what another one means."""
+
+_NO_BIAS: _Plain = {"attention_bias": (False, "biases in its attention")}
+_NO_WINDOW: _Plain = {"sliding_window": (None, "sliding-window attention")}
+_PLAIN_OF: dict[str, _Plain] = {
+    # There is no such field in Qwen2: queries, keys and values have biases, the output has none.
+    "qwen2": {},
+    "qwen2_moe": {"qkv_bias": (True, "no biases in its attention")},
+    # In Qwen2 and Qwen3 another field says whether there is a window.
+    "mistral": _NO_BIAS | _NO_WINDOW,
+    "mixtral": _NO_BIAS | _NO_WINDOW,
+}
+"""The same of single families; of those that are not there, `_NO_BIAS`."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -78,8 +118,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise UnsupportedModel(f"models of the family `{family}` are not known: there are {', '.join(FAMILIES)}")
-    _refuse_unusual(family, config)
     config = {**_DEFAULTS[family], **config}
+    _refuse_unusual(family, config)
     heads = _number(config, "num_attention_heads")
     kv_heads = _number(config, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -90,26 +130,39 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         family=family,
         vocab=_number(config, "vocab_size"),
         hidden=hidden,
-        ffn=_number(config, "intermediate_size"),
+        ffn=_number(config, "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"),
         layers=_number(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_number(config, "head_dim", hidden // heads),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qkv_bias=family.startswith("qwen2"),
+        qk_norm=family.startswith("qwen3"),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         positions=_number(config, "max_position_embeddings"),
         pad_id=config.get("pad_token_id"),
+        **(_experts(config) if family in SPARSE else {}),
     )
 
 
+def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of Shape that say what experts there are; newer configurations call their number by another name."""
+    local = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts, chosen = _number(config, local), _number(config, "num_experts_per_tok")
+    if chosen > experts:
+        raise UnsupportedModel(f"num_experts_per_tok is {chosen}, but there are {experts} experts")
+    shared = "shared_expert_intermediate_size"
+    return {
+        "experts": experts,
+        "experts_per_token": chosen,
+        "shared_ffn": _number(config, shared) if shared in config else 0,
+    }
+
+
 def _refuse_unusual(family: str, config: Mapping[str, Any]) -> None:
-    # In Qwen2 there is no such field: queries, keys and values have biases, the output has none.
-    unusual = _PLAIN | ({} if family == "qwen2" else {"attention_bias": (False, "biases in its attention")})
-    for field, (plain, what) in unusual.items():
+    for field, (plain, what) in (_PLAIN | _PLAIN_OF.get(family, _NO_BIAS)).items():
         # Files leave a field out, or say null, for its plain value.
         if config.get(field) not in (plain, None):
             raise UnsupportedModel(f"this {family} model has {what} (`{field}`), which is not known here")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import Run, compile_text, data_folder, run_text, weights
 
+from rlgraph.backends.clocks import Threads
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.run import LocalBackend, Settings
@@ -226,7 +227,7 @@ class InParts(LocalBackend):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.executor = Executor(self, 2, together=True)
+        self.executor = Executor(self, 2, Threads())
         self.scored = threading.Event()
         self.early: list[bool] = []
 

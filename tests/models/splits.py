@@ -8,12 +8,13 @@ from hypothesis.strategies import DrawFn
 
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.legal import problems
-from rlgraph.models.shape import FAMILIES, Shape
+from rlgraph.models.shape import Shape
+from tests.models.tiny import DENSE
 
 
 @st.composite
 def shapes(draw: DrawFn) -> Shape:
-    family = draw(st.sampled_from(FAMILIES))
+    family = draw(st.sampled_from(DENSE))
     kv_heads = draw(st.integers(1, 4))
     return Shape(
         family,

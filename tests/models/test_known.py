@@ -10,7 +10,7 @@ import pytest
 from rlgraph.models import known as module
 from rlgraph.models.families import count
 from rlgraph.models.known import find_config, known
-from rlgraph.models.shape import UnsupportedModel, shape_of
+from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 BILLIONS = {
     "Qwen/Qwen2.5-0.5B": 0.494,
@@ -20,42 +20,69 @@ BILLIONS = {
     "Qwen/Qwen2.5-14B": 14.8,
     "Qwen/Qwen2.5-32B": 32.8,
     "Qwen/Qwen2.5-72B": 72.7,
+    "Qwen/Qwen2.5-Math-1.5B": 1.54,
+    "Qwen/Qwen2.5-Math-7B": 7.62,
     "Qwen/Qwen3-0.6B": 0.596,
     "Qwen/Qwen3-1.7B": 1.72,
     "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-4B-Instruct-2507": 4.02,
     "Qwen/Qwen3-8B": 8.19,
     "Qwen/Qwen3-14B": 14.8,
     "Qwen/Qwen3-32B": 32.8,
+    "Qwen/Qwen3-30B-A3B": 30.5,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.5,
+    "Qwen/Qwen3-235B-A22B": 235.1,
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": 235.1,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14.3,
+    "Qwen/Qwen2-57B-A14B": 57.4,
+    "codellama/CodeLlama-34b-hf": 33.7,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1.78,
+    "meta-llama/Llama-2-7b-hf": 6.74,
+    "meta-llama/Llama-2-13b-hf": 13.02,
+    "meta-llama/Llama-2-70b-hf": 68.98,
+    "meta-llama/Meta-Llama-3-8B": 8.03,
+    "meta-llama/Meta-Llama-3-70B": 70.55,
     "meta-llama/Llama-3.1-8B": 8.03,
-    "meta-llama/Llama-3.1-70B": 70.6,
+    "meta-llama/Llama-3.1-70B": 70.55,
+    "meta-llama/Llama-3.1-405B": 405.85,
     "meta-llama/Llama-3.2-1B": 1.24,
     "meta-llama/Llama-3.2-3B": 3.21,
+    "mistralai/Mistral-7B-Instruct-v0.2": 7.24,
+    "mistralai/Mistral-7B-v0.3": 7.25,
+    "mistralai/Mistral-Nemo-Base-2407": 12.2,
+    "mistralai/Mistral-Small-24B-Base-2501": 23.6,
+    "mistralai/Mistral-Large-Instruct-2407": 123.0,
+    "mistralai/Mixtral-8x7B-v0.1": 46.7,
+    "mistralai/Mixtral-8x22B-v0.1": 140.6,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.6,
 }
 """Parameters, as published on the models' pages."""
 
 REWARD_BILLIONS = {"Skywork/Skywork-Reward-V2-Qwen3-8B": 7.57, "Skywork/Skywork-Reward-V2-Llama-3.1-8B": 7.50}
 
+NAMES = json.loads(Path(module.__file__).with_name("known.json").read_text("utf-8"))
+
+
+def shape(name: str) -> Shape:
+    found = known(name)
+    assert found is not None
+    return shape_of(found)
+
 
 @pytest.mark.parametrize("name", BILLIONS)
 def test_a_known_model_has_the_published_number_of_parameters(name: str) -> None:
-    found = known(name)
-    assert found is not None
-    assert count(shape_of(found)) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+    assert count(shape(name)) / 1e9 == pytest.approx(BILLIONS[name], rel=0.005)
 
 
 @pytest.mark.parametrize("name", REWARD_BILLIONS)
 def test_a_known_reward_model_too(name: str) -> None:
-    found = known(name)
-    assert found is not None
-    assert count(shape_of(found), "reward_lm") / 1e9 == pytest.approx(REWARD_BILLIONS[name], rel=0.01)
+    assert count(shape(name), "reward_lm") / 1e9 == pytest.approx(REWARD_BILLIONS[name], rel=0.005)
 
 
-def test_variants_have_the_shape_of_their_base() -> None:
-    names = json.loads(Path(module.__file__).with_name("known.json").read_text("utf-8"))
-    for name in names:
-        base = name.removesuffix("-Instruct").removesuffix("-Base")
-        assert base in BILLIONS | REWARD_BILLIONS
-        assert count(shape_of(names[name])) == count(shape_of(names[base]))
+def test_every_configuration_is_compared_and_every_other_name_leads_to_one() -> None:
+    for name, found in NAMES.items():
+        assert (found if isinstance(found, str) else name) in BILLIONS
+        assert known(name) == (NAMES[found] if isinstance(found, str) else found)
 
 
 def test_a_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,3 +89,12 @@ def test_rotary_positions_that_megatron_lacks() -> None:
         [found] = problems(replace(SHAPE, rope_scaling=tuple(other.items())), "megatron", mesh())
         assert found.startswith("megatron cannot scale rotary positions as this model does")
         assert problems(replace(SHAPE, rope_scaling=tuple(other.items())), "vllm", mesh()) == []
+
+
+@pytest.mark.parametrize("engine", ["megatron", "vllm"])
+def test_only_transformers_holds_experts(engine: str) -> None:
+    sparse = replace(SHAPE, family="qwen2_moe", experts=4, experts_per_token=2)
+    assert problems(sparse, engine, mesh(tp=2)) == [
+        f"{engine} cannot lay out the experts of qwen2_moe models here yet: use transformers"
+    ]
+    assert problems(sparse, "transformers", mesh(2)) == []

@@ -19,8 +19,7 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models import huggingface, megatron, vllm
 from rlgraph.models.families import tensors
-from rlgraph.models.shape import FAMILIES
-from tests.models.tiny import AUTO, shape_of_model, tiny
+from tests.models.tiny import AUTO, DENSE, SPARSE, shape_of_model, tiny
 
 Layout = Callable[..., tuple[Local, ...]]
 
@@ -77,7 +76,7 @@ def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole:
     ),
 )
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout: Layout, over: Mesh, kind: Any) -> None:
     model = tiny(family, kind, tie_word_embeddings=tied)
     shape = shape_of_model(model)
@@ -91,6 +90,15 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout:
     assert whole.keys() == theirs.keys()
     for name, tensor in whole.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("family", SPARSE)
+def test_experts_are_whole_with_transformers(family: str) -> None:
+    model = tiny(family)
+    found = filled(huggingface.layout(shape_of_model(model), mesh(2), 1), ModelWeights(model))
+    theirs = dict(model.named_parameters())
+    assert found.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in found.items())
 
 
 def test_padding_is_zeros() -> None:

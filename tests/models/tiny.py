@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlgraph.models.shape import FAMILIES, Shape, shape_of
+from rlgraph.models.shape import FAMILIES, SPARSE, Shape, shape_of
 
 AUTO = {
     "causal_lm": AutoModelForCausalLM,
@@ -30,11 +30,19 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
+DENSE = tuple(family for family in FAMILIES if family not in SPARSE)
+OWN: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 12},
+}
+"""What some families have beside `SIZES`."""
 
 
 def tiny(family: str, kind: str = "causal_lm", **fields: Any) -> PreTrainedModel:
     """A model of transformers; its initial weights would hide mistakes: biases of 0, norms of 1."""
-    model = AUTO[kind].from_config(AutoConfig.for_model(family, **(SIZES | fields), num_labels=1))
+    model = AUTO[kind].from_config(AutoConfig.for_model(family, **(SIZES | OWN.get(family, {}) | fields), num_labels=1))
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -46,4 +54,4 @@ def shape_of_model(model: PreTrainedModel) -> Shape:
     return shape_of(model.config.to_dict())
 
 
-__all__ = ["FAMILIES", "SIZES", "shape_of_model", "tiny"]
+__all__ = ["DENSE", "FAMILIES", "OWN", "SIZES", "SPARSE", "shape_of_model", "tiny"]

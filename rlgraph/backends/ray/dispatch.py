@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.ray.orders import Given, Order, Receipt, numbered, packed, unpacked
@@ -22,25 +22,9 @@ from rlgraph.backends.ray.split import part, split
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
-from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Axis, Handle, Table, axis_of
 from rlgraph.ops.nodes import MODEL_CALLS
-
-
-class Queues:
-    """What runs on a pool takes turns."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._locks = {name: threading.Lock() for name in (HOST, *(pool.name for pool in plan.pools))}
-
-    @contextmanager
-    def turn(self, *pools: str) -> Iterator[None]:
-        """Waits until all these pools are free, and has them meanwhile."""
-        with ExitStack() as held:
-            # Always in the same order: two that want the same pools never wait for each other.
-            for pool in sorted(set(pools)):
-                held.enter_context(self._locks[pool])
-            yield
 
 
 class Dispatch:

@@ -1,0 +1,113 @@
+"""A backend whose work is done by the groups of a plan: which of them does a node's work, and with what weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.nodes import chosen, kept
+from rlgraph.backends.loops import collect, every, minibatch
+from rlgraph.backends.ray.weights import Weights
+from rlgraph.backends.steps import Observer, Steps
+from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ops.nodes import MODEL_CALLS
+
+_WITH_MODELS = ("generate", "interact", "train", *MODEL_CALLS)
+
+
+class Orders(Protocol):
+    """Has groups do the work of nodes."""
+
+    step: int
+    nodes: dict[int, int]
+    """For each node, by its `id`, its number in the program."""
+
+    def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made: ...
+
+    def parts(
+        self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
+    ) -> Iterator[Made]: ...
+
+    def choose(self, node: Node, frame: Frame, host: Group) -> Tensor:
+        """Which rows `keep` or `pick` takes."""
+        ...
+
+
+def block_of(plan: Plan) -> int | None:
+    """Rows of a block of the executor: those of the smallest stream."""
+    return min((rows for _, rows in plan.blocks), default=None)
+
+
+class Placed(Steps):
+    """Its frames have stand-ins for the rows that its groups have."""
+
+    elsewhere = True
+    plan: Plan
+    dispatch: Orders
+    weights: Weights
+    observer: Observer
+    seed: int
+    replays = False
+    """What is sampled comes from a recording."""
+
+    def streams(self, node: Node, frame: Frame) -> bool:
+        """Samples of vLLM leave as soon as they end; a recording is there at once."""
+        if node.op != "generate" or self.replays:
+            return False
+        return self.plan.role(frame.values[node.inputs[0]], node.op).engine == "vllm"
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        model = frame.values[node.inputs[0]]
+        group = self.plan.role(model, node.op)
+        self.weights.bring(model, group, node)
+        yield from self.dispatch.parts(node, frame, group, self.weights.versions, sizes)
+
+    # Nodes
+
+    def fire(self, node: Node, frame: Frame) -> Made:
+        if node.op == "minibatch":
+            return minibatch(node, frame, self.executor, f"{self.seed}/{self.dispatch.step}")
+        if node.op == "collect":
+            return collect(node, frame, self.executor, self.observer.opening)
+        if node.op == "every":
+            return every(node, frame, self.executor, self.dispatch.step)
+        if node.op == "size" and node.attr("axis") in frame.rows:
+            return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
+        if node.op == "update":
+            target, source = (frame.values[name] for name in node.inputs)
+            self.weights.update(target, source, node)
+            return Made({node.name: target})
+        # An age is that of the present step, which not everybody knows who has the rows.
+        if node.op == "column" and node.attr("name") != "age":
+            table = frame.values[node.inputs[0]]
+            return Made({node.name: replace(table, column=self.dispatch.nodes[id(node)])})
+        if node.op in _WITH_MODELS:
+            return self.compute(node, frame)
+        host = self.plan.group(HOST)
+        if node.op in ("keep", "pick"):
+            places = self.dispatch.choose(node, frame, host)
+            return kept(node, frame, places) if node.op == "keep" else chosen(node, frame, places)
+        return self.dispatch.fire(node, frame, host, self.weights.versions)
+
+    def compute(self, node: Node, frame: Frame) -> Made:
+        """Work with a model's weights, where the plan puts it, once the weights are there."""
+        model = frame.values[node.inputs[0]]
+        group = self.plan.role(model, node.op)
+        self.weights.bring(model, group, node)
+        try:
+            made = self.dispatch.fire(node, frame, group, self.weights.versions)
+        except KeyboardInterrupt:
+            # It comes at the end of an update, whose weights are new ones: they are worth saving.
+            if node.op == "train":
+                self.weights.trained(model)
+            raise
+        if node.op == "train":
+            self.weights.trained(model)
+        return made

@@ -1,0 +1,90 @@
+"""Stand-ins for rows: how many there are, how long each is, and which group has them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor as Places
+
+from rlgraph.backends.rows import Elsewhere
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.predict import Batch
+from rlgraph.ir.types import Table, Tensor, Type
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Held(Elsewhere):
+    """Rows of a value; of a single value, none."""
+
+    name: str
+    """Of the value that a node made: rows of it that were sent once are there."""
+    where: str
+    """The group that has it."""
+    numbers: np.ndarray = field(default_factory=_none)
+    """int64 [rows]: which row of the run each is, whatever block or slice it came in."""
+    prompt: np.ndarray = field(default_factory=_none)
+    """int64 [rows]: tokens."""
+    response: np.ndarray = field(default_factory=_none)
+    """int64 [rows]: tokens that carry loss."""
+    period: int = 1
+    """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
+    column: int | None = None
+    """As in `rlgraph.backends.ray.remote.Remote`: a column lies where its table lies."""
+
+    @property
+    def rows(self) -> int:
+        return int(self.numbers.shape[0])
+
+    def pick(self, places: Places) -> Held:
+        return self.take(places.numpy())
+
+    def take(self, places: np.ndarray) -> Held:
+        return replace(self, numbers=self.numbers[places], prompt=self.prompt[places], response=self.response[places])
+
+    def join(self, others: Sequence[Elsewhere]) -> Held:
+        parts = [self, *(other for other in others if isinstance(other, Held))]
+        return replace(
+            self,
+            numbers=np.concatenate([part.numbers for part in parts]),
+            prompt=np.concatenate([part.prompt for part in parts]),
+            response=np.concatenate([part.response for part in parts]),
+        )
+
+    def batch(self, samples: int = 1) -> Batch:
+        """As the cost model sees it."""
+        return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()), samples)
+
+    def entries(self, kind: Type) -> float:
+        """How many tokens are sent with a value of this type; a value for each row counts as one for each."""
+        if isinstance(kind, Table):
+            return float(self.prompt.sum() + self.response.sum())
+        inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
+        return float(self.response.sum()) if inner else float(self.rows)
+
+
+    def shares(self, key: str) -> np.ndarray:
+        """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key` shuffles.
+
+        What a row gets depends on its number alone, not on the slice or block that it comes in.
+        """
+        found = np.zeros(self.rows)
+        batches = self.numbers // self.period
+        for batch in np.unique(batches).tolist():
+            order = np.random.default_rng(random.Random(f"{key}/{batch}").getrandbits(64)).permutation(self.period)
+            mine = batches == batch
+            found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
+        return found
+
+    def drawn(self, lengths: Lengths, key: str) -> np.ndarray:
+        """A length for each row, int64."""
+        known = np.asarray(lengths.values)
+        found = np.interp(self.shares(key) * len(known) - 0.5, np.arange(len(known)), known)
+        whole: np.ndarray = np.maximum(1, np.rint(found)).astype(np.int64)
+        return whole

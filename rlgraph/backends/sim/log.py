@@ -1,0 +1,65 @@
+"""Time that passes in a simulation, and what it passed with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rlgraph.backends.clocks import Virtual
+from rlgraph.backends.sim.works import Teller, Work
+from rlgraph.backends.steps import Observer
+from rlgraph.cost.predict import Batch, Cost
+from rlgraph.ir.plan import Group
+
+
+class Prediction(Protocol):
+    """What each piece of work takes; `rlgraph.cost.predict.Predictor` is one."""
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        """Of the whole group that does this work, whose data-parallel copies share the rows."""
+        ...
+
+    def host(self, op: str, count: float) -> Cost:
+        """Of so many rows, by the process that has no model."""
+        ...
+
+    def sync(self, model: str, source: str, target: str) -> Cost:
+        """Of a model's weights from one group to another."""
+        ...
+
+    def rows(self, source: str, target: str, tokens: float) -> Cost:
+        """Of rows from one group to another."""
+        ...
+
+    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        """Of a model that is off-loaded while its group does not work with it: until it is there, and away again."""
+        ...
+
+    def order(self, group: str) -> Cost:
+        """Until a group has its order, and has answered."""
+        ...
+
+
+class Log:
+    """Lets time pass, and keeps what was done in it."""
+
+    def __init__(self, clock: Virtual, predictor: Prediction, observer: Observer) -> None:
+        self.clock, self.predictor, self.observer = clock, predictor, observer
+        self.works: list[Work] = []
+        self._teller = Teller(observer)
+
+    def take(
+        self, name: str, op: str, groups: Sequence[Group], fired: float, parts: Mapping[str, float],
+        counts: tuple[int, int] = (0, 0),
+    ) -> Work:  # fmt: skip
+        """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and tokens."""
+        clock = self.clock
+        start, after = clock.now, clock.cause
+        assert after is None or isinstance(after, Work)
+        clock.sleep(sum(parts.values()))
+        names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
+        work = Work(name, op, names, pools, fired, start, clock.now, after, *counts, dict(parts))
+        clock.note(work)
+        self.works.append(work)
+        self._teller.tell(work)
+        return work

@@ -1,0 +1,63 @@
+"""What a simulated step was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something that a group, or two that exchange weights, did without a pause."""
+
+    name: str
+    """As people see it: what the node makes, `train MODEL` or `sync MODEL`."""
+    op: str
+    groups: tuple[str, ...]
+    pools: tuple[str, ...]
+    """Of each group."""
+    fired: float
+    """When it could have begun, had its pools been free; in seconds, as all times."""
+    start: float
+    end: float
+    after: Work | None
+    """What it waited for last: the work that made its last input, or the one that its pool did before."""
+    rows: int = 0
+    tokens: int = 0
+    """Sampled."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What its seconds went to."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def queued(self) -> bool:
+        """It waited for its pool, not for an input."""
+        return self.start > self.fired
+
+
+class Watcher(Protocol):
+    """Who draws a timeline: an observer, a trace."""
+
+    def span(self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object) -> int: ...
+
+    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
+
+
+class Teller:
+    """Tells a watcher of works: a slice for each group, and an arrow from what each work waited for."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self._spans: dict[int, int] = {}
+
+    def tell(self, work: Work) -> None:
+        args = {name: value for name, value in (("rows", work.rows), ("tokens", work.tokens)) if value}
+        for pool, group in zip(work.pools, work.groups, strict=True):
+            span = self.watcher.span(pool, group, work.name, work.op, work.start, work.end, **args, **work.parts)
+            self._spans[id(work)] = span
+        if id(work.after) in self._spans:
+            self.watcher.flow(self._spans[id(work.after)], self._spans[id(work)], "then", 0)

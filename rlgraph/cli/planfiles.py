@@ -1,0 +1,45 @@
+"""`rlgraph diff`: two plan files side by side."""
+
+from __future__ import annotations
+
+import click
+
+from rlgraph.api.jsonlines import emit
+from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
+from rlgraph.cli.shown import Format
+
+
+@rlgraph.command()
+@click.argument("before", metavar="A.json")
+@click.argument("after", metavar="B.json")
+@message_format
+def diff(before: str, after: str, form: Format) -> int:
+    """Say what differs between two plan files: where work runs, how it is held, what is expected, and the graph.
+
+    Exit code 0 if nothing does, 1 if something does or one of them is wrong.
+    """
+    from rlgraph.api.plan_diff import differences, graph_difference
+    from rlgraph.api.plan_files import open_plan_file, read_plan_file
+
+    with telling(form):
+        files = [read_plan_file(open_plan_file(path)) for path in (before, after)]
+    found, graph = differences(*files), graph_difference(*files)
+    if form == "json":
+        for each in found:
+            emit(
+                {
+                    "type": "difference",
+                    "section": each.section,
+                    "name": each.name,
+                    "before": each.before,
+                    "after": each.after,
+                }
+            )
+        if graph:
+            emit({"type": "difference", "section": "graph", "diff": graph})
+    else:
+        for section in dict.fromkeys(each.section for each in found):
+            click.echo("\n".join([section, *(f"  {each}" for each in found if each.section == section)]))
+        if graph:
+            click.echo("\n".join(["graph", *(f"  {line}" for line in graph)]))
+    return WRONG if found or graph else FINE

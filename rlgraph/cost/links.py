@@ -1,0 +1,55 @@
+"""What messages between devices take: alpha-beta costs of collectives on the links that a group really uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.cost.cluster import Island
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between the devices of one group."""
+
+    bandwidth: float
+    """Bytes a second of each device, in each direction."""
+    latency: float
+    """Seconds of a message."""
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """A ring: every byte goes around twice."""
+        return self.all_reduce_bytes(size, ranks) + self.all_reduce_latency(ranks)
+
+    def all_reduce_bytes(self, size: float, ranks: int) -> float:
+        """The part of its bytes."""
+        return 2 * (ranks - 1) * size / ranks / self.bandwidth
+
+    def all_reduce_latency(self, ranks: int) -> float:
+        """The part of its messages."""
+        return 2 * (ranks - 1) * self.latency
+
+    def all_gather(self, size: float, ranks: int) -> float:
+        """Every rank gets all `size` bytes, of which it has its share; a reduce-scatter takes the same."""
+        if ranks == 1:
+            return 0.0
+        return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
+
+    def all_to_all(self, size: float, ranks: int) -> float:
+        """Each rank sends an equal part of its `size` bytes to each other one."""
+        if ranks == 1:
+            return 0.0
+        return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
+
+    def send(self, size: float) -> float:
+        """One message."""
+        return size / self.bandwidth + self.latency
+
+
+def link(island: Island, reach: int, share: float) -> Link:
+    """Of a group whose members lie among `reach` devices in a row, the first one at the start of a node.
+
+    share: of the bandwidth that is reached.
+    """
+    if reach <= island.per_node and island.per_node % reach == 0:
+        return Link(island.device.link * share, island.link_latency)
+    return Link(island.network * share, island.network_latency)

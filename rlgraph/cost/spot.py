@@ -1,0 +1,63 @@
+"""Where and how a model's work is done: what its time and memory depend on beside the model and the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.cost.cluster import Island
+from rlgraph.cost.constants import Constants
+from rlgraph.cost.links import Link, link
+from rlgraph.models.families import Kind
+from rlgraph.models.shape import Shape
+
+BLOCK_TOKENS = 2048
+"""Padded tokens of a micro-batch where nobody says how many: what the engines take by themselves."""
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float64": 8}
+"""Of a weight, an activation, a key or a value; 4 of all other dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model as it is worked with."""
+
+    name: str
+    shape: Shape
+    kind: Kind
+    dtype: str = "float32"
+
+    @property
+    def item(self) -> int:
+        """Bytes of one of its numbers."""
+        return ITEM_BYTES.get(self.dtype, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A group of equal devices, and how a model is split over them."""
+
+    engine: str
+    island: Island
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_tokens: int = 0
+    """Padded tokens of a micro-batch; 0: as many as the engine takes by itself."""
+    recompute: bool = False
+    kv_bytes: int = 0
+    """Of each rank's cache of keys and values; 0: as the engine chooses."""
+    threads: int = 1
+    """Of an engine that computes micro-batches side by side in one process."""
+
+    @property
+    def size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def links(self, constants: Constants) -> tuple[Link, Link, Link]:
+        """Between tensor-parallel ranks, between neighbouring stages, between copies: the innermost lie next to each other."""
+        share = constants.collective
+        return (
+            link(self.island, self.tp, share),
+            link(self.island, self.tp * min(self.pp, 2), share),
+            link(self.island, self.size, share),
+        )

@@ -1,0 +1,251 @@
+"""The work of a step, one task for each node that costs time: on how many rows of which lengths, and after which others.
+
+Loops are laid out flat. A body that runs K times one after the other takes K times as long, so its tasks stand here once and
+say how often they are done. A step is one in the middle of a run: what was trained in the last one is not yet where it is
+generated with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.time import Batch
+from rlgraph.ir.graph import Graph, Node, Phase, Program, carried
+from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+from rlgraph.ops.nodes import MODEL_CALLS
+
+DRAWING = ("generate", "interact")
+WITH_MODELS = (*DRAWING, *MODEL_CALLS, "train")
+_FREE = ("column", "size", "report", "lookup")
+"""Work that is part of other work, or nothing to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the program cannot say: how long texts are, and how many rows a filter leaves."""
+
+    prompt: Lengths = Lengths((512.0,))
+    response: Lengths | None = None
+    """None: log-normal, with a mean of half of what the program allows, and 1 of 100 as long as that."""
+    kept: float = 1.0
+    """Share of the rows that `keep` leaves."""
+    turns: int | None = None
+
+    def answers(self, limit: int) -> Lengths:
+        """Of what is sampled with at most so many tokens."""
+        found = self.response or Lengths.lognormal(limit / 2, limit)
+        return found.capped(limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    name: str
+    """As people see it: what the node makes, or `train actor`."""
+    op: str
+    model: str | None
+    """None: the host does it."""
+    batches: tuple[Batch, ...] = ()
+    """Of work with a model, all rows that its calls read."""
+    rows: float = 0.0
+    """Of the host's work."""
+    times: float = 1.0
+    """How often it is done in a step; a share of 1 for what is not done in every one."""
+    after: tuple[int, ...] = ()
+    """The numbers of the tasks that it waits for."""
+
+    @property
+    def tokens(self) -> float:
+        """What a model reads or samples, each time."""
+        return sum(batch.tokens().tokens for batch in self.batches)
+
+
+def tasks(program: Program, phase: Phase, workload: Workload) -> tuple[Task, ...]:
+    """In an order in which they can run."""
+    return _Laying(program, workload).phase(phase)
+
+
+def main_step(program: Program) -> Phase:
+    """The phase that goes on."""
+    return next(phase for phase in program.phases if phase.steps is None)
+
+
+@dataclass
+class _Scope:
+    """What is known inside of a loop."""
+
+    times: float = 1.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """For each axis that is sliced, how much of it there is."""
+    after: frozenset[int] = frozenset()
+    """Tasks that the loop waits for."""
+
+
+class _Laying:
+    def __init__(self, program: Program, workload: Workload) -> None:
+        self.program, self.workload = program, workload
+        self.types: Mapping[str, Type] = {}
+        self.found: list[Task] = []
+        self.made: dict[str, frozenset[int]] = {}
+        """For each value the tasks after which it is there."""
+        self.readers: dict[Type, list[int]] = {}
+        """For each model or other thing that lives across steps, who reads its present state."""
+        self.rows: dict[str, float] = {}
+        """For each row axis."""
+        self.lengths: dict[str, tuple[Lengths, Lengths]] = {}
+        """For each axis of tokens those of prompts and of what carries loss."""
+
+    def phase(self, phase: Phase) -> tuple[Task, ...]:
+        self.types = phase.graph.values()
+        self.graph(phase.graph, _Scope())
+        return tuple(self.found)
+
+    def graph(self, graph: Graph, scope: _Scope) -> None:
+        for node in graph.nodes:
+            self.node(node, scope)
+
+    def node(self, node: Node, scope: _Scope) -> None:
+        after = frozenset().union(scope.after, *(self.made.get(name, frozenset()) for name in node.inputs))
+        replaced = [value.type for value in node.outputs if isinstance(value.type, Handle)]
+        after |= {reader for kind in replaced for reader in self.readers.get(kind, ())}
+        self.measure(node, scope)
+        if node.op in ("minibatch", "collect", "every"):
+            done = self.loop(node, scope, after)
+        elif node.op in _FREE:
+            done = after
+        else:
+            done = frozenset({self.add(node, scope, after)})
+        for value in node.outputs:
+            self.made[value.name] = done
+        for name in node.inputs:
+            kind = self.types[name]
+            if isinstance(kind, Handle) and kind not in replaced:
+                self.readers.setdefault(kind, []).extend(done)
+        for kind in replaced:
+            self.readers[kind] = []
+
+    def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
+        region, first = node.regions[0], len(self.found)
+        times, shares = scope.times, dict(scope.shares)
+        if node.op == "minibatch":
+            parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
+            times *= parts * node.attr("epochs")
+            shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
+        elif node.op == "every":
+            times /= node.attr("steps")
+        else:
+            times *= self.rounds(node, scope)
+        for value in region.inputs:
+            self.made[value.name] = after
+        self.graph(region, _Scope(times, shares, after))
+        made = frozenset(range(first, len(self.found)))
+        for inner, outer in zip(region.outputs[carried(node) :], node.outputs[carried(node) :], strict=True):
+            self.adopt(self.types[inner], outer.type, 1.0)
+        return made or after
+
+    def rounds(self, node: Node, scope: _Scope) -> float:
+        """How many batches `collect` reads until enough rows are kept."""
+        for inner in node.regions[0].nodes:
+            self.measure(inner, scope)
+        kept = self.rows.get(node.attr("axis"), 0.0)
+        wanted = float(node.attr("rows"))
+        return wanted / kept if kept else 1.0
+
+    def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
+        task = Task(node.name, node.op, None, times=scope.times, after=tuple(sorted(after)))
+        if node.op in WITH_MODELS:
+            held = self.types[node.inputs[0]]
+            assert isinstance(held, Handle)
+            name = f"train {held.name}" if node.op == "train" else node.name
+            task = replace(task, name=name, model=held.name, batches=tuple(self.read(node, scope)))
+        else:
+            axes = [axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))]
+            task = replace(task, rows=max((self.count(axis.row.key, scope) for axis in axes), default=1.0))
+        self.found.append(task)
+        return len(self.found) - 1
+
+    # Rows
+
+    def read(self, node: Node, scope: _Scope) -> Iterator[Batch]:
+        """What a model works on: the prompts that it answers, the rows that it reads, those that a loss reads."""
+        if node.op in DRAWING:
+            made = node.outputs[0].type
+            assert isinstance(made, Table)
+            yield self.batch(made, scope, node.attr("n"))
+            return
+        nodes = [node] if node.op in MODEL_CALLS else [each for each in node.regions[0].nodes if each.op in MODEL_CALLS]
+        for table in dict.fromkeys(each.inputs[1] for each in nodes):
+            kind = self.types[table]
+            assert isinstance(kind, Table)
+            yield self.batch(kind, scope)
+
+    def batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:
+        assert kind.token
+        return Batch(self.count(kind.axis.key, scope), *self.lengths[kind.token.key], samples)
+
+    def count(self, axis: str, scope: _Scope) -> float:
+        """Rows of an axis, or of the slice that a loop sees of it."""
+        share = scope.shares.get(axis, 1.0)
+        known = self.above.get(axis)
+        while known is not None:
+            share = min(share, scope.shares.get(known.key, 1.0))
+            known = known.parent
+        return self.rows.get(axis, 1.0) * share
+
+    @property
+    def above(self) -> dict[str, Axis]:
+        """The parent of each axis."""
+        found = {}
+        for kind in self.types.values():
+            for own in axes_of(kind):
+                found.update({axis.key: axis.parent for axis in own.path() if axis.parent})
+        return found
+
+    def measure(self, node: Node, scope: _Scope) -> None:
+        """Rows and lengths of the axes that a node makes."""
+        if node.op == "read":
+            kind = node.outputs[0].type
+            assert isinstance(kind, Table)
+            source = next(each for each in self.program.outside if each.name == kind.axis.name)
+            self.rows[kind.axis.key] = float(source.record.option("batch") or 1)
+        elif node.op in DRAWING:
+            kind, given = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
+            assert isinstance(kind, Table) and kind.token and given
+            if kind.axis.key not in self.rows:
+                self.rows[kind.axis.key] = self.rows.get(given.row.key, 1.0) * node.attr("n")
+            self.lengths[kind.token.key] = (self.workload.prompt, self.workload.answers(node.attr("max_tokens")))
+        elif node.op == "encode":
+            kind = node.outputs[0].type
+            assert isinstance(kind, Table) and kind.token
+            answer = self.workload.response or self.workload.prompt
+            self.lengths[kind.token.key] = (self.workload.prompt, answer)
+        elif node.op == "keep":
+            for name, value in zip(node.inputs[1:], node.outputs, strict=True):
+                self.adopt(self.types[name], value.type, self.workload.kept)
+        elif node.op == "pick":
+            self.adopt(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
+        elif node.op == "sample":
+            kind = node.outputs[0].type
+            assert isinstance(kind, Table) and kind.token
+            self.rows[kind.axis.key] = float(node.attr("rows"))
+            stored = [lengths for lengths in self.lengths.values()]
+            self.lengths[kind.token.key] = stored[-1] if stored else (self.workload.prompt, self.workload.answers(512))
+
+    def adopt(self, old: Type, new: Type, share: float) -> None:
+        """Axes that a node replaces: as many rows, or a share of them, and as long."""
+        for before, after in zip(axes_of(old), axes_of(new), strict=False):
+            if before.key in self.lengths:
+                self.lengths[after.key] = self.lengths[before.key]
+            for down, up in zip(before.path(), after.path(), strict=False):
+                if down.key in self.rows and up.key not in self.rows:
+                    self.rows[up.key] = self.rows[down.key] * share
+
+
+def positions(found: Sequence[Task]) -> dict[str, list[int]]:
+    """For each model the numbers of the tasks that work with it."""
+    by: dict[str, list[int]] = {}
+    for number, task in enumerate(found):
+        if task.model:
+            by.setdefault(task.model, []).append(number)
+    return by

@@ -1,0 +1,319 @@
+"""How long the work of a model takes on a group of devices: rooflines, alpha-beta collectives, pipelines, and overheads.
+
+Training and reading are bound by matrix products, decoding by the memory's bandwidth. Pipelines run one-forward-one-backward:
+with m micro-batches and p stages a step has m + p - 1 turns (arXiv 2104.04473). `rlgraph.cost.constants` says what each
+constant is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from rlgraph.cost import work
+from rlgraph.cost.constants import Constants
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.spot import BLOCK_TOKENS, Spot, Subject
+from rlgraph.cost.work import Tokens
+
+SLOTS = 256
+"""Rows that an engine decodes together at most."""
+
+POINTS = 24
+"""Lengths that stand for all rows which are decoded together."""
+
+ADAM_BYTES = 28
+"""That an optimizer step reads and writes for each weight of its share: gradient, two moments and the wide weight."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one table that a node works on."""
+
+    rows: float
+    prompt: Lengths
+    response: Lengths
+    """Of what carries loss: sampled, or an encoded answer."""
+    samples: int = 1
+    """Rows for each prompt, where the node samples them."""
+
+    @cached_property
+    def row(self) -> Tokens:
+        """What a model reads of one row, on average."""
+        length = self.prompt.mean + self.response.mean
+        spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
+        return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
+
+    def tokens(self) -> Tokens:
+        """What a model reads of them."""
+        row = self.row
+        return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
+
+    def share(self, parts: int) -> float:
+        """The rows of the copy that gets most of them; samples of one prompt stay together."""
+        return min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
+
+    @cached_property
+    def lengths(self) -> tuple[float, ...]:
+        """A few that stand for all rows."""
+        shares = [(place + 0.5) / POINTS for place in range(POINTS)]
+        return tuple(self.prompt.mean + self.response.at(share) for share in shares)
+
+    def blocks(self, budget: float) -> float:
+        """How many micro-batches of at most so many padded tokens a row makes, rows of about the same length together."""
+        return sum(1 / max(1.0, budget // max(1.0, length)) for length in self.lengths) / POINTS
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds, and what they go to."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    """Waiting for the device's own memory."""
+    communication: float = 0.0
+    bubble: float = 0.0
+    """Stages of a pipeline that wait for each other."""
+    overhead: float = 0.0
+    """Calls, launches, what is done for each row."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.memory + self.communication + self.bubble + self.overhead
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.compute + other.compute,
+            self.memory + other.memory,
+            self.communication + other.communication,
+            self.bubble + other.bubble,
+            self.overhead + other.overhead,
+        )
+
+    def times(self, factor: float) -> Cost:
+        """So many of them."""
+        return Cost(
+            self.compute * factor,
+            self.memory * factor,
+            self.communication * factor,
+            self.bubble * factor,
+            self.overhead * factor,
+        )
+
+
+# Reading and training
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What passes over rows take on one copy: so much for each row, each micro-batch, and each call."""
+
+    row: Cost
+    block: Cost
+    call: float
+    blocks: float
+    """Micro-batches that a row makes."""
+    stages: int
+
+    def turns(self, rows: float) -> float:
+        """Micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many rows."""
+        return max(1.0, math.ceil(rows * self.blocks), min(self.stages, rows))
+
+    def seconds(self, rows: float) -> float:
+        """Of so many rows."""
+        if rows == 0:
+            return self.call
+        turns = self.turns(rows)
+        return self.call + (self.row.seconds * rows + self.block.seconds * turns) * (1 + (self.stages - 1) / turns)
+
+    def cost(self, rows: float) -> Cost:
+        """The same, by what it goes to."""
+        if rows == 0:
+            return Cost(overhead=self.call)
+        turns = self.turns(rows)
+        found = self.row.times(rows) + self.block.times(turns)
+        return found + Cost(bubble=found.seconds * (self.stages - 1) / turns, overhead=self.call)
+
+
+def forward(subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+    """Log-probabilities, values or scores of some rows."""
+    return pace("forward", subject, spot, constants, batches).cost(share(batches, spot))
+
+
+def train(subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+    """One optimizer step on some rows."""
+    passes = pace("train", subject, spot, constants, batches).cost(share(batches, spot))
+    return passes + update(subject, spot, constants)
+
+
+def share(batches: Sequence[Batch], spot: Spot) -> float:
+    """The rows of the copy, and the thread, that has most of them."""
+    return sum(batch.share(spot.dp * spot.threads) for batch in batches)
+
+
+def pace(
+    kind: Literal["forward", "train"], subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]
+) -> Pace:
+    """Of one copy's forward pass, or of its forward and backward passes; it does not depend on how many copies there are."""
+    shape, rates = subject.shape, constants.rates[spot.engine, kind]
+    passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if spot.recompute else (3.0, 4)
+    whole = sum(batch.rows for batch in batches) or 1.0
+    flops = tokens = blocks = 0.0
+    for batch in batches:
+        part, row = batch.rows / whole, batch.row
+        flops += part * (work.layers_flops(shape, row) / spot.pp + work.head_flops(shape, subject.kind, row))
+        tokens += part * row.tokens
+        blocks += part * batch.blocks(spot.micro_tokens or BLOCK_TOKENS)
+    layers = shape.layers / spot.pp
+    inner, beside, _ = spot.links(constants)
+    size = tokens * shape.hidden * subject.item
+    sent = layers * reduces * inner.all_reduce_bytes(size, spot.tp)
+    rounds = layers * reduces * inner.all_reduce_latency(spot.tp)
+    if spot.pp > 1:
+        both = 1 if kind == "forward" else 2
+        sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
+    compute = flops * passes / spot.tp / (spot.island.device.peak(subject.dtype) * rates.compute)
+    return Pace(
+        Cost(compute=compute, communication=sent, overhead=rates.row + rates.token * tokens),
+        Cost(communication=rounds, overhead=rates.block + rates.layer * layers),
+        rates.call,
+        blocks,
+        spot.pp,
+    )
+
+
+def update(subject: Subject, spot: Spot, constants: Constants) -> Cost:
+    """The end of an optimizer step: the copies add up their gradients, and change the weights; each copy of Megatron's its
+    share of them."""
+    rates = constants.rates[spot.engine, "train"]
+    weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
+    _, _, copies = spot.links(constants)
+    if spot.engine == "megatron":
+        communication = copies.all_gather(weights * 4, spot.dp) + copies.all_gather(weights * subject.item, spot.dp)
+        moved = weights * (4 + subject.item) + weights * ADAM_BYTES / spot.dp
+    else:
+        communication = copies.all_reduce(weights * 4, spot.dp)
+        moved = weights * (4 + ADAM_BYTES)
+    memory = moved / (spot.island.device.bandwidth * rates.memory)
+    return Cost(memory=memory, communication=communication, overhead=rates.update)
+
+
+# Generation
+
+
+def generate(subject: Subject, spot: Spot, constants: Constants, batch: Batch) -> Cost:
+    """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded together."""
+    rates = constants.rates[spot.engine, "generate"]
+    rows = batch.share(spot.dp * spot.threads)
+    if rows == 0:
+        return Cost(overhead=rates.call)
+    decoded = _decode(_Step(subject, spot, constants, batch), batch, rows, slots(subject, spot, batch))
+    return _prefill(subject, spot, constants, batch, rows / batch.samples) + decoded + Cost(overhead=rates.call)
+
+
+def _prefill(subject: Subject, spot: Spot, constants: Constants, batch: Batch, prompts: float) -> Cost:
+    shape, rates = subject.shape, constants.rates[spot.engine, "generate"]
+    read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
+    peak = spot.island.device.peak(subject.dtype) * rates.compute
+    inner, _, _ = spot.links(constants)
+    size = read.tokens * shape.hidden * subject.item
+    return Cost(
+        compute=work.forward_flops(shape, subject.kind, read) / spot.tp / peak,
+        communication=2 * shape.layers * inner.all_reduce(size, spot.tp),
+        overhead=rates.token * read.tokens,
+    )
+
+
+def slots(subject: Subject, spot: Spot, batch: Batch) -> float:
+    """How many rows a copy decodes together: what its cache holds of rows at their end."""
+    if not spot.kv_bytes:
+        return SLOTS
+    own = work.kv_bytes(subject.shape, subject.item) / min(spot.tp, subject.shape.kv_heads)
+    return max(1.0, min(SLOTS, spot.kv_bytes / (own * (batch.prompt.mean + batch.response.mean))))
+
+
+def _decode(step: _Step, batch: Batch, rows: float, most: float) -> Cost:
+    """The steps of one copy, of which the longest row of all copies is assumed to be one: the others wait for it.
+
+    While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
+    """
+    together = min(rows, most)
+    total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
+    points = min(POINTS, max(1, round(together)))
+    lengths = [batch.response.at((index + 0.5) / points) for index in range(points)]
+    # The one that is last is last of all rows, not only of these.
+    lengths[-1] = max(lengths[-1], batch.response.at(1 - 0.5 / max(batch.rows, 1.0)))
+    before = 0.0
+    for index, length in enumerate(lengths):
+        active = max(1.0, together * (points - index) / points)
+        if length > before:
+            total = total + step.cost(active).times(length - before)
+            before = length
+    return total
+
+
+class _Step:
+    """One step of decoding, by the rows that are in it."""
+
+    def __init__(self, subject: Subject, spot: Spot, constants: Constants, batch: Batch) -> None:
+        shape, device = subject.shape, spot.island.device
+        rates = constants.rates[spot.engine, "generate"]
+        bandwidth = device.bandwidth * rates.memory
+        context = batch.prompt.mean + batch.response.mean / 2
+        self.weights = work.active_parameters(shape) * subject.item / spot.tp / bandwidth
+        self.others = work.stage_parameters(shape, subject.kind, 1) * subject.item / spot.tp / bandwidth - self.weights
+        """Experts that one row alone does not need."""
+        self.cache = work.kv_bytes(shape, subject.item) / min(spot.tp, shape.kv_heads) * context / bandwidth
+        self.compute = work.decode_flops(shape, context) / spot.tp / (device.peak(subject.dtype) * rates.compute)
+        inner, _, _ = spot.links(constants)
+        self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * subject.item, spot.tp)
+        self.rounds = 2 * shape.layers * inner.all_reduce_latency(spot.tp)
+        self.overhead, self.row = rates.block + rates.layer * shape.layers, rates.row
+        self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
+
+    def cost(self, rows: float) -> Cost:
+        """With so many rows."""
+        # Of the experts those are read that some row was sent to.
+        weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
+        memory = weights + rows * self.cache
+        return Cost(
+            compute=max(0.0, rows * self.compute - memory),
+            memory=memory,
+            communication=self.rounds + rows * self.sent,
+            overhead=self.overhead + rows * self.row,
+        )
+
+
+# Weights
+
+
+def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants: Constants) -> Cost:
+    """New weights from where they are trained to where they are generated with.
+
+    together: both are on the same devices, and each keeps what it holds of them; the fewest bytes that any plan moves then are
+    its share less the overlap (HybridFlow, arXiv 2409.19256, table 2). Else each copy of the target gets all of them once
+    over the network, and its ranks the rest from each other.
+    """
+    size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
+    share = size / (target.tp * target.pp)
+    inner = link_of(target, target.tp * target.pp, constants)
+    if together:
+        held = size / source.pp * min(1 / source.tp, 1 / target.tp) if target.pp == 1 else 0.0
+        lacking = max(0.0, share - held)
+        near = link_of(source, max(source.tp * source.pp, target.tp * target.pp), constants)
+        return Cost(communication=lacking / near, overhead=constants.sync)
+    sent = size * target.dp / source.size
+    network = min(source.island.network, target.island.network) * constants.transfer
+    node = max(1, min(target.island.per_node // max(1, target.tp * target.pp), target.dp))
+    # Copies on one node get it over the network once, and pass it on.
+    return Cost(communication=max(share / node, sent / node) / network + share / inner * (node > 1), overhead=constants.sync)
+
+
+def link_of(spot: Spot, reach: int, constants: Constants) -> float:
+    """Bytes a second of planned transfers among so many devices in a row."""
+    island = spot.island
+    near = reach <= island.per_node and island.per_node % reach == 0
+    return (island.device.link if near else island.network) * constants.transfer

@@ -1,0 +1,88 @@
+"""Quantities with units: `80GB`, `3.35TB/s`, `200Gb/s`, `5us`, `312TFLOP/s`. A small `b` is a bit, a large `B` a byte."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+Kind = Literal["bytes", "bandwidth", "rate", "time", "price"]
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BINARY_BYTES = {f"{prefix}B": factor for prefix, factor in _BINARY.items()}
+_BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | _BINARY_BYTES
+_BANDWIDTH = {f"{unit}/s": factor for unit, factor in _BYTES.items()}
+_BITS = {f"{prefix}b/s": factor / 8 for prefix, factor in _DECIMAL.items()}
+
+UNITS: Mapping[Kind, Mapping[str, float]] = {
+    "bytes": _BYTES,
+    "bandwidth": _BANDWIDTH | _BITS,
+    "rate": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
+    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
+    "price": {"": 1.0, "$/h": 1.0},
+}
+"""By kind, what one of each unit is in the base unit: bytes, bytes a second, FLOP/s, seconds, US dollars an hour."""
+
+BASE: Mapping[Kind, str] = {"bytes": "B", "bandwidth": "B/s", "rate": "FLOP/s", "time": "s", "price": ""}
+
+EXAMPLES: Mapping[Kind, str] = {
+    "bytes": "a size such as `80GB` or `24GiB`",
+    "bandwidth": "a bandwidth such as `25GB/s` (bytes) or `200Gb/s` (bits)",
+    "rate": "a rate such as `312TFLOP/s`",
+    "time": "a time such as `5us` or `2ms`",
+    "price": "US dollars an hour such as `2.69`",
+}
+
+_SHOWN: Mapping[Kind, tuple[str, ...]] = {
+    "bytes": ("TB", "GB", "MB", "kB", "B"),
+    "bandwidth": ("TB/s", "GB/s", "MB/s", "kB/s", "B/s"),
+    "rate": ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
+    "time": ("s", "ms", "us", "ns"),
+    "price": ("",),
+}
+"""Units that values are shown in, the largest first."""
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
+
+
+def parse(text: str, kind: Kind) -> float:
+    """The value in the base unit of its kind. Raises ValueError, which says what was expected, for another unit or none, for
+    what is no number, and for what is negative or not finite."""
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        raise ValueError(f"`{text}` is no number with a unit: expected {EXAMPLES[kind]}")
+    number, unit = found.groups()
+    if unit not in UNITS[kind]:
+        problem = f"`{unit}` is the wrong unit" if unit else f"`{text}` has no unit"
+        raise ValueError(f"{problem}: expected {EXAMPLES[kind]}")
+    factor = UNITS[kind][unit]
+    # 5 / 1e6 is the float 5e-6; 5 * 1e-6 is the one below it.
+    value = float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
+    if value < 0:
+        raise ValueError(f"`{text}` is negative: expected {EXAMPLES[kind]}")
+    if not math.isfinite(value):
+        raise ValueError(f"`{text}` is too large: expected {EXAMPLES[kind]}")
+    return value
+
+
+def show(value: float, kind: Kind) -> str:
+    """For people: four digits, in the unit that suits."""
+    unit = _unit(value, kind)
+    scaled = value / UNITS[kind][unit]
+    short = f"{scaled:.4g}"
+    return f"{scaled:.0f}{unit}" if "e+" in short else f"{short}{unit}"
+
+
+def exact(value: float, kind: Kind) -> str:
+    """For reading again, with as few digits as can be: `parse` gives the very same value."""
+    units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
+    texts = [f"{value / UNITS[kind][unit]:.12g}{unit}" for unit in units]
+    same = [text for text in texts if "e" not in text and parse(text, kind) == value]
+    return min(same, key=lambda text: sum(map(str.isdigit, text)), default=f"{value!r}{BASE[kind]}")
+
+
+def _unit(value: float, kind: Kind) -> str:
+    units = _SHOWN[kind]
+    return next((unit for unit in units if value >= UNITS[kind][unit]), units[-1])

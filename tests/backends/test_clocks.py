@@ -1,0 +1,209 @@
+"""Virtual time: whatever depends on what, pools take turns, and the same comes out every time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlgraph.backends.clocks import Queues, Virtual
+from rlgraph.ir.plan import Plan, Pool
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_are_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@dataclass(frozen=True)
+class Task:
+    seconds: int
+    after: tuple[int, ...]
+    pools: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    start: float
+    end: float
+    cause: object
+
+
+def run(tasks: list[Task]) -> dict[int, Done]:
+    """Each task begins when those before it are done, as the executor does it; in the order in which they end."""
+    clock = Virtual()
+    queues = Queues(Plan("p", tuple(Pool(name, 1) for name in "abc"), (), (), ()), clock)
+    done: dict[int, Done] = {}
+    begun: set[int] = set()
+
+    def work(number: int, tell: Callable[[Callable[[], None]], None]) -> None:
+        with queues.turn(*tasks[number].pools):
+            start, cause = clock.now, clock.cause
+            clock.sleep(tasks[number].seconds)
+            found = Done(start, clock.now, cause)
+            clock.note(found)
+        tell(partial(done.__setitem__, number, found))
+
+    with clock.crew(len(tasks)) as crew:
+        while len(done) < len(tasks):
+            for number, task in enumerate(tasks):
+                if number not in begun and all(other in done for other in task.after):
+                    begun.add(number)
+                    crew.begin(partial(work, number, crew.tell))
+            crew.next()()
+    return done
+
+
+@st.composite
+def graphs(draw: st.DrawFn, pools: str = "abc") -> list[Task]:
+    count = draw(st.integers(1, 12))
+    return [
+        Task(
+            draw(st.integers(0, 5)),
+            tuple(draw(st.sets(st.integers(0, number - 1), max_size=3))) if number else (),
+            tuple(sorted(draw(st.sets(st.sampled_from(pools), min_size=1, max_size=2)))),
+        )
+        for number in range(count)
+    ]
+
+
+def longest(tasks: list[Task]) -> float:
+    ends: list[float] = []
+    for task in tasks:
+        ends.append(task.seconds + max((ends[other] for other in task.after), default=0))
+    return max(ends)
+
+
+@given(graphs())
+@settings(max_examples=150, deadline=None)
+def test_a_graph_of_tasks(tasks: list[Task]) -> None:
+    done = run(tasks)
+    assert sorted(done) == list(range(len(tasks)))
+    for number, task in enumerate(tasks):
+        assert done[number].end - done[number].start == task.seconds
+        assert all(done[other].end <= done[number].start for other in task.after)
+    for pool in "abc":
+        own = sorted((done[n].start, done[n].end) for n, task in enumerate(tasks) if pool in task.pools)
+        assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
+    end = max(each.end for each in done.values())
+    assert longest(tasks) <= end <= sum(task.seconds for task in tasks)
+    again = run(tasks)
+    assert [(n, each.start, each.end) for n, each in again.items()] == [(n, each.start, each.end) for n, each in done.items()]
+
+
+@given(graphs())
+@settings(max_examples=100, deadline=None)
+def test_everything_begins_when_its_cause_ends(tasks: list[Task]) -> None:
+    """So the chain of causes from the last end has no gaps: it is the critical path."""
+    for found in run(tasks).values():
+        assert found.start == (found.cause.end if isinstance(found.cause, Done) else 0)
+
+
+@given(graphs(pools="a"))
+@settings(max_examples=50, deadline=None)
+def test_on_one_pool_times_add_up(tasks: list[Task]) -> None:
+    assert max(each.end for each in run(tasks).values()) == sum(task.seconds for task in tasks)
+
+
+def test_who_comes_first_is_served_first() -> None:
+    tasks = [Task(2, (), ("a",)), Task(1, (), ("a",)), Task(1, (), ("b",)), Task(1, (2,), ("a",))]
+    found = run(tasks)
+    assert list(found) == [2, 0, 1, 3]
+    assert [found[number].start for number in range(4)] == [0, 2, 0, 3]
+
+
+def test_sleepers_of_one_time_wake_in_their_order() -> None:
+    clock, woken = Virtual(), []
+
+    def work(name: str, *seconds: float) -> None:
+        for each in seconds:
+            clock.sleep(each)
+        woken.append(name)
+
+    with clock.crew(3) as crew:
+        for name, seconds in (("late", (2.0,)), ("twice", (1.0, 1.0)), ("again", (2.0,))):
+            crew.begin(partial(work, name, *seconds))
+    assert (woken, clock.now) == (["late", "again", "twice"], 2.0)
+
+
+def test_a_crew_inside_another_one() -> None:
+    """As a loop whose body is a graph of its own."""
+    clock, ends = Virtual(), {}
+
+    def leaf(name: str, seconds: float) -> None:
+        clock.sleep(seconds)
+        ends[name] = clock.now
+
+    def loop() -> None:
+        for turn in range(2):
+            with clock.crew(2) as inner:
+                inner.begin(partial(leaf, f"x{turn}", 1.0))
+                inner.begin(partial(leaf, f"y{turn}", 3.0))
+
+    with clock.crew(2) as crew:
+        crew.begin(loop)
+        crew.begin(partial(leaf, "beside", 4.0))
+    assert ends == {"x0": 1, "y0": 3, "x1": 4, "y1": 6, "beside": 4} and clock.now == 6
+
+
+def test_a_failure_ends_everything_with_its_own_words() -> None:
+    clock, unwound = Virtual(), []
+    lock = clock.lock()
+
+    def waits() -> None:
+        try:
+            clock.sleep(100.0)
+        finally:
+            unwound.append("sleeper")
+
+    def fails() -> None:
+        clock.sleep(1.0)
+        with lock, clock.crew(1) as inner:
+            inner.begin(waits)
+            raise LookupError("no such thing")
+
+    def work(what: Callable[[], None], tell: Callable[[Callable[[], None]], None]) -> None:
+        try:
+            what()
+        except BaseException as error:
+            tell(partial(_raise, error))
+
+    with pytest.raises(LookupError, match="no such thing"), clock.crew(2) as crew:
+        crew.begin(partial(work, waits, crew.tell))
+        crew.begin(partial(work, fails, crew.tell))
+        crew.next()()
+    assert unwound == ["sleeper"] and clock.now == 1.0, "time stands still"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_waiting_for_nobody_is_a_mistake() -> None:
+    clock = Virtual()
+    with pytest.raises(AssertionError, match="everybody waits"), clock.crew(1) as crew:
+        crew.next()
+
+
+def test_locks_are_handed_over_in_the_order_of_asking() -> None:
+    clock, order = Virtual(), []
+    lock = clock.lock()
+
+    def work(name: str) -> None:
+        with ExitStack() as held:
+            held.enter_context(lock)
+            order.append(name)
+            clock.sleep(1.0)
+
+    with clock.crew(3) as crew:
+        for name in "xyz":
+            crew.begin(partial(work, name))
+    assert order == ["x", "y", "z"] and clock.now == 3.0

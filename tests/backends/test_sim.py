@@ -1,0 +1,218 @@
+"""The simulator fires what a run fires, and its account of the time adds up."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scheduled import apart, compiled, together
+from test_exactness import PROGRAMS
+from tiny import compile_text, data_folder, shipped
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.local.run import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.sim.account import critical_path, pool_time
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.steps import Silent, Step
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.predict import Batch, Cost
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import RunError
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import Plan
+
+WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)
+
+
+class Fixed:
+    """Seconds that are simple: a generated token of the longest row takes one, a row that is read or trained on one, too."""
+
+    def __init__(self, woken: float = 0.0, overhead: float = 0.125) -> None:
+        self.woken, self.overhead = woken, overhead
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        if operation in ("generate", "interact"):
+            return Cost(compute=batches[0].response.longest)
+        return Cost(compute=sum(batch.rows for batch in batches))
+
+    def host(self, op: str, count: float) -> Cost:
+        return Cost(overhead=2 * self.overhead)
+
+    def sync(self, model: str, source: str, target: str) -> Cost:
+        return Cost(communication=2.0)
+
+    def rows(self, source: str, target: str, tokens: float) -> Cost:
+        return Cost(communication=tokens / 1024)
+
+    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        return Cost(memory=self.woken)
+
+    def order(self, group: str) -> Cost:
+        return Cost(overhead=self.overhead)
+
+
+class Fires(Silent):
+    """Which nodes were fired, in what order."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[str, str]] = []
+        self.pools: list[tuple[str, str]] = []
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.names.append((node.op, node.name))
+        self.pools.append((pool, node.name))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("sim"))
+
+
+def program(name: str, folder: Path, schedule: Callable[[Program], str], more: str = "") -> Compiled:
+    swaps, changes = PROGRAMS[name]
+    text = shipped(name, swaps)
+    return compiled(text, changes, schedule(compile_text(text, changes)) + more, folder)
+
+
+def simulated(
+    made: Compiled, steps: int = 2, plan: Plan | None = None, workload: Workload = WORKLOAD, fixed: Fixed | None = None
+) -> tuple[SimBackend, list[Step]]:
+    threads = threading.active_count()
+    backend = SimBackend(made.program, plan or made.plan, fixed or Fixed(), workload)
+    try:
+        return backend, list(backend.steps(steps))
+    finally:
+        assert threading.active_count() == threads
+
+
+def streams(plan: Plan, block: int) -> Plan:
+    """With vLLM where rows are sampled, so that they come block by block."""
+    drawing = {role.group for role in plan.roles if role.operation == "generate"}
+    groups = tuple(replace(group, engine="vllm") if group.name in drawing else group for group in plan.groups)
+    return replace(plan, groups=groups, blocks=(("rollout", block),))
+
+
+@pytest.mark.parametrize("schedule", [apart, together])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], str]) -> None:
+    made = program(name, folder, schedule)
+    backend, steps = simulated(made)
+    began = 0.0
+    for step in steps:
+        works = [work for work in backend.works if began <= work.start and work.end <= began + step.seconds]
+        path = critical_path(works, began)
+        assert sum(work.seconds for work in path) == pytest.approx(step.seconds)
+        assert all(before.end == after.start for before, after in zip(path, path[1:], strict=False))
+        for pool in made.plan.pools:
+            found = pool_time(pool.name, works, began, began + step.seconds)
+            assert found.busy + found.idle == pytest.approx(step.seconds)
+            assert sum(seconds for _, seconds in found.waited) == pytest.approx(found.idle)
+        began += step.seconds
+    for pool in made.plan.pools:
+        own = sorted((work.start, work.end) for work in backend.works if pool.name in work.pools)
+        assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
+    again, _ = simulated(made)
+    assert [(w.name, w.start, w.end, w.rows, w.tokens) for w in again.works] == [
+        (w.name, w.start, w.end, w.rows, w.tokens) for w in backend.works
+    ]
+
+
+@pytest.mark.parametrize("schedule", [apart, together])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "dapo"])
+def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[Program], str]) -> None:
+    """All but what depends on the numbers, which `dapo` does. A run in one process is one thing after the other: what needs no
+    model is fired in between there, and beside here. In a second step, who waits for weights lets others go first here."""
+    for more in ("", "stream rollout(block=2)\n" if name not in ("sft", "reward_model", "agent") else ""):
+        made = program(name, folder, schedule, more)
+        real, ours = Fires(), Fires()
+        backend = RayBackend(made.program, made.plan, Settings(folder=folder), real, debug=True)
+        try:
+            run = backend.steps(2)
+            next(run)
+            first = [each for each in real.pools if each[0] != "host"]
+            next(run)
+        finally:
+            backend.close()
+        list(SimBackend(made.program, made.plan, Fixed(), WORKLOAD, observer=ours).steps(2))
+        assert Counter(ours.names) == Counter(real.names)
+        if not more:
+            assert [each for each in ours.pools if each[0] != "host"][: len(first)] == first
+
+
+def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> None:
+    made = program("ppo", folder, apart)
+    long = replace(WORKLOAD, response=Lengths((1.0, 1.0, 2.0, 5.0)))
+    free = Fixed(overhead=0.0)
+    whole, [before] = simulated(made, 1, replace(streams(made.plan, 1), blocks=()), long, free)
+    for block in (1, 2, 4):
+        parts, [after] = simulated(made, 1, streams(made.plan, block), long, free)
+        assert after.seconds < before.seconds
+        assert sum(work.tokens for work in parts.works) == sum(work.tokens for work in whole.works)
+        for name in ("rollout", "score", "ref_logp", "train actor", "train critic"):
+            rows = [sum(work.rows for work in backend.works if work.name == name) for backend in (parts, whole)]
+            assert rows[0] == rows[1] > 0, name
+    # The first block is there when its longest row has ended, the last one when all have.
+    drawn = [work for work in parts.works if work.op == "generate"]
+    assert drawn[-1].end == next(work for work in whole.works if work.op == "generate").end
+    assert drawn[0].end < drawn[-1].end
+
+
+def test_weights_follow_where_they_are_needed(folder: Path) -> None:
+    backend, _ = simulated(program("grpo", folder, apart), 3)
+    syncs = [work for work in backend.works if work.op == "sync"]
+    assert [work.name for work in syncs] == ["sync actor"] * 2, "all begin with the same weights"
+    assert all(set(work.pools) == {"learn", "play"} for work in syncs)
+    backend, _ = simulated(program("grpo", folder, together), 3)
+    assert not [work for work in backend.works if work.op == "sync"]
+    backend, steps = simulated(program("async_grpo", folder, apart), 4)
+    assert [sum(w.op == "sync" and w.end <= sum(s.seconds for s in steps[: n + 1]) for w in backend.works) for n in range(4)] == [
+        0, 1, 3, 5
+    ], "one for the weights of before, which sample, and one for those of now"  # fmt: skip
+
+
+def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:
+    backend, _ = simulated(program("grpo", folder, together), 1, fixed=Fixed(woken=1.0))
+    found = [(work.name, work.parts.get("wake")) for work in backend.works if "compute" in work.parts]
+    assert found == [("rollout", 1.0), ("ref_logp", 1.0), ("train actor", 1.0), ("train actor", None)]
+
+
+def test_rows_that_were_sent_are_there(folder: Path) -> None:
+    """Two passes over the rows: in the second one they need not travel."""
+    backend, _ = simulated(program("ppo", folder, apart), 1)
+    for name in ("train actor", "train critic"):
+        assert ["transfer" in work.parts for work in backend.works if work.name == name] == [True, True, False, False]
+
+
+def test_filters_keep_a_share(folder: Path) -> None:
+    made = program("dapo", folder, together)
+    _, all_kept = simulated(made, 1, workload=replace(WORKLOAD, kept=1.0))
+    _, some_kept = simulated(made, 1, workload=replace(WORKLOAD, kept=0.6))
+    assert all_kept[0].extra["rows"] == 15 and some_kept[0].extra["rows"] == 30, "two batches make four prompts of five"
+    with pytest.raises(RunError, match="were kept"):
+        simulated(made, 1, workload=replace(WORKLOAD, kept=0.01))
+
+
+def test_lengths_are_those_of_the_workload(folder: Path) -> None:
+    made = program("grpo", folder, together)
+    _, [step] = simulated(made, 1)
+    # 5 prompts of 2 to 4 tokens in evenly spread shares, 20 answers of a mean of 2.75 tokens.
+    assert step.extra["rows"] == 20
+    assert step.extra["tokens"] == pytest.approx(20 * (3 + 2.75), rel=0.05)
+
+
+def test_a_failure_comes_out(folder: Path) -> None:
+    class Fails(Fixed):
+        def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+            if operation == "train":
+                raise LookupError("no rates for this engine")
+            return super().work(model, operation, batches)
+
+    with pytest.raises(LookupError, match="no rates"):
+        simulated(program("ppo", folder, apart), 1, fixed=Fails())
+
+

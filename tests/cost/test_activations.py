@@ -1,0 +1,90 @@
+"""The bytes that training keeps, beside those of all tensors that are there while real engines train."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlgraph.cost.work import Activations, Tokens, activation_bytes
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.models.known import known
+from rlgraph.models.shape import Shape, shape_of
+from tests.cost.live import Live
+from tests.cost.trained import Case
+
+MANY_SCORED = {"scored": 64}
+LONG = {"rows": 2, "length": 512}
+WIDE = {"fields": (("hidden_size", 128), ("intermediate_size", 128), ("num_attention_heads", 8)), "scored": 16}
+CASES = [
+    *(Case(family, dtype=dtype) for family in ("qwen2", "qwen3") for dtype in ("float32", "bfloat16")),
+    *(Case("llama", dtype=dtype, **more) for more in (MANY_SCORED, LONG, WIDE) for dtype in ("float32", "bfloat16")),
+    Case("qwen2", "value_lm", **MANY_SCORED),
+    Case("qwen2", entropy=True, **MANY_SCORED),
+    Case("mixtral", fields=(("num_local_experts", 4),)),
+    Case("qwen3_moe", fields=(("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 80))),
+]
+
+
+def measured(case: Case, layers: int) -> int:
+    """The peak of one micro-batch, after one that has made what stays."""
+    engine = TransformersEngine.open(case.spec(layers))
+    micro = case.micro()
+    engine._gradients([0], lambda block: micro)
+    with Live(engine.model.parameters()) as live:
+        engine._gradients([0], lambda block: micro)
+    return live.peak
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_transformers_keeps(case: Case) -> None:
+    shape = case.shape()
+    found = activation_bytes(
+        shape,
+        case.kind,
+        case.tokens(),
+        itemsize=4 if case.dtype == "float32" else 2,
+        fused_norms=case.dtype == "float32",
+        entropy=case.entropy,
+    )
+    two, four = measured(case, 2), measured(case, 4)
+    # What routers keep is left out.
+    assert found.layer == pytest.approx((four - two) / 2, rel=0.03 if shape.experts else 0.001)
+    assert found.peak(2) == pytest.approx(two, rel=0.1)
+    assert found.peak(4) == pytest.approx(four, rel=0.1)
+
+
+def llama(tokens: float, tp: int = 1, recompute: bool = False, flash: bool = True) -> Activations:
+    config = known("meta-llama/Llama-3.1-8B")
+    assert config is not None
+    work = Tokens(1, tokens, tokens**2, tokens, tokens)
+    return activation_bytes(shape_of(config), "causal_lm", work, itemsize=2, tp=tp, recompute=recompute, flash=flash)
+
+
+def test_recomputation_keeps_the_inputs_of_the_layers() -> None:
+    whole, again = llama(4096), llama(4096, recompute=True)
+    assert again.layer == 4096 * 4096 * 2
+    assert again.working == whole.layer + whole.working
+    assert again.peak(32) < whole.peak(32) / 2
+
+
+def test_tensor_parallel_ranks_share_all_but_the_residual_stream() -> None:
+    one, two, most = (llama(4096, tp).layer for tp in (1, 2, 10**9))
+    shared = one - most
+    assert most == pytest.approx(2 * 4096 * (2 * 2 * 4096 + 4), rel=1e-6)
+    assert two == pytest.approx(most + shared / 2)
+    assert llama(4096, 2).head == llama(4096).head / 2
+
+
+def test_weights_of_the_attention_grow_with_the_square() -> None:
+    def scores(tokens: int) -> float:
+        return llama(tokens, flash=False).layer - tokens * llama(1, flash=False).layer
+
+    assert scores(8192) == pytest.approx(4 * scores(4096), rel=0.001)
+    assert llama(8192).layer == pytest.approx(2 * llama(4096).layer)
+
+
+def test_experts_keep_what_their_tokens_need() -> None:
+    def layer(chosen: int) -> float:
+        shape = Shape("mixtral", 100, 64, 160, 1, 4, 2, 16, experts=8, experts_per_token=chosen)
+        return activation_bytes(shape, "causal_lm", Tokens(1, 10, 100, 0, 10), itemsize=2).layer
+
+    assert layer(3) - layer(2) == layer(2) - layer(1) == 10 * 2 * (4 * 160 + 2 * 64)

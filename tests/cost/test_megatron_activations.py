@@ -1,0 +1,58 @@
+"""The bytes that training with Megatron-core keeps, on one rank and on two that share each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+
+from rlgraph.cost.work import activation_bytes
+from rlgraph.ir.mesh import Mesh, mesh
+from tests.cost.live import Live
+from tests.cost.trained import Case
+from tests.engines.ranks import Ranks
+
+CASES = [Case("qwen2"), Case("qwen2", scored=64), Case("qwen2", scored=64, entropy=True),
+         Case("qwen3", rows=2, length=300), Case("llama", "value_lm", scored=64),
+         Case("llama", fields=(("num_key_value_heads", 4),))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(2, ["rlgraph.engines.megatron.engine", "tests.cost.test_megatron_activations"])
+    yield started
+    started.close()
+
+
+def measured(over: Mesh, case: Case) -> list[int]:
+    """On this rank the peaks with two and with four layers; gradients, and the buffers that they are added up in, are there."""
+    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.engines.megatron.shim import on_cpu
+    from rlgraph.engines.megatron.training import Trainer
+
+    found = []
+    for layers in (2, 4):
+        engine = MegatronEngine.open(case.spec(layers), over)
+        micro = case.micro()
+        with on_cpu(), torch.enable_grad():
+            trainer = Trainer(engine.model, True)
+            engine._pipeline.gradients(trainer.chunk, [0], lambda block, micro=micro: micro)
+            gradients = (buffer.grad_data for buffer in trainer.chunk.buffers)
+            with Live(chain(engine.model.parameters(), gradients)) as live:
+                engine._pipeline.gradients(trainer.chunk, [0], lambda block, micro=micro: micro)
+        found.append(live.peak)
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_megatron_keeps(ranks: Ranks, case: Case, tp: int) -> None:
+    found = activation_bytes(case.shape(), case.kind, case.tokens(), itemsize=4, tp=tp, flash=False, fused_norms=False)
+    for two, four in ranks.run(mesh(tp=tp), measured, case):
+        assert found.layer == pytest.approx((four - two) / 2, rel=0.001)
+        assert found.peak(2) == pytest.approx(two, rel=0.1)
+        assert found.peak(4) == pytest.approx(four, rel=0.1)

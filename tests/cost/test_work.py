@@ -1,0 +1,191 @@
+"""The work that is counted from a shape, beside what torch counts in transformers' models on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from transformers import AutoConfig, PreTrainedModel
+
+from rlgraph.cost.work import (
+    Tokens,
+    active_parameters,
+    backward_flops,
+    decode_flops,
+    expert_parameters,
+    forward_flops,
+    head_flops,
+    kv_bytes,
+    layer_parameters,
+    layers_flops,
+    stage_parameters,
+    train_flops,
+)
+from rlgraph.ir.mesh import mesh
+from rlgraph.models import megatron
+from rlgraph.models.families import Kind, count, tensors
+from rlgraph.models.known import known
+from rlgraph.models.shape import FAMILIES, shape_of
+from tests.models.tiny import AUTO, OWN, SIZES
+
+LARGE = [
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen3-1.7B",
+    "meta-llama/Llama-3.2-3B",
+    "mistralai/Mistral-7B-v0.3",
+    "meta-llama/Llama-2-7b-hf",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen1.5-MoE-A2.7B",
+    "Qwen/Qwen3-30B-A3B",
+]
+KINDS: tuple[Kind, ...] = ("causal_lm", "value_lm", "reward_lm")
+
+
+def config_of(name: str) -> dict[str, Any]:
+    found = known(name)
+    assert found is not None
+    return dict(found)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def model_of(config: dict[str, Any], kind: Kind) -> PreTrainedModel:
+    """One that asks no tensor for a number, as the experts' usual loop over those that have tokens does: a fake tensor has
+    none."""
+    fields = {"num_labels": 1, "attn_implementation": "sdpa", "experts_implementation": "batched_mm"}
+    if kind == "reward_lm":
+        fields["pad_token_id"] = 0
+    return AUTO[kind].from_config(AutoConfig.for_model(**config, **fields))
+
+
+def counter() -> FlopCounterMode:
+    """torch knows the FLOPs of the attention of GPUs; that of CPUs has the same arguments."""
+
+    def forward(*shapes: Any, **_: Any) -> int:
+        return int(sdpa_flop_count(*shapes[:3]))
+
+    def backward(*shapes: Any, **_: Any) -> int:
+        return int(sdpa_backward_flop_count(*shapes[:4]))
+
+    aten = torch.ops.aten
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            aten._scaled_dot_product_flash_attention_for_cpu: forward,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+        },
+    )
+
+
+def counted(config: dict[str, Any], kind: Kind, rows: int, length: int) -> tuple[int, int]:
+    """FLOPs that torch counts forward, and backward."""
+    with FakeTensorMode(), default_dtype(torch.bfloat16):
+        model = model_of(config, kind)
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        with counter() as forward:
+            # As an engine does it: the head of a reward model reads one place of each row.
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            head = model.lm_head if kind == "causal_lm" else model.score
+            found = head(hidden[:, -1] if kind == "reward_lm" else hidden).sum()
+        with counter() as backward:
+            found.backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def whole(rows: int, length: int) -> Tokens:
+    """Rows of one length, all of them scored."""
+    return Tokens(rows, rows * length, rows * length**2, rows * length, length)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    config = config_of(name)
+    shape, work = shape_of(config), whole(2, 512)
+    forward, backward = counted(config, "causal_lm", 2, 512)
+    assert forward_flops(shape, "causal_lm", work) == forward
+    assert backward_flops(shape, "causal_lm", work) == backward
+    assert train_flops(shape, "causal_lm", work, recompute=False) == forward + backward
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_of_every_family_and_head(family: str, kind: Kind) -> None:
+    config = {"model_type": family, **SIZES, **OWN.get(family, {})}
+    shape, work = shape_of(config), whole(3, 20)
+    assert (forward_flops(shape, kind, work), backward_flops(shape, kind, work)) == counted(config, kind, 3, 20)
+
+
+def test_recomputation_runs_the_layers_once_more() -> None:
+    shape, work = shape_of(config_of("Qwen/Qwen2.5-0.5B")), whole(2, 512)
+    more = train_flops(shape, "causal_lm", work, True) - train_flops(shape, "causal_lm", work, False)
+    assert more == layers_flops(shape, work)
+    assert more + head_flops(shape, "causal_lm", work) == forward_flops(shape, "causal_lm", work)
+
+
+def test_a_new_token_multiplies_with_every_weight_and_sees_its_context() -> None:
+    config = config_of("Qwen/Qwen2.5-0.5B")
+    with FakeTensorMode(), default_dtype(torch.bfloat16):
+        model = model_of(config, "causal_lm")
+        cache = model(input_ids=torch.zeros(1, 99, dtype=torch.long), use_cache=True).past_key_values
+        with counter() as step:
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
+    assert decode_flops(shape_of(config), 100) == step.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", 12.9),
+        ("mistralai/Mixtral-8x22B-v0.1", 39.1),
+        ("Qwen/Qwen1.5-MoE-A2.7B", 2.7),
+        ("Qwen/Qwen2-57B-A14B", 14.2),
+        ("Qwen/Qwen3-30B-A3B", 3.35),
+        ("Qwen/Qwen3-235B-A22B", 22.2),
+    ],
+)
+def test_the_published_share_of_the_parameters_is_active(name: str, billions: float) -> None:
+    assert active_parameters(shape_of(config_of(name))) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) -> None:
+    shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
+    sizes = {tensor.name: prod(tensor.shape) for tensor in tensors(shape)}
+    assert layer_parameters(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
+    assert expert_parameters(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
+    assert active_parameters(shape) <= count(shape)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_the_fullest_stage_is_that_of_megatron(pp: int, kind: Kind, tied: bool) -> None:
+    shape = replace(shape_of({"model_type": "qwen2", **SIZES}), tied=tied)
+    stages = [megatron.layout(shape, mesh(1, pp), rank, kind) for rank in range(pp)]
+    assert stage_parameters(shape, kind, pp) == max(sum(prod(local.shape) for local in stage) for stage in stages)
+
+
+def test_keys_and_values_of_a_token() -> None:
+    # 2 (keys and values) x 32 layers x 8 heads x 128 x 2 bytes: 128 KiB.
+    assert kv_bytes(shape_of(config_of("meta-llama/Llama-3.1-8B")), 2) == 128 << 10
+
+
+def test_padding_makes_all_rows_as_long_as_the_longest() -> None:
+    rows = Tokens(3, 9, 35, 4, 5)
+    assert rows.padded() == Tokens(3, 15, 75, 4, 5)
+    assert rows.padded().share(3) == Tokens(1, 5, 25, pytest.approx(4 / 3), 5)

@@ -1,0 +1,67 @@
+"""Small models whose activations outweigh their gradients, and rows for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlgraph.cost.work import Tokens
+from rlgraph.engines.base import Call, Micro
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.tokenizers import Words
+from rlgraph.models.shape import Shape, shape_of
+
+WORDS = Words(" ".join(f"t{i}" for i in range(3, 500)))
+SIZES = {
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and one micro-batch of equal rows."""
+
+    family: str = "qwen2"
+    kind: Kind = "causal_lm"
+    dtype: str = "float32"
+    rows: int = 8
+    length: int = 128
+    scored: int = 1
+    """Of each row, its last ones."""
+    fields: tuple[tuple[str, Any], ...] = ()
+    entropy: bool = False
+    """The loss asks for it, too."""
+
+    def shape(self) -> Shape:
+        return shape_of({"model_type": self.family, **SIZES, **dict(self.fields)})
+
+    def spec(self, layers: int) -> ModelSpec:
+        fields = SIZES | dict(self.fields) | {"num_hidden_layers": layers}
+        del fields["vocab_size"]
+        return ModelSpec(self.kind, RandomSource(self.family, fields, WORDS), self.dtype)
+
+    def micro(self) -> Micro:
+        column = torch.arange(self.length).repeat(self.rows)
+        sequences = Sequences(
+            torch.randint(3, 500, (self.rows * self.length,)),
+            torch.full((self.rows,), self.length),
+            column >= self.length - self.scored,
+        )
+        op = "logprobs" if self.kind == "causal_lm" else "values"
+        calls = (Call(op, sequences), Call("entropy", sequences)) if self.entropy else (Call(op, sequences),)
+        return Micro(calls, lambda answers: sum(answer.sum() for answer in answers))
+
+    def tokens(self) -> Tokens:
+        """What is fed of the rows: all but their last tokens."""
+        fed = self.length - 1
+        return Tokens(self.rows, self.rows * fed, self.rows * fed**2, self.rows * self.scored, fed)

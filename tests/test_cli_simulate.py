@@ -1,0 +1,179 @@
+"""`rlgraph simulate`: the step as a table, as JSON, as a timeline and as a picture, and what is said where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.api.simulating import simulate
+from rlgraph.cli import status
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import ProgramError
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+ROOT = Path(rlgraph.__file__).parent.parent
+PPO = [str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")]
+CLUSTER = ["--cluster", "2x8:a100-80gb"]
+CODES = (Path(rlgraph.__file__).parent / "codes" / "simulation.md").read_text("utf-8")
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    code = status(["simulate", *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, *PPO, *CLUSTER)
+    assert (code, err) == (0, "")
+    head, pools, path, totals = (part.splitlines() for part in out.split("\n\n"))
+    assert re.fullmatch(r"ppo on 2x8:a100-80gb: [\d,.]+ s a step", head[0])
+    assert [line.split()[0] for line in pools[1:]] == ["host", "learn", "play"]
+    assert re.search(r"play +8 .* train actor [\d,.]+ s", pools[3]), "it waits for the training"
+    assert [line.split()[0] for line in path] == ["start", "0", *(line.split()[0] for line in path[2:])]
+    assert any("sync actor" in line and "learn and play" in line for line in path)
+    assert any("train critic x16" in line for line in path)
+    assert "tokens/s" in totals[0] and "for a million tokens" in totals[1] and "defaults" in totals[2]
+
+
+def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(capsys, *PPO, *CLUSTER, "--message-format", "json", "--steps", "3")
+    [found] = [record for line in out.splitlines() if (record := json.loads(line))["type"] == "simulation"]
+    assert code == 0 and found["steps"] == 3 and found["cluster"] == "2x8:a100-80gb"
+    for pool in found["pools"]:
+        assert pool["busy"] + pool["idle"] == pytest.approx(found["seconds"])
+        assert sum(pool["waited"].values()) == pytest.approx(pool["idle"])
+    path = found["critical_path"]
+    assert all(before["start"] + before["seconds"] == pytest.approx(after["start"]) for before, after in pairwise(path))
+    assert path[0]["start"] == 0 and sum(work["seconds"] for work in path) == pytest.approx(found["seconds"])
+    assert all(sum(work["parts"].values()) == pytest.approx(work["seconds"]) for work in path)
+    assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
+    # 16 devices; a batch of 1,024 rows, prompts of 512 tokens and answers of a mean of less than 256.
+    assert found["price_per_hour"] == pytest.approx(16 * read_cluster("1x1:a100-80gb").islands[0].device.price)
+    assert found["price_per_million_tokens"] == pytest.approx(found["price_per_hour"] / 3600 / found["tokens_per_second"] * 1e6)
+    assert found["rows"] == 1024 and 600 < found["tokens"] / 1024 < 768
+
+
+def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace, svg = tmp_path / "step.json", tmp_path / "step.svg"
+    code, out, _ = told(capsys, *PPO, *CLUSTER, "--trace", str(trace), "--svg", str(svg))
+    assert code == 0 and f"wrote {trace}" in out and f"wrote {svg}" in out
+    assert svg.read_text().startswith("<svg") and "train actor" in svg.read_text()
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in json.loads(trace.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(slices) == 4, "a track for each group: two of them are on `play`"
+    for track in slices.values():
+        assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(sorted(track))), "slices do not overlap"
+
+
+def test_more_devices_are_faster_and_longer_answers_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    def seconds(*arguments: str) -> float:
+        _, out, _ = told(capsys, *PPO, *CLUSTER, "--message-format", "json", *arguments)
+        return float(json.loads(out.splitlines()[-1])["seconds"])
+
+    whole = seconds()
+    assert seconds("--response-tokens", "32") < whole < seconds("--response-tokens", "512")
+    assert seconds("--prompt-tokens", "64") < whole < seconds("--prompt-tokens", "mean=2000,p99=8000")
+    assert seconds("--cluster", "2x8:h100-80gb") < whole
+    assert seconds() == whole
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ALGORITHMS.glob("*.rlf")))
+def test_every_program_that_ships(name: str) -> None:
+    known = '"Qwen/Qwen2.5-7B"'
+    swaps = {"helpful": known, "harmful": known} if name == "safe_rlhf" else {}
+    program = rlgraph.compile(ALGORITHMS / f"{name}.rlf", swaps, devices=8)
+    found = simulate(program, read_cluster("1x8:h100-80gb"), workload=Workload(kept=0.5))
+    assert found.seconds > 0 and found.tokens > 0
+    assert sum(work.seconds for work in found.path) == pytest.approx(found.seconds)
+    assert any(work.op == "train" for work in found.path)
+
+
+def test_a_plan_file_is_simulated_as_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert status(["compile", *PPO, "--emit", "plan", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    [plan] = tmp_path.glob("*.json")
+    assert told(capsys, str(plan), *CLUSTER)[1] == told(capsys, *PPO, *CLUSTER)[1]
+    code, _, err = told(capsys, str(plan), *CLUSTER, "--set", "gamma=0.9")
+    assert code == 2 and "does not go with a plan file" in err
+
+
+def test_without_a_cluster_it_is_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(capsys, *PPO)
+    assert code == 0 and out.startswith("ppo on 1x16:cpu: ")
+
+
+WRONG = {
+    "E0960": [*PPO, "--cluster", "1x8:a100-80gb"],
+    "E0962": [str(ALGORITHMS / "safe_rlhf.rlf"), *CLUSTER],
+    "E0963": [*PPO, *CLUSTER, "--svg", "missing/step.svg"],
+    "E0818": [*PPO, *CLUSTER, "--trace", "missing/step.json"],
+    "E0921": [*PPO, "--cluster", "2x8:a100-90gb"],
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_what_cannot_be_is_said(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status_, out, err = told(capsys, *WRONG[code])
+    assert status_ in (1, 2) and out == "" and err.startswith(f"error[{code}]") and "help: " in err
+
+
+def test_calls_that_make_no_sense() -> None:
+    program = rlgraph.compile(ALGORITHMS / "grpo.rlf")
+    for wrong in ({"steps": 0}, {"workload": Workload(kept=0.0)}, {"workload": Workload(Lengths((1.0,)), kept=1.5)}):
+        with pytest.raises(ProgramError, match="E0964"):
+            simulate(program, **wrong)  # type: ignore[arg-type]
+
+
+def test_groups_that_lost_all_rows() -> None:
+    text = (ALGORITHMS / "online_dpo.rlf").read_text().replace("    best ", "    keep rollout where score > 0\n    best ", 1)
+    program = rlgraph.compile(text)
+    with pytest.raises(ProgramError, match="E0961"):
+        simulate(program, workload=Workload(kept=0.1))
+    assert simulate(program, workload=Workload(kept=1.0)).seconds > 0
+
+
+def test_every_code_is_explained() -> None:
+    used = {code for path in Path(rlgraph.__file__).parent.rglob("*.py") for code in re.findall(r'"(E096\d)"', path.read_text())}
+    assert used == set(re.findall(r"^## (E\d+)", CODES, re.MULTILINE))
+
+
+def test_a_notebook_shows_the_picture() -> None:
+    found = simulate(rlgraph.compile(ALGORITHMS / "grpo.rlf"), read_cluster("1x1:h100-80gb"))
+    shown = found._repr_mimebundle_()
+    assert shown["image/svg+xml"].startswith("<svg") and shown["text/plain"] == str(found)
+
+
+def test_the_page_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for path in PPO:
+        (tmp_path / Path(path).name).write_text(Path(path).read_text())
+    monkeypatch.chdir(tmp_path)
+    page, picture = ROOT / "docs" / "simulate.md", ROOT / "docs" / "img" / "simulate.svg"
+    text = page.read_text("utf-8")
+    [(arguments, shown)] = re.findall(r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL)
+    code, out, _ = told(capsys, *arguments.split())
+    assert code == 0 and f"rlgraph simulate {arguments}\n" in text
+    told(capsys, *arguments.split(), "--svg", "step.svg")
+    if request.config.getoption("--update-golden"):
+        page.write_text(text.replace(f"```text\n{shown}```", f"```text\n{out}```", 1), "utf-8")
+        picture.write_text(Path("step.svg").read_text())
+    else:
+        assert shown == out and picture.read_text() == Path("step.svg").read_text()
+
+
+def test_compiling_loads_no_torch() -> None:
+    code = "import sys, rlgraph.cli; assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", code], check=True)
