@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlgraph.api.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
 from rlgraph.errors import Diagnostic, ProgramError
@@ -22,6 +22,8 @@ from rlgraph.errors import Diagnostic, ProgramError
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.namespace import Functions
+    from rlgraph.cost.cluster import Cluster
+    from rlgraph.cost.tasks import Workload
 
 
 def check(
@@ -57,11 +59,18 @@ def compile(
     name: str = "<text>",
     schedule: str | Path | None = None,
     devices: int = 1,
+    cluster: str | Cluster | None = None,
+    workload: Workload | None = None,
+    calibration: str | Path | None = None,
+    minimize: Literal["time", "cost"] = "time",
 ) -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
 
     schedule: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says the
     same. devices: how many there are, where neither declares pools.
+
+    cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest one;
+    what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.dsl.check import check_all
@@ -77,9 +86,20 @@ def compile(
         from rlgraph.api.schedules import with_schedule
 
         found = with_schedule(found, open_program(schedule, "<schedule>"))
-    stages = tuple(run_passes(found.program))
-    compiled = Compiled(opened.source, opened.folder, texts, stages, tuple(found.warnings), found.schedule, devices)
-    return compiled.checked_placement() if found.schedule.span.line else compiled
+    from rlgraph.api.target import target, with_dtypes
+
+    measured = None
+    if calibration is not None:
+        from rlgraph.api.calibration import read_calibration
+
+        measured = read_calibration(calibration)
+    aim = None if cluster is None else target(cluster, workload, measured, minimize)
+    typed = with_dtypes(found.program, aim is not None and not aim.on_cpus)
+    stages = tuple(run_passes(typed))
+    compiled = Compiled(
+        opened.source, opened.folder, texts, stages, tuple(found.warnings), found.schedule, devices, target=aim
+    )
+    return compiled.checked_placement() if aim or found.schedule.span.line else compiled
 
 
 def load_plan(path: str | Path) -> Compiled:

@@ -96,13 +96,13 @@ def _local(
 def _ray(
     compiled: Compiled, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
-    from rlgraph.api.planning import not_installed
+    from rlgraph.api.planning import not_built, not_installed
     from rlgraph.backends.local.session import model_spec
 
     if not options.debug and find_spec("ray") is None:
         hint = "pip install 'rlgraph[ray]'"
         raise UsageMistake(Diagnostic("E0819", "the package `ray` is not installed", NO_SPAN, hint))
-    if missing := not_installed(compiled.plan, compiled.schedule):
+    if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
     from rlgraph.backends.ray.backend import RayBackend
     from rlgraph.passes.memory import least_memory

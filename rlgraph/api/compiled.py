@@ -16,11 +16,15 @@ from rlgraph.ir.graph import Graph, Program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:
+    from rlgraph.api.explain import Explanation
     from rlgraph.api.plan_files import PlanFile, Sections
     from rlgraph.api.planning import Placed
     from rlgraph.api.running import Run
+    from rlgraph.api.target import Target
+    from rlgraph.api.whatif import Sweep
     from rlgraph.backends.local.run import Observer
     from rlgraph.ir.plan import Plan
+    from rlgraph.passes.choose import Choice
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Compiled:
     """The plan file that it was read from: it says where everything runs."""
     sections: Sections = field(default_factory=dict, repr=False)
     """What its plan file says beside the plan: `cluster`, `assumptions`, `predicted`."""
+    target: Target | None = None
+    """What its plan is searched for; None: the schedule and simple defaults say where it runs."""
 
     @property
     def program(self) -> Program:
@@ -84,12 +90,41 @@ class Compiled:
 
         if self.file is not None:
             return Placed(self.file.plan, find_shapes(self.program, self.folder), ())
+        if self.target is not None:
+            return Placed(self.choice.plan, self.choice.question.shapes, ())
         return placed(self.program, self.schedule, self.folder, here(self.devices))
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits."""
+        from rlgraph.api.choosing import chosen
+
+        assert self.target is not None, "without a cluster nothing is chosen"
+        return chosen(self, self.target)
+
+    def explain(self) -> Explanation:
+        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a cluster."""
+        from rlgraph.api.explain import explain
+
+        return explain(self)
+
+    def what_if(self, sweep: str) -> Sweep:
+        """The best plan for each of some values: `devices=16,32,64`. Needs a cluster."""
+        from rlgraph.api.whatif import what_if
+
+        return what_if(self, sweep)
 
     @property
     def plan(self) -> Plan:
         """Which processes do which work: what the schedule says, and defaults for the rest."""
         return self.placed.plan
+
+    @cached_property
+    def told(self) -> Sections:
+        """What its plan file says beside the plan."""
+        from rlgraph.api.choosing import sections
+
+        return sections(self.choice, self.target) if self.target is not None else self.sections
 
     def plan_json(self, beside: str | Path = ".") -> str:
         """The text of its plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.
@@ -108,7 +143,9 @@ class Compiled:
 
     def checked_placement(self) -> Compiled:
         """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
-        return replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
+        warnings = self.placed.warnings
+        # Itself where nothing is new: a search is not done twice.
+        return replace(self, diagnostics=(*self.diagnostics, *warnings)) if warnings else self
 
     # Pictures
 

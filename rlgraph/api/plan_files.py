@@ -76,7 +76,7 @@ class PlanFile:
 
 def plan_document(compiled: Compiled, beside: Path) -> str:
     """The plan file of a compiled program, for a file in the folder `beside`."""
-    return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.sections))
+    return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.told))
 
 
 def print_plan_file(file: PlanFile) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.dsl.schedule import Schedule, operations
-from rlgraph.errors import Diagnostic
+from rlgraph.errors import NO_SPAN, Diagnostic
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.known import find_config
@@ -61,6 +61,17 @@ def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
         message, hint = f"the engine `{engine}` is not installed", f"pip install 'rlgraph[{engine}]'"
         found.append(Diagnostic("E0913", message, span, hint))
     return found
+
+
+def not_built(plan: Plan) -> list[Diagnostic]:
+    """What a plan asks of its engines that none of them can do."""
+    away = sorted({holding.model for holding in plan.holdings if holding.offload})
+    if not away:
+        return []
+    names = ", ".join(f"`{model}`" for model in away)
+    message = f"the plan keeps {names} in the host's memory between uses, and no engine can do that yet"
+    hint = "pin models to pools of their own in a schedule, or take a cluster on which the plan needs no off-loading"
+    return [Diagnostic("E0914", message, NO_SPAN, hint)]
 
 
 def _is_there(package: str) -> bool:

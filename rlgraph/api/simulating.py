@@ -23,6 +23,7 @@ from rlgraph.passes.place import dtype_of
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.backends.sim.log import Prediction
+    from rlgraph.cost.calibration import Calibration
     from rlgraph.models.families import Kind
 
 MILLION = 1e6
@@ -158,12 +159,13 @@ class Simulation:
 
 def simulate(
     compiled: Compiled, cluster: Cluster | None = None, *, steps: int = 1, workload: Workload | None = None,
-    constants: Constants | None = None, seed: int = 0,
+    constants: Constants | None = None, calibration: Calibration | None = None, seed: int = 0,
 ) -> Simulation:  # fmt: skip
     """Steps of a compiled program's plan, from the middle of a run.
 
     cluster: what it runs on; None: the one that the plan was made for, or CPUs of this machine. workload: how long rows are, and
-    how many of them filters leave. constants: of the cost model; None: the defaults for the devices. Raises ProgramError.
+    how many of them filters leave. constants: of the cost model; None: the defaults for the devices. calibration: constants, and
+    rates of a device, that were measured. Raises ProgramError.
     """
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
@@ -172,10 +174,12 @@ def simulate(
     if needed > cluster.devices:
         message = f"the plan needs {_devices(needed)}, and `{cluster.text}` has {cluster.devices}"
         raise ProgramError(Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools"))
+    if calibration is not None:
+        cluster, constants = calibration.on(cluster), calibration.constants
     constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
     from rlgraph.cost.predict import Predictor
 
-    predictor = Predictor(plan, _subjects(compiled), cluster, constants)
+    predictor = Predictor(plan, subjects(compiled), cluster, constants)
     return simulated(compiled, plan, cluster, predictor, workload or Workload(), steps, seed, constants.source)
 
 
@@ -227,7 +231,7 @@ def _cluster_of(plan: Plan) -> Cluster:
     return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
 
 
-def _subjects(compiled: Compiled) -> Mapping[str, Subject]:
+def subjects(compiled: Compiled) -> Mapping[str, Subject]:
     """The models that are worked with. Raises ProgramError where one has no known shape."""
     found = {}
     for model in compiled.program.models:

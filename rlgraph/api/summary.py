@@ -25,7 +25,11 @@ def summary(compiled: Compiled) -> str:
         lines += _table(
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
-    if compiled.schedule.span.line:
+    if compiled.target is not None:
+        from rlgraph.api.choosing import show_choice
+
+        lines += ["", *show_choice(compiled.choice)]
+    elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan)]
     return "\n".join(lines)
 

@@ -13,10 +13,10 @@ import sys
 
 import click
 
-from rlgraph.cli import checking, compiling, explain, planfiles, running, simulating
+from rlgraph.cli import checking, compiling, explain, planfiles, profiling, running, simulating
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 
-__all__ = ["checking", "compiling", "explain", "main", "planfiles", "running", "simulating", "status"]
+__all__ = ["checking", "compiling", "explain", "main", "planfiles", "profiling", "running", "simulating", "status"]
 
 
 def main() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,6 +44,36 @@ set_option = click.option(
     help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of
     the language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
 )
+
+
+_TARGET = (
+    click.option(
+        "--cluster",
+        metavar="TEXT",
+        help="Search for the best plan on NODESxDEVICES:NAME such as 4x8:h100-80gb, several joined by +, or a .toml file.",
+    ),
+    click.option(
+        "--prompt-tokens", metavar="LENGTHS", help="Of prompts: a number, mean=350,p99=1500, or a file.  [default: 512]"
+    ),
+    click.option(
+        "--response-tokens",
+        metavar="LENGTHS",
+        help="Of answers, up to `max_tokens`.  [default: half of it on average]",
+    ),
+    click.option(
+        "--kept",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=1.0,
+        metavar="SHARE",
+        help="Of the rows that a `keep` looks at.  [default: 1]",
+    ),
+    click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help="What `rlgraph profile` measured."),
+)
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `kept`, `calibration`."""
+    return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 
 def settings_of(given: tuple[str, ...]) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
+from rlgraph.api.jsonlines import emit
+from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
 from rlgraph.cli.outputs import FORMATS, PICTURES, write
 from rlgraph.cli.shown import Format, show
 
@@ -15,6 +17,16 @@ from rlgraph.cli.shown import Format, show
 @click.argument("files", nargs=-1, metavar="FILE...")
 @set_option
 @click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
+@target_options
+@click.option(
+    "--minimize",
+    type=click.Choice(["time", "cost"]),
+    default="time",
+    show_default=True,
+    help="With a cluster: seconds or dollars of a step.",
+)
+@click.option("--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help.")
+@click.option("--what-if", metavar="NAME=V1,V2,...", help="With a cluster: the best plan for each of some values, devices=16,32.")
 @click.option(
     "--emit",
     "emitted",
@@ -42,19 +54,32 @@ def compile_(
     files: tuple[str, ...],
     settings: tuple[str, ...],
     devices: int,
+    cluster: str | None,
+    prompt_tokens: str | None,
+    response_tokens: str | None,
+    kept: float,
+    calibration: Path | None,
+    minimize: Literal["time", "cost"],
+    explained: bool,
+    what_if: str | None,
     emitted: tuple[str, ...],
     visualize: str | None,
     after: tuple[str, ...],
     out: Path | None,
     form: Format,
 ) -> int:
-    """Compile a program, with a schedule (.rls) or without one; without options, say in a few lines what became of it."""
-    from rlgraph.api import compile
+    """Compile a program, with a schedule (.rls) or without one; without options, say in a few lines what became of it.
+
+    With a cluster, the fastest plan for it is searched for: what the schedule says is kept.
+    """
+    from rlgraph.api import compile, load_plan
+    from rlgraph.api.target import workload
 
     if visualize and visualize.endswith(".rlf"):
         # `--visualize FILE`: the option has no value, and click cannot know.
         files, visualize = (visualize, *files), ""
     programs = [Path(file) for file in files if not file.endswith(".rls")]
+    saved = len(files) == 1 and files[0].endswith(".json")
     schedules = [Path(file) for file in files if file.endswith(".rls")]
     if not programs:
         raise click.UsageError("Missing argument 'FILE...'.")
@@ -62,19 +87,34 @@ def compile_(
         raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
+    if cluster is None and (explained or what_if or calibration or minimize != "time"):
+        raise click.UsageError("`--explain`, `--what-if`, `--calibration` and `--minimize` go with `--cluster`")
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with telling(form):
         schedule = schedules[0] if schedules else None
-        compiled = compile(programs[0], settings_of(settings), schedule=schedule, devices=devices)
+        lengths = workload(prompt_tokens, response_tokens, kept)
+        if saved and (settings or cluster):
+            raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
+        compiled = load_plan(programs[0]) if saved else compile(
+            programs[0], settings_of(settings), schedule=schedule, devices=devices, cluster=cluster, workload=lengths,
+            calibration=calibration, minimize=minimize,
+        )
         show(compiled.diagnostics, form)
+        told = [compiled.explain()] if explained else []
+        told += [compiled.what_if(what_if)] if what_if else []
     for name in after:
         try:
             click.echo(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
     write(compiled, list(dict.fromkeys(emitted)), visualize, out)
-    if not (emitted or after or visualize is not None or form == "json"):
+    for each in told:
+        if form == "json":
+            emit(each.to_json())
+        else:
+            click.echo(f"{each}\n")
+    if not (emitted or after or told or visualize is not None or form == "json"):
         from rlgraph.api.summary import summary
 
         click.echo(summary(compiled))

@@ -2,11 +2,11 @@
 
 Work of a kind with an engine takes
 
-    seconds = call + block * micro-batches + layer * layers * micro-batches + row * rows + token * tokens
+    seconds = call + block * micro-batches + layer * layers * micro-batches + row * rows + token * tokens * layers
               + FLOPs / (compute * peak) + bytes / (memory * bandwidth)
 
 on each rank, where the FLOPs, bytes and layers are the rank's own. Of `generate`, a decoding step is what a micro-batch is
-elsewhere, and the larger one of the last two terms counts.
+elsewhere, and the larger one of the last two terms counts. Ranks that work side by side take longer, and wait for each other.
 """
 
 from __future__ import annotations
@@ -35,9 +35,16 @@ class Rates:
     row: float = 0.0
     """Seconds of each row; of `generate`, of each row in each decoding step."""
     token: float = 0.0
-    """Seconds of each token that is read."""
+    """Seconds of each token that is read, in each layer: what is done to it beside matrix products."""
     update: float = 0.0
     """Of `train`: seconds of each optimizer step beside its bytes."""
+    reduce: float = 0.0
+    """Seconds of each sum over tensor-parallel ranks beside what the link takes: until all of them are there."""
+    crowd: float = 0.0
+    """How much longer work takes where other processes of the group work beside it: 0.1 is a tenth. On CPUs that share their
+    memory, or their cores."""
+    lock: float = 0.0
+    """The same of threads that work side by side in one process, and wait for Python's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,6 @@ class Host:
     """Seconds until a group has its order and rows, and answers, beside the work."""
     order_rank: float = 2e-5
     """Seconds more for each process of the group."""
-    step: float = 0.0
-    """Seconds of each step beside all nodes."""
 
 
 @dataclass(frozen=True, slots=True)

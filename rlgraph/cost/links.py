@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlgraph.cost.cluster import Island
@@ -17,7 +18,7 @@ class Link:
     """Seconds of a message."""
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """A ring: every byte goes around twice."""
+        """Every byte goes around twice, as in a ring."""
         return self.all_reduce_bytes(size, ranks) + self.all_reduce_latency(ranks)
 
     def all_reduce_bytes(self, size: float, ranks: int) -> float:
@@ -25,8 +26,8 @@ class Link:
         return 2 * (ranks - 1) * size / ranks / self.bandwidth
 
     def all_reduce_latency(self, ranks: int) -> float:
-        """The part of its messages."""
-        return 2 * (ranks - 1) * self.latency
+        """The part of its messages: those of small sizes go along a tree."""
+        return 2 * math.ceil(math.log2(ranks)) * self.latency
 
     def all_gather(self, size: float, ranks: int) -> float:
         """Every rank gets all `size` bytes, of which it has its share; a reduce-scatter takes the same."""

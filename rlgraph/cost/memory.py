@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlgraph.cost import work
 from rlgraph.cost.spot import BLOCK_TOKENS, Spot, Subject
 from rlgraph.cost.time import Batch, slots
-from rlgraph.cost.work import Tokens
+from rlgraph.cost.work import Activations, Tokens
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
 
-PREFILL_TOKENS = 8192
-"""Of the prompts that a generating engine reads at a time."""
+PREFILL_TOKENS = 2048
+"""Of the prompts that vLLM reads at a time; it has buffers for as many."""
+
+VLLM_CACHE = 64 << 20
+"""Bytes of vLLM's cache on a CPU where nobody says how many."""
+
+VLLM_BUFFERS = 1 << 20
+"""Bytes of tables of vLLM's that do not depend on the model."""
+
+CACHE_PLACES = 1 << 18
+"""Tokens, of all rows together, that transformers' engine decodes at a time."""
+
+FIRST_ROOM = 64
+"""Places beyond the prompt that its cache has at first; when they are used up it grows by half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Of one rank, by what they are: `weights`, `gradients`, `optimizer`, `activations`, `logits`, `cache`, `buffers`."""
+    """Of one rank, by what they are: `weights`, `gradients`, `optimizer`, `activations`, `logits`, `cache`,
+    `buffers`, and `messages` in which new weights arrive."""
 
     parts: tuple[tuple[str, float], ...] = ()
 
@@ -50,74 +64,225 @@ class Need:
         return self.resident + Bytes(tuple((name, size / copies) for name, size in self.shared.parts))
 
 
+# Training
+
+
 def training(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
-    """Of a model that is trained: mixed precision keeps wide weights and moments; Megatron's copies share them out, which is
-    ZeRO's first stage (arXiv 1910.02054)."""
+    """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv 1710.03740).
+    Megatron's copies share those out, which is ZeRO's first stage (arXiv 1910.02054), and have wide gradients that stay."""
     weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
     wide = 0 if subject.item >= 4 else 4
     own = Bytes((("weights", weights * subject.item),))
     optimizer = Bytes((("optimizer", weights * (wide + 2 * max(4, subject.item))),))
-    active = _activations(subject, spot, batches)
+    micro, blocks = _micro(subject, spot, batches)
+    kept = _activations(subject, spot, micro)
     if spot.engine == "megatron":
-        # It adds up in buffers that stay.
-        return Need(own + Bytes((("gradients", weights * max(4, subject.item)),)), active, optimizer)
-    # Beside their sum there are the gradients of each micro-batch that is computed.
-    gradients = Bytes((("gradients", weights * subject.item * (1 + spot.threads)),))
-    return Need(own + optimizer, active + gradients)
+        scores = work.scores_bytes(subject.shape, micro, itemsize=subject.item, tp=spot.tp)
+        stays = Bytes((("gradients", weights * max(4, subject.item)), ("buffers", scores)))
+        passes = _pipeline(subject, spot, kept, scores, blocks)
+        # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
+        copied = weights * max(4, subject.item) / (1 if _on_cpu(spot) else spot.dp)
+        return Need(own + stays, _larger(passes, Bytes((("buffers", copied),))), optimizer)
+    passes = _passes(subject, spot, kept, blocks, weights * subject.item)
+    return Need(own + optimizer, _larger(passes, _update(subject, spot, weights)))
 
 
-def reading(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
-    """Of a forward pass."""
-    weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
-    micro = _micro(subject, spot, batches)
-    layer = work.activation_bytes(
-        subject.shape, subject.kind, micro, itemsize=subject.item, tp=spot.tp, flash=spot.engine != "megatron"
-    )
-    logits = work.logits_bytes(subject.shape, subject.kind, micro, spot.tp)
-    active = Bytes((("activations", layer.layer + layer.working), ("logits", logits)))
-    return Need(Bytes((("weights", weights * subject.item),)), active)
-
-
-def drawing(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
-    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs."""
-    shape, item = subject.shape, subject.item
-    weights = work.stage_parameters(shape, subject.kind, 1) * item / spot.tp
-    width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=0.0)
-    rows = max((min(slots(subject, spot, batch), batch.share(spot.dp)) for batch in batches), default=0.0)
-    own = work.kv_bytes(shape, item) / min(spot.tp, shape.kv_heads)
-    cache = spot.kv_bytes or own * rows * width
-    logits = 3 * 4.0 * rows * shape.vocab / spot.tp
-    if spot.engine == "transformers":
-        return Need(Bytes((("weights", weights),)), Bytes((("cache", cache), ("logits", logits))))
-    read = PREFILL_TOKENS * item * (2 * shape.hidden + 3 * shape.ffn / spot.tp)
-    held = Bytes((("weights", weights), ("cache", cache), ("buffers", min(BUCKET, weights))))
-    return Need(held, Bytes((("activations", read), ("logits", logits))))
-
-
-def _activations(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Bytes:
-    """Of as many micro-batches as are under way on the first stage of a pipeline that runs one forward, one backward."""
-    micro = _micro(subject, spot, batches)
-    found = work.activation_bytes(
+def _activations(subject: Subject, spot: Spot, micro: Tokens) -> Activations:
+    return work.activation_bytes(
         subject.shape,
         subject.kind,
         micro,
         itemsize=subject.item,
         tp=spot.tp,
         recompute=spot.recompute,
-        flash=spot.engine != "megatron" or subject.item < 4,
-        fused_norms=True,
+        flash=spot.engine != "megatron",
+        fused_norms=not _on_cpu(spot) if spot.engine == "megatron" else _on_cpu(spot) and subject.dtype == "float32",
     )
+
+
+def _pipeline(subject: Subject, spot: Spot, kept: Activations, scores: float, blocks: float) -> Bytes:
+    """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way as
+    stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
     layers = subject.shape.layers / spot.pp
-    side_by_side = spot.pp if spot.pp > 1 else spot.threads
-    kept = (layers * found.layer + found.ends) * side_by_side + found.working
-    return Bytes((("activations", kept), ("logits", found.head * (1 if spot.pp > 1 else spot.threads))))
+    first = Bytes((("activations", layers * kept.layer * min(spot.pp, blocks) + kept.working),))
+    ends = kept.ends - scores
+    return _larger(first, _turn(layers * kept.layer + ends, kept))
 
 
-def _micro(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Tokens:
-    """The largest micro-batch: the longest rows, as many as its budget takes."""
+def _turn(activations: float, kept: Activations) -> Bytes:
+    """When the forward pass ends: while the head is at work, or as the backward pass begins."""
+    if kept.head > kept.working:
+        return Bytes((("activations", activations), ("logits", kept.head)))
+    return Bytes((("activations", activations + kept.working),))
+
+
+def _passes(subject: Subject, spot: Spot, kept: Activations, blocks: float, gradients: float) -> Bytes:
+    """Of transformers' engine: beside the sum of the gradients those of the last micro-batch are there while the next ones are
+    computed, and each of these has its activations at first and its gradients in the end."""
+    shape = subject.shape
+    side = min(spot.threads, blocks)
+    before = Bytes((("gradients", min(2.0, blocks - side) * gradients),))
+    turn = _turn(shape.layers * kept.layer + kept.ends, kept)
+    # The gradients of a tied embedding and head are two matrices, and their sum a third.
+    tied = 2 * shape.vocab * shape.hidden * subject.item if shape.tied and subject.kind == "causal_lm" else 0
+    end = Bytes((("gradients", gradients + tied),))
+    return before + _times(_larger(turn, end), side)
+
+
+def _update(subject: Subject, spot: Spot, weights: float) -> Bytes:
+    """Of transformers' engine, at the end of a step: gradients, and what becomes of them."""
+    narrow = subject.item < 4
+    if spot.dp > 1:
+        # Copies add up one float32 tensor that is made of all gradients.
+        found = weights * (12 if narrow else 2 * subject.item)
+    elif narrow:
+        found = weights * (subject.item + 4)
+    else:
+        found = weights * subject.item + (_laid_out(subject) if _on_cpu(spot) else 0.0)
+    return Bytes((("gradients", found),))
+
+
+def _laid_out(subject: Subject) -> float:
+    """oneDNN gives the gradients of matrices with more outputs than inputs transposed: AdamW gets copies of them."""
+    shape = subject.shape
+    queries = shape.heads * shape.head_dim
+    found = 0
+    if not shape.experts and shape.ffn > shape.hidden:
+        found += 2 * shape.layers * shape.ffn * shape.hidden
+    if queries > shape.hidden:
+        found += shape.layers * queries * shape.hidden
+    if subject.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
+        found += shape.vocab * shape.hidden
+    return float(found * subject.item)
+
+
+# Reading
+
+
+def reading(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+    """Of a forward pass: one layer at a time, and then the head."""
+    shape, item, flash = subject.shape, subject.item, spot.engine != "megatron"
+    weights = work.stage_parameters(shape, subject.kind, spot.pp) / spot.tp
+    own = Bytes((("weights", weights * item),))
+    micro, blocks = _micro(subject, spot, batches)
+    layer = work.forward_bytes(shape, micro, itemsize=item, tp=spot.tp, flash=flash)
+    logits = work.logits_bytes(shape, subject.kind, micro, item, spot.tp, flash)
+    chosen = micro.scored * shape.hidden * item
+    active = _larger(
+        Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
+    )
+    if not flash:
+        own += Bytes((("buffers", work.scores_bytes(shape, micro, itemsize=item, tp=spot.tp)),))
+    return Need(own, _times(active, min(spot.threads, blocks)))
+
+
+# Generation
+
+
+def drawing(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs."""
+    if spot.engine == "transformers":
+        return _decoding(subject, spot, batches)
+    # On a CPU it computes in float32, whatever it is told.
+    shape, item = subject.shape, 4 if _on_cpu(spot) else subject.item
+    weights = work.stage_parameters(shape, subject.kind, 1) * item / spot.tp
+    width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=0.0)
+    rows = max((min(slots(subject, spot, batch), batch.share(spot.dp)) for batch in batches), default=0.0)
+    own = work.kv_bytes(shape, item) / min(spot.tp, shape.kv_heads)
+    cache = spot.kv_bytes or (max(VLLM_CACHE, own * width) if _on_cpu(spot) else own * rows * width)
+    queries, keys = shape.heads * shape.head_dim / spot.tp, shape.kv_heads * shape.head_dim / spot.tp
+    ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / spot.tp
+    fed = min(PREFILL_TOKENS, rows * width)
+    read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
+    buffers = VLLM_BUFFERS + PREFILL_TOKENS * shape.hidden * item
+    # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
+    logits = (12.0 + item * (item < 4)) * rows * shape.vocab
+    held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
+    return Need(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+
+
+def _decoding(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+    """Of transformers' engine: prompts are read all at once, before their rows are decoded together."""
+    own = Bytes((("weights", work.stage_parameters(subject.shape, subject.kind, 1) * subject.item),))
+    return Need(own, max((_decoded(subject, spot, batch) for batch in batches), key=_total, default=Bytes()))
+
+
+def _decoded(subject: Subject, spot: Spot, batch: Batch) -> Bytes:
+    shape, item = subject.shape, subject.item
+    prompt, response = batch.prompt.longest, batch.response.longest
+    rows = max(1.0, batch.share(spot.dp))
+    blocks = min(rows, max(spot.threads, math.ceil(rows * (prompt + response) / CACHE_PLACES)))
+    side = min(spot.threads, blocks)
+    rows = math.ceil(rows / blocks) * side
+    first = prompt + min(response, FIRST_ROOM)
+    room, before = _room(first, prompt + response)
+    kv = work.kv_bytes(shape, item)
+    prompts = math.ceil(rows / batch.samples)
+    read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
+    reading_ = Bytes(
+        (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
+    )
+    cache = kv * rows * room
+    # A layer's keys and values are there twice while they move to where there is more room.
+    grown = Bytes((("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab)))
+    # Logits in float32, less the largest, and added up.
+    drawn = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+    return _larger(reading_, _larger(grown, drawn))
+
+
+def _room(first: float, needed: float) -> tuple[float, float]:
+    """Places of a row in the cache when it is full, and those that it had before it grew for the last time."""
+    room, before = first, 0.0
+    while room < needed:
+        room, before = room + 1 + (room + 1) // 2, room
+    return room, before
+
+
+# Both
+
+
+def _micro(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> tuple[Tokens, float]:
+    """The largest micro-batch as it is fed, each row without its last token, and how many of them a copy has. Rows of several
+    tables go together; as the engines do it, blocks are of about the same size, of the longest rows or of usual ones."""
+    widths = [batch.row.longest for batch in batches] or [1.0]
+    usual = sum(batch.row.tokens for batch in batches) or 1.0
+    available = max((batch.share(spot.dp) for batch in batches), default=1.0) or 1.0
     budget = spot.micro_tokens or BLOCK_TOKENS
-    width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=1.0)
-    scored = max((batch.response.longest for batch in batches), default=1.0)
-    available = max((batch.share(spot.dp * spot.threads) for batch in batches), default=1.0)
-    rows = max(1.0, min(available, budget // max(1.0, width)))
-    return Tokens(rows, rows * width, rows * width * width, rows * scored, width)
+    side = max(spot.threads, spot.pp)
+    rows, blocks = _block(available, budget, sum(widths), side)
+    fuller, _ = _block(available, budget, usual, side)
+    rows = max(rows, fuller * usual / sum(widths))
+    fed = [max(1.0, width - 1) for width in widths]
+    return (
+        Tokens(
+            rows * len(widths),
+            rows * sum(fed),
+            rows * sum(width * width for width in fed),
+            rows * (sum(batch.response.longest for batch in batches) or 1.0),
+            max(fed),
+        ),
+        blocks,
+    )
+
+
+def _block(available: float, budget: float, width: float, side: int) -> tuple[float, float]:
+    """Rows of a block, and blocks, `side` of them at a time."""
+    fit = max(1.0, budget // max(1.0, width))
+    blocks = min(math.ceil(math.ceil(available / fit) / side) * side, max(1.0, available))
+    return math.ceil(available / blocks), blocks
+
+
+def _on_cpu(spot: Spot) -> bool:
+    return spot.island.device.name == "cpu"
+
+
+def _larger(one: Bytes, other: Bytes) -> Bytes:
+    return one if one.total >= other.total else other
+
+
+def _times(found: Bytes, factor: float) -> Bytes:
+    return Bytes(tuple((name, size * factor) for name, size in found.parts))
+
+
+def _total(found: Bytes) -> float:
+    return found.total

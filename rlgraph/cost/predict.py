@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.cost import memory, time
-from rlgraph.cost.cluster import Cluster
+from rlgraph.cost.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.memory import Need
 from rlgraph.cost.spot import Spot, Subject
@@ -44,15 +44,15 @@ def wake(operation: str, held: float, spot: Spot, synced: bool) -> Cost:
     return Cost(memory=trips * held / spot.island.device.host)
 
 
-def order(spot: Spot, constants: Constants) -> Cost:
-    """Until a group has its orders and has answered, beside the work."""
-    return Cost(overhead=constants.host.order + constants.host.order_rank * spot.size)
+def order(ranks: int, constants: Constants) -> Cost:
+    """Until a group of so many processes has its orders and has answered, beside the work."""
+    return Cost(overhead=constants.host.order + constants.host.order_rank * ranks)
 
 
-def rows(tokens: float, spot: Spot, constants: Constants) -> Cost:
+def rows(tokens: float, copies: int, island: Island, constants: Constants) -> Cost:
     """Until the rows are there that a group works on: each copy gets its own."""
-    sent = tokens * ROW_BYTES / spot.dp
-    return Cost(communication=sent / (spot.island.network * constants.transfer) + spot.island.network_latency)
+    sent = tokens * ROW_BYTES / copies
+    return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
 def piece(
@@ -60,8 +60,8 @@ def piece(
 ) -> Cost:
     """A task with a model from its order to its answer, the model being there."""
     tokens = sum(batch.tokens().tokens for batch in batches)
-    found = work(operation, subject, spot, constants, batches) + order(spot, constants)
-    return found + rows(tokens, spot, constants)
+    found = work(operation, subject, spot, constants, batches) + order(spot.size, constants)
+    return found + rows(tokens, spot.dp, spot.island, constants)
 
 
 class Predictor:
@@ -100,14 +100,15 @@ class Predictor:
     def order(self, group: str) -> Cost:
         """Until a group has its orders and has answered."""
         found = self.plan.group(group)
-        return order(self.spot(found.models[0], found), self.constants) if found.models else Cost()
+        return order(found.mesh.size, self.constants)
 
     def rows(self, source: str, target: str, tokens: float) -> Cost:
         """An edge between two groups."""
         found = self.plan.group(target)
         if source == target or not found.models:
             return Cost()
-        return rows(tokens, self.spot(found.models[0], found), self.constants)
+        spot = self.spot(found.models[0], found)
+        return rows(tokens, spot.dp, spot.island, self.constants)
 
     def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Until a model that is off-loaded is there, and after it until it is away again; nothing where it stays."""
@@ -132,3 +133,14 @@ class Predictor:
         return Cost(overhead=self.constants.host.node + each * count)
 
 
+class Here(Predictor):
+    """The same where all work is done in one process, which needs no orders and sends nothing."""
+
+    def order(self, group: str) -> Cost:
+        return Cost()
+
+    def rows(self, source: str, target: str, tokens: float) -> Cost:
+        return Cost()
+
+    def sync(self, model: str, source: str, target: str) -> Cost:
+        return Cost()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from rlgraph.cost import work
-from rlgraph.cost.constants import Constants
+from rlgraph.cost.cluster import Island
+from rlgraph.cost.constants import Constants, Rates
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.links import link
 from rlgraph.cost.spot import BLOCK_TOKENS, Spot, Subject
 from rlgraph.cost.work import Tokens
 
@@ -56,15 +58,25 @@ class Batch:
         """The rows of the copy that gets most of them; samples of one prompt stay together."""
         return min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
 
-    @cached_property
-    def lengths(self) -> tuple[float, ...]:
-        """A few that stand for all rows."""
-        shares = [(place + 0.5) / POINTS for place in range(POINTS)]
-        return tuple(self.prompt.mean + self.response.at(share) for share in shares)
-
-    def blocks(self, budget: float) -> float:
-        """How many micro-batches of at most so many padded tokens a row makes, rows of about the same length together."""
-        return sum(1 / max(1.0, budget // max(1.0, length)) for length in self.lengths) / POINTS
+    def blocks(self, budget: float) -> tuple[float, Tokens]:
+        """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its padding: the
+        longest rows come first, and those of a micro-batch are as long as its longest."""
+        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
+        while done < 1 - 1e-9:
+            longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
+            together = max(1.0, budget // longest)
+            part = min(1 - done, max(together / max(self.rows, 1.0), 1 / POINTS))
+            if part * self.rows > together:
+                # Several micro-batches, whose longest rows are on average as long as these.
+                longest = max(1.0, self.prompt.mean + self.response.at(1 - done - part / 2))
+                blocks += part / max(1.0, budget // longest)
+            else:
+                blocks += 1 / max(self.rows, 1.0)
+            padded = replace(
+                padded, rows=1.0, tokens=padded.tokens + part * longest, squares=padded.squares + part * longest * longest
+            )
+            done += part
+        return blocks, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +158,12 @@ def forward(subject: Subject, spot: Spot, constants: Constants, batches: Sequenc
 def train(subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
     """One optimizer step on some rows."""
     passes = pace("train", subject, spot, constants, batches).cost(share(batches, spot))
-    return passes + update(subject, spot, constants)
+    return passes + update(subject, spot, constants).cost(spot.dp)
+
+
+def crowded(spot: Spot, rates: Rates) -> float:
+    """How many times as long work takes that is not done alone."""
+    return (1 + rates.crowd * (spot.size > 1)) * (1 + rates.lock * (spot.threads > 1))
 
 
 def share(batches: Sequence[Batch], spot: Spot) -> float:
@@ -163,42 +180,74 @@ def pace(
     whole = sum(batch.rows for batch in batches) or 1.0
     flops = tokens = blocks = 0.0
     for batch in batches:
-        part, row = batch.rows / whole, batch.row
+        part = batch.rows / whole
+        made, row = batch.blocks(spot.micro_tokens or BLOCK_TOKENS)
         flops += part * (work.layers_flops(shape, row) / spot.pp + work.head_flops(shape, subject.kind, row))
         tokens += part * row.tokens
-        blocks += part * batch.blocks(spot.micro_tokens or BLOCK_TOKENS)
+        blocks += part * made
     layers = shape.layers / spot.pp
     inner, beside, _ = spot.links(constants)
     size = tokens * shape.hidden * subject.item
     sent = layers * reduces * inner.all_reduce_bytes(size, spot.tp)
-    rounds = layers * reduces * inner.all_reduce_latency(spot.tp)
+    rounds = layers * reduces * (inner.all_reduce_latency(spot.tp) + (rates.reduce if spot.tp > 1 else 0.0))
     if spot.pp > 1:
         both = 1 if kind == "forward" else 2
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
     compute = flops * passes / spot.tp / (spot.island.device.peak(subject.dtype) * rates.compute)
+    slower = crowded(spot, rates)
     return Pace(
-        Cost(compute=compute, communication=sent, overhead=rates.row + rates.token * tokens),
-        Cost(communication=rounds, overhead=rates.block + rates.layer * layers),
+        Cost(compute=compute, communication=sent, overhead=rates.row + rates.token * tokens * layers).times(slower),
+        Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower),
         rates.call,
         blocks,
         spot.pp,
     )
 
 
-def update(subject: Subject, spot: Spot, constants: Constants) -> Cost:
-    """The end of an optimizer step: the copies add up their gradients, and change the weights; each copy of Megatron's its
-    share of them."""
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The end of an optimizer step, by the number of copies: they add up their gradients and change the weights."""
+
+    island: Island
+    one: int
+    """Devices of a copy."""
+    sent: float
+    """Bytes of gradients and weights that go around once."""
+    whole: float
+    """Bytes that each copy reads and writes."""
+    shared: float
+    """More of them, which copies share out: each of Megatron's updates its share."""
+    bandwidth: float
+    share: float
+    """Of a link's bandwidth."""
+    overhead: float
+
+    def communication(self, copies: int) -> float:
+        """Seconds that copies exchange."""
+        between = link(self.island, self.one * copies, self.share)
+        return 2 * between.all_gather(self.sent / 2, copies)
+
+    def memory(self, copies: int) -> float:
+        """Seconds that a copy waits for its memory."""
+        return (self.whole + self.shared / copies) / self.bandwidth
+
+    def cost(self, copies: int) -> Cost:
+        """Of a step of so many copies."""
+        return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
+
+
+def update(subject: Subject, spot: Spot, constants: Constants) -> Update:
+    """Of a model that is trained on a split like this one."""
     rates = constants.rates[spot.engine, "train"]
     weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
-    _, _, copies = spot.links(constants)
-    if spot.engine == "megatron":
-        communication = copies.all_gather(weights * 4, spot.dp) + copies.all_gather(weights * subject.item, spot.dp)
-        moved = weights * (4 + subject.item) + weights * ADAM_BYTES / spot.dp
-    else:
-        communication = copies.all_reduce(weights * 4, spot.dp)
-        moved = weights * (4 + ADAM_BYTES)
-    memory = moved / (spot.island.device.bandwidth * rates.memory)
-    return Cost(memory=memory, communication=communication, overhead=rates.update)
+    device = spot.island.device
+    # Megatron scatters sums of float32 gradients and gathers new weights; transformers adds all gradients up.
+    split = spot.engine == "megatron"
+    sent = weights * (4 + subject.item) if split else weights * 8
+    whole = weights * (4 + (subject.item if split else ADAM_BYTES))
+    shared = weights * ADAM_BYTES if split else 0.0
+    reached = device.bandwidth * rates.memory
+    return Update(spot.island, spot.tp * spot.pp, sent, whole, shared, reached, constants.collective, rates.update)
 
 
 # Generation
@@ -211,7 +260,8 @@ def generate(subject: Subject, spot: Spot, constants: Constants, batch: Batch) -
     if rows == 0:
         return Cost(overhead=rates.call)
     decoded = _decode(_Step(subject, spot, constants, batch), batch, rows, slots(subject, spot, batch))
-    return _prefill(subject, spot, constants, batch, rows / batch.samples) + decoded + Cost(overhead=rates.call)
+    found = _prefill(subject, spot, constants, batch, rows / batch.samples) + decoded
+    return found.times(crowded(spot, rates)) + Cost(overhead=rates.call)
 
 
 def _prefill(subject: Subject, spot: Spot, constants: Constants, batch: Batch, prompts: float) -> Cost:
@@ -222,8 +272,8 @@ def _prefill(subject: Subject, spot: Spot, constants: Constants, batch: Batch, p
     size = read.tokens * shape.hidden * subject.item
     return Cost(
         compute=work.forward_flops(shape, subject.kind, read) / spot.tp / peak,
-        communication=2 * shape.layers * inner.all_reduce(size, spot.tp),
-        overhead=rates.token * read.tokens,
+        communication=2 * shape.layers * (inner.all_reduce(size, spot.tp) + (rates.reduce if spot.tp > 1 else 0.0)),
+        overhead=rates.token * read.tokens * shape.layers,
     )
 
 
@@ -270,7 +320,7 @@ class _Step:
         self.compute = work.decode_flops(shape, context) / spot.tp / (device.peak(subject.dtype) * rates.compute)
         inner, _, _ = spot.links(constants)
         self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * subject.item, spot.tp)
-        self.rounds = 2 * shape.layers * inner.all_reduce_latency(spot.tp)
+        self.rounds = 2 * shape.layers * (inner.all_reduce_latency(spot.tp) + (rates.reduce if spot.tp > 1 else 0.0))
         self.overhead, self.row = rates.block + rates.layer * shape.layers, rates.row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
@@ -294,22 +344,20 @@ def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants
     """New weights from where they are trained to where they are generated with.
 
     together: both are on the same devices, and each keeps what it holds of them; the fewest bytes that any plan moves then are
-    its share less the overlap (HybridFlow, arXiv 2409.19256, table 2). Else each copy of the target gets all of them once
-    over the network, and its ranks the rest from each other.
+    its share less the overlap (HybridFlow, arXiv 2409.19256, table 2). Else all nodes of the target get them once over the
+    network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a node
+    get them from each other.
     """
     size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
-    share = size / (target.tp * target.pp)
-    inner = link_of(target, target.tp * target.pp, constants)
+    one = target.tp * target.pp
     if together:
         held = size / source.pp * min(1 / source.tp, 1 / target.tp) if target.pp == 1 else 0.0
-        lacking = max(0.0, share - held)
-        near = link_of(source, max(source.tp * source.pp, target.tp * target.pp), constants)
-        return Cost(communication=lacking / near, overhead=constants.sync)
-    sent = size * target.dp / source.size
+        near = link_of(source, max(source.tp * source.pp, one), constants)
+        return Cost(communication=max(0.0, size / one - held) / near, overhead=constants.sync)
     network = min(source.island.network, target.island.network) * constants.transfer
-    node = max(1, min(target.island.per_node // max(1, target.tp * target.pp), target.dp))
-    # Copies on one node get it over the network once, and pass it on.
-    return Cost(communication=max(share / node, sent / node) / network + share / inner * (node > 1), overhead=constants.sync)
+    least = min(source.size, target.size, source.island.per_node, target.island.per_node)
+    passed = size / one / link_of(target, one, constants)
+    return Cost(communication=size / least / network + passed, overhead=constants.sync)
 
 
 def link_of(spot: Spot, reach: int, constants: Constants) -> float:

@@ -124,6 +124,10 @@ def _layer_weights(shape: Shape) -> int:
 # Bytes
 
 
+LOGITS = 1 << 25
+"""Of which transformers' engine computes at most so many at a time where no gradient is kept."""
+
+
 def kv_bytes(shape: Shape, itemsize: int) -> int:
     """Of the keys and values of one token in all layers."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
@@ -175,9 +179,24 @@ def activation_bytes(
     return Activations(kept, working, part.ends(), _head(shape, kind, micro, itemsize, tp, flash, entropy))
 
 
-def logits_bytes(shape: Shape, kind: Kind, micro: Tokens, tp: int = 1) -> float:
-    """What the head has at its peak where no gradient is kept: logits, and their softmax, in float32."""
-    return 8.0 * micro.scored * shape.vocab / tp if kind == "causal_lm" else 0.0
+def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, flash: bool = True) -> float:
+    """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its parts.
+    flash: as in `activation_bytes`."""
+    return _Part(shape, micro, itemsize, tp, flash, False).forward()
+
+
+def logits_bytes(shape: Shape, kind: Kind, micro: Tokens, itemsize: int = 4, tp: int = 1, flash: bool = True) -> float:
+    """What the head has at its peak where no gradient is kept, in float32. transformers has logits and their softmax, of
+    at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices, and narrow logits."""
+    if kind != "causal_lm":
+        return 0.0
+    numbers = micro.scored * shape.vocab / tp
+    return 8.0 * min(numbers, LOGITS) if flash else (16.0 + itemsize * (itemsize < 4)) * numbers
+
+
+def scores_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1) -> float:
+    """Of the one matrix of attention scores that all layers of Megatron-core write to, and that it keeps."""
+    return shape.heads / tp * micro.squares * itemsize
 
 
 def _head(shape: Shape, kind: Kind, micro: Tokens, itemsize: int, tp: int, flash: bool, entropy: bool) -> float:
@@ -218,6 +237,25 @@ class _Part:
             return found
         back = self.micro.tokens * (self._network() + self._norm() - stream)
         return max(found, self._scores() * (12 + self.itemsize) - self._weights() - back)
+
+    def forward(self) -> float:
+        """The feed-forward network, the rotation of queries and keys, scores and their softmax, or a norm that is written out,
+        beside the residual stream, what entered this layer and the first, and what came out of a norm."""
+        queries, keys, _ = self._sizes()
+        item, hidden = self.itemsize, self.shape.hidden
+        experts = self.shape.experts_per_token
+        each = 4 if experts else 3 if self.flash else 5
+        # Ranks that share a layer add up what comes out of it in one more.
+        network = (4 + experts + (self.tp > 1)) * hidden + each * _ffn(self.shape) / self.tp
+        if not self.flash:
+            attention = (4 * hidden + 7 * queries + 2 * keys) * item
+            scores = self._scores() * (8 if item >= 4 else 12)
+            return max(self.micro.tokens * network * item, self.micro.tokens * attention + scores)
+        attention = 3 * hidden + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+        wide = 0 if item >= 4 else 8
+        norm = (3 if wide else 5) * hidden * item + wide * hidden
+        normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
+        return self.micro.tokens * max(network * item, attention * item, norm, normed)
 
     def ends(self) -> float:
         last = self._norm() - self.shape.hidden * self.itemsize

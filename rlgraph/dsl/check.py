@@ -229,7 +229,7 @@ class Checker(Statements):
             raise self.stop("E0406", "`random` makes weights, and the kind of model is missing", value.func.span,
                             "`causal_lm(random(...))` for example")  # fmt: skip
         record = self.constants.record(value, MODELS, self.scope, "model")
-        if record.option("dtype") not in ("float32", "float64", "bfloat16"):
+        if record.option("dtype") not in (None, "float32", "float64", "bfloat16"):
             place = next(option.value.span for option in value.options if option.name == "dtype")
             raise self.stop("E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place)
         return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)

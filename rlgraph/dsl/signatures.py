@@ -91,7 +91,9 @@ METHODS: dict[str, dict[str, Signature]] = {
     "reward_lm": _table(Signature("score", doc="Score of each row, read at its last token.")),
 }
 
-_MODEL = (Opt("dtype", "text", "float32", doc="float32, float64 or bfloat16"),)
+_MODEL = (
+    Opt("dtype", "text", None, doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32"),
+)
 
 MODELS = _table(
     Signature("causal_lm", (Opt("source", "source"),), _MODEL, "A language model."),

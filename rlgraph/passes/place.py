@@ -13,6 +13,7 @@ Work with the same pool, engine and mesh is done by the same processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -69,7 +70,7 @@ def dtype_of(model: Model, program: Program) -> str:
     """Of a model's weights; a copy has that of its original."""
     while model.copy_of:
         model = program.model(model.copy_of)
-    return str(dict(model.options).get("dtype", "float32"))
+    return str(dict(model.options).get("dtype") or "float32")
 
 
 def updates(program: Program) -> Iterator[tuple[str, str]]:
@@ -231,13 +232,28 @@ class _Placer:
             from rlgraph.passes.assignment import assign
 
             kind = self.program.model(model).kind
+            # Copies repeat: what is best for the first few is best for all.
+            few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (
                 [LAYOUTS[engine](shape, split, rank, kind) for rank in range(split.size)]
-                for engine, split in ((owner.engine, owner.mesh), (group.engine, group.mesh))
+                for engine, split in zip((owner.engine, group.engine), few, strict=True)
             )
-            ranks = assign(held, needed, group.mesh).ranks
-            return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
+            ranks = assign(held, needed, few[1]).ranks
+            first = sorted(range(len(ranks)), key=ranks.__getitem__)
+            return tuple(part * len(first) + place for part in range(count) for place in first)
         return group.devices
+
+
+def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
+    """The smallest parts of two meshes of the same size that whole copies of both fill, and how many parts there are."""
+    own = [each.length("tp") * each.length("pp") for each in (a, b)]
+    part = math.lcm(*own)
+    if a.size % part:
+        return (a, b), 1
+    first, second = (
+        mesh(part // one, each.length("pp"), each.length("tp")) for one, each in zip(own, (a, b), strict=True)
+    )
+    return (first, second), a.size // part
 
 
 def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:

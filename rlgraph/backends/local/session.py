@@ -178,7 +178,7 @@ def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
     """Where a model comes from; of a copy, where its original does. Relative paths begin in `folder`."""
     while model.copy_of:
         model = program.model(model.copy_of)
-    dtype = dict(model.options).get("dtype", "float32")
+    dtype = dict(model.options).get("dtype") or "float32"
     if not isinstance(model.source, Record):
         source = str(model.source)
         local = folder / source

@@ -41,7 +41,7 @@ class RayBackend(Placed):
                                memory=memory, note=self.observer.opening)  # fmt: skip
         try:
             self.observer.opening("models")
-            things = self.processes.open()
+            things = self.processes.open(plan)
             # In this process a call is a call: nodes that are fired in line come out in the order of a debugger.
             clock = InLine() if debug else Threads()
             queues = Queues(plan, clock)

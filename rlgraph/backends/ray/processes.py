@@ -14,6 +14,7 @@ from rlgraph.backends.ray.failures import What, actor_of, gone, late, meaning, r
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Job, Worker
 from rlgraph.engines.base import EngineError
+from rlgraph.ir.plan import Plan
 
 ROWS = "rows"
 """The threads of an actor that answer while it computes."""
@@ -26,8 +27,8 @@ class Processes(ABC):
         self.jobs, self.seconds = jobs, seconds
         self.who = tuple(jobs)
 
-    def open(self) -> list[str]:
-        """Loads the models everywhere. Names of the things that live across steps."""
+    def open(self, plan: Plan) -> list[str]:
+        """Loads the models everywhere, held as `plan` says. Names of the things that live across steps."""
         groups = {job.group.name: job.group for job in self.jobs.values()}
         meeting: dict[str, dict[str, str]] = {}
         for group in groups.values():
@@ -35,7 +36,9 @@ class Processes(ABC):
             who = tuple((group.name, rank) for rank in places.values())
             found = self.get([self.call(each, "address") for each in who], What(who, "the start of the process"))
             meeting[group.name] = dict(zip(places, found, strict=True))
-        opened = self.get([self.call(each, "open", meeting[each[0]]) for each in self.who], What(self.who, "opening"))
+        held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
+        opening = [self.call(each, "open", meeting[each[0]], held[each[0]]) for each in self.who]
+        opened = self.get(opening, What(self.who, "opening"))
         return [name for names in opened for name in names]
 
     @abstractmethod

@@ -16,7 +16,7 @@ from rlgraph.engines.sources import ModelSpec, load_codec
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.transformers import TransformersEngine
 from rlgraph.ir.graph import Model
-from rlgraph.ir.plan import HOST, Group
+from rlgraph.ir.plan import HOST, Group, Holding
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Opener:
 
     group: Group
     rank: int
+    holdings: Mapping[str, Holding]
+    """How the group holds each of its models."""
     addresses: Mapping[str, str]
     """Where the ranks meet: of the whole group under `group`, of a copy under its number."""
     seconds: float
@@ -41,31 +43,37 @@ class Opener:
         if self.group.name == HOST or model.name not in self.group.models:
             return Tokens(load_codec(spec), spec)
         maker = getattr(self, self.group.engine)
-        return maker(spec, session)
+        return maker(spec, session, self.holdings[model.name])
 
-    def transformers(self, spec: ModelSpec, session: Session) -> TransformersEngine:
+    def transformers(self, spec: ModelSpec, session: Session, held: Holding) -> TransformersEngine:
         copies = None
         if self.group.mesh.size > 1:
             self.meet()
             copies = Copies()
-        return TransformersEngine.open(spec, threads=session.settings.threads, copies=copies)
+        return TransformersEngine.open(spec, threads=session.settings.threads, copies=copies, **_blocks(held))
 
-    def megatron(self, spec: ModelSpec, session: Session) -> Any:
+    def megatron(self, spec: ModelSpec, session: Session, held: Holding) -> Any:
         from rlgraph.engines.megatron.engine import MegatronEngine
 
         self.meet()
-        return MegatronEngine.open(spec, self.group.mesh)
+        return MegatronEngine.open(spec, self.group.mesh, recompute=held.recompute, **_blocks(held))
 
-    def vllm(self, spec: ModelSpec, session: Session) -> Any:
+    def vllm(self, spec: ModelSpec, session: Session, held: Holding) -> Any:
         from rlgraph.engines.vllm.engine import VllmEngine
 
         copy = self.group.mesh.at(self.rank, "dp")
-        return VllmEngine.open(spec, self.group.mesh, self.rank, address=self.addresses.get(str(copy)))
+        address, cache = self.addresses.get(str(copy)), held.kv_bytes or None
+        return VllmEngine.open(spec, self.group.mesh, self.rank, address=address, cache_bytes=cache)
 
     def meet(self) -> None:
         """Joins the ranks of the group, once for all its models."""
         if not torch.distributed.is_initialized():
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
+
+
+def _blocks(held: Holding) -> dict[str, Any]:
+    """The size of an engine's blocks of rows, where the plan has one."""
+    return {"block_tokens": held.micro_tokens} if held.micro_tokens else {}
 
 
 def free_address() -> str:

@@ -31,6 +31,7 @@ from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group
+from rlgraph.ir.plan import Holding as Held
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -74,12 +75,12 @@ class Worker:
         """host:port that is free here, for a rendezvous."""
         return shards.free_address()
 
-    def open(self, addresses: Mapping[str, str]) -> list[str]:
+    def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
         job = self.job
         torch.set_num_threads(job.settings.threads)
         outside = None if job.group.name == HOST else _environments(job.program, job.group)
-        opener = shards.Opener(job.group, job.rank, addresses, job.seconds)
+        opener = shards.Opener(job.group, job.rank, holdings, addresses, job.seconds)
         self.session = Session(job.program, job.settings, open_engine=opener.open, outside=outside)
         self.session.remember(job.owned)
         if job.group.name != HOST:

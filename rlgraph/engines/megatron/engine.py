@@ -50,31 +50,45 @@ class MegatronEngine:
         *,
         distributed_optimizer: bool,
         block_tokens: int,
+        recompute: bool,
     ) -> None:
         """With weights that are all zeros; `open` reads them."""
         self.spec, self.codec = spec, codec
-        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec))
+        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute)
         self._shape, self._mesh, self._rank = shape, mesh, rank
-        self._distributed, self._block_tokens = distributed_optimizer, block_tokens
+        self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._pipeline = Pipeline(self.model, shape.vocab, codec.pad_id)
         self._trainer: Trainer | None = None
 
     @classmethod
     @on_cpu()
     def open(
-        cls, spec: ModelSpec, mesh: Mesh, *, distributed_optimizer: bool = True, block_tokens: int = 2048
+        cls,
+        spec: ModelSpec,
+        mesh: Mesh,
+        *,
+        distributed_optimizer: bool = True,
+        block_tokens: int = 2048,
+        recompute: bool = False,
     ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.engines.copies.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: padded tokens in a
-        micro-batch. Raises EngineError for a source that cannot be used, a family that is not known, and a mesh that does not
-        fit the model or this process.
+        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises EngineError
+        for a source that cannot be used, a family that is not known, and a mesh that does not fit the model or this process.
         """
         rank = settle(mesh)
         codec = load_codec(spec)
         shape, weights = _source(spec)
         engine = cls(
-            spec, codec, shape, mesh, rank, distributed_optimizer=distributed_optimizer, block_tokens=block_tokens
+            spec,
+            codec,
+            shape,
+            mesh,
+            rank,
+            distributed_optimizer=distributed_optimizer,
+            block_tokens=block_tokens,
+            recompute=recompute,
         )
         fill(engine.tensors(), engine.layout(), weights)
         return engine
@@ -195,6 +209,7 @@ class MegatronEngine:
             self._rank,
             distributed_optimizer=self._distributed,
             block_tokens=self._block_tokens,
+            recompute=self._recompute,
         )
         other.load_state(self.tensors())
         return other

@@ -21,8 +21,11 @@ from rlgraph.models.megatron import padded_vocab
 from rlgraph.models.shape import Shape
 
 
-def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype) -> GPTModel:
-    """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model."""
+def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype, recompute: bool) -> GPTModel:
+    """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model.
+
+    recompute: for its backward pass each layer keeps its input only.
+    """
     found = problems(shape, "megatron", mesh, kind)
     tp = mesh.length("tp")
     rows = padded_vocab(shape, tp)
@@ -32,7 +35,7 @@ def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype) -> GPTModel:
         raise EngineError("; ".join(found))
     scaling = dict(shape.rope_scaling)
     model = GPTModel(
-        _config(shape, mesh, dtype),
+        _config(shape, mesh, dtype, recompute),
         get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm),
         vocab_size=rows,
         max_sequence_length=shape.positions,
@@ -98,7 +101,7 @@ class Places:
         return (hidden[self._at][:, None], *more)
 
 
-def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:
+def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -132,6 +135,9 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype) -> TransformerConfig:
         batch_p2p_sync=False,
         # The gradient is the sum over micro-batches and data-parallel ranks: nothing is divided by their number.
         calculate_per_token_loss=True,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
         # These need CUDA or Apex.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,

@@ -19,6 +19,9 @@ _BLOCK = 32
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
+_CACHE = 64 << 20
+"""Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -28,11 +31,11 @@ class Limits:
     """Rows decoded together; more wait until one of them ends."""
     row_tokens: int | None = None
     """Longest row, prompt and response together; None: as long as the model's positions reach."""
-    cache_bytes: int = 64 << 20
-    """Of the key-value cache on a CPU, and at least one longest row: vLLM's own default there is several GiB, which it
-    fills with zeros. Rows that do not fit wait, or are computed again."""
+    cache_bytes: int | None = None
+    """Of this rank's key-value cache, which has at least one longest row. Rows that do not fit wait, or are computed again.
+    None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
-    """The share of a GPU's memory for weights and key-value cache."""
+    """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache takes."""
 
 
 def start(
@@ -49,18 +52,19 @@ def start(
     if on_cpu():
         _check_heads(shape)
     row_tokens = min(limits.row_tokens or shape.positions, shape.positions)
+    dtype = "float32" if on_cpu() else spec.dtype
     asked = EngineArgs(
         model=folder,
         load_format="dummy",
         skip_tokenizer_init=True,
         generation_config="vllm",
-        dtype="float32" if on_cpu() else spec.dtype,
+        dtype=dtype,
         enforce_eager=on_cpu(),
         max_model_len=row_tokens,
         max_num_seqs=limits.rows,
         enable_prefix_caching=True,
         block_size=_BLOCK if on_cpu() else None,
-        kv_cache_memory_bytes=_cache_bytes(shape, mesh.length("tp"), row_tokens, limits) if on_cpu() else None,
+        kv_cache_memory_bytes=_cache_bytes(shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize),
         gpu_memory_utilization=limits.gpu_memory_utilization,
         logits_processors=["rlgraph.engines.vllm.draws:RowDraws"],
         # The place of a token is the number of those before it, and they must be known when it is drawn.
@@ -107,8 +111,13 @@ def _ranks(mesh: Mesh, rank: int, address: str | None) -> dict[str, Any]:
     }
 
 
-def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits) -> int:
-    """Keys and values in float32, of whole blocks; vLLM keeps one block for itself."""
+def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsize: int) -> int | None:
+    """Keys and values in whole blocks, on a GPU, too; vLLM keeps one block for itself. None: as many as there is room for."""
+    wanted = limits.cache_bytes
+    if wanted is None:
+        if not on_cpu():
+            return None
+        wanted = _CACHE
     heads = max(1, shape.kv_heads // tp)
-    block = 2 * shape.layers * heads * shape.head_dim * torch.float32.itemsize * _BLOCK
-    return max(limits.cache_bytes, block * (math.ceil(row_tokens / _BLOCK) + 1))
+    block = 2 * shape.layers * heads * shape.head_dim * itemsize * _BLOCK
+    return max(wanted, block * (math.ceil(row_tokens / _BLOCK) + 1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from operator import le
+from operator import le, lt
 from typing import Literal
 
 from rlgraph.cost.cluster import Island
@@ -13,7 +14,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.predict import DRAWING, need, order, rows, wake
 from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task
-from rlgraph.cost.time import Batch, Pace, generate, pace, share, update
+from rlgraph.cost.time import Batch, Pace, Update, generate, pace, update
 from rlgraph.cost.work import kv_bytes
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.families import Kind
@@ -28,35 +29,54 @@ SLOTS_AT_ONCE = (16, 32, 64, 128, 256)
 """Longest rows that a generating engine's cache holds."""
 
 
-@dataclass(frozen=True, slots=True)
 class Option:
     """One way to do a part's work on some devices."""
 
-    spot: Spot
-    offload: bool
-    seconds: tuple[float, ...]
-    """Of each of the part's tasks, as often as it is done in a step."""
-    resident: float
-    """Bytes on each device while the pool does other work."""
-    active: tuple[float, ...]
-    """More bytes, during each of its tasks."""
+    __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "way")
+
+    def __init__(
+        self, way: Way, copies: int, offload: bool, seconds: tuple[float, ...], resident: float, active: tuple[float, ...]
+    ) -> None:
+        self.way, self.copies, self.offload = way, copies, offload
+        self.seconds = seconds
+        """Of each of the part's tasks, as often as it is done in a step."""
+        self.resident = resident
+        """Bytes on each device while the pool does other work."""
+        self.active = active
+        """More bytes, during each of its tasks."""
+        self.peak = resident + max(active, default=0.0)
+        self.split = (way.split, copies)
+        """What a transfer of its weights depends on."""
+        self.key = (resident, *active, *seconds)
 
     @property
-    def peak(self) -> float:
-        return self.resident + max(self.active, default=0.0)
+    def spot(self) -> Spot:
+        return replace(self.way.spot, dp=self.copies)
+
+    @property
+    def devices(self) -> int:
+        """That it uses."""
+        return self.way.spot.tp * self.way.spot.pp * self.copies
 
 
-@dataclass(frozen=True, slots=True)
 class Way:
-    """A split and its knobs, for any number of copies."""
+    """A split and its settings, for any number of copies."""
 
-    spot: Spot
-    paces: tuple[Pace | None, ...]
-    """Of each of the part's tasks; None: it samples."""
-    fixed: float
-    shared: float
-    """Bytes that stay, and those of them that copies share out."""
-    active: tuple[float, ...]
+    __slots__ = ("active", "fixed", "known", "paces", "shared", "split", "spot", "update")
+
+    def __init__(
+        self, spot: Spot, paces: Sequence[Pace | None], update: Update | None, fixed: float, shared: float,
+        active: Sequence[float],
+    ) -> None:  # fmt: skip
+        self.spot, self.update = spot, update
+        self.paces = tuple(paces)
+        """Of each of the part's tasks; None: it samples."""
+        self.fixed, self.shared = fixed, shared
+        """Bytes that stay, and more of them that copies share out."""
+        self.active = tuple(active)
+        self.split = (spot.engine, id(spot.island), spot.tp, spot.pp)
+        self.known: dict[tuple[int, float], float] = {}
+        """Seconds of sampling tasks by their place and the rows of a copy."""
 
 
 class Options:
@@ -66,36 +86,52 @@ class Options:
         """engines: those that may be chosen where the schedule names none."""
         self.tasks, self.constants, self.engines = tasks, constants, engines
         self._ways: dict[tuple[int, int], list[Way]] = {}
-        self._found: dict[tuple[int, int, int, int], tuple[Option, ...]] = {}
+        self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._fronts: dict[tuple[int, ...], tuple[Option, ...]] = {}
+        self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
 
-    def of(self, number: int, part: Part, island: Island, devices: int, least: int) -> tuple[Option, ...]:
-        """The options of a part on so many devices of an island, none of which another one beats in everything, fastest
-        first. With `least` below `devices` they are optimistic: as fast as on all, and as little to exchange as on `least`."""
-        key = (number, id(island), devices, least)
+    def of(self, number: int, part: Part, island: Island, devices: int) -> tuple[Option, ...]:
+        """The options of a part on at most so many devices of an island, none of which another one beats in everything,
+        fastest first. More devices have all the options of fewer."""
+        key = (number, id(island), devices)
         if key not in self._found:
-            fit = usable(island, self.constants)
-            found = [option for option in self.all(number, part, island, devices, least) if option.peak <= fit]
-            self._found[key] = tuple(_undominated(found))
+            found = list(self.all(number, part, island, devices))
+            # Neighbouring numbers of devices often have the same options.
+            front = (number, *map(id, found))
+            if front not in self._fronts:
+                fit = usable(island, self.constants)
+                self._fronts[front] = tuple(_undominated([option for option in found if option.peak <= fit], part))
+            self._found[key] = self._fronts[front]
         return self._found[key]
 
-    def all(self, number: int, part: Part, island: Island, devices: int, least: int) -> Iterator[Option]:
-        """All options, also those that do not fit."""
+    def all(self, number: int, part: Part, island: Island, devices: int) -> Iterator[Option]:
+        """All options, also those that do not fit beside others."""
         if (number, id(island)) not in self._ways:
             self._ways[number, id(island)] = list(self.ways(part, island))
-        most = max(1, int(max((batch.rows for batch in self.batches(part)), default=1.0)))
+        units = sorted({batch.rows / batch.samples for batch in self.batches(part)}) or [1.0]
         for way in self._ways[number, id(island)]:
-            one = way.spot.tp * way.spot.pp
-            copies = part.pin.dp if part.pin and part.pin.dp else min(devices // one, most)
-            if 0 < copies <= devices // one:
-                yield from self.options(part, way, replace(way.spot, dp=copies), max(1, min(copies, least // one)))
+            before: tuple[float, ...] = ()
+            for copies in _copies(part, units, devices // (way.spot.tp * way.spot.pp)):
+                key = (id(way), copies)
+                if key not in self._made:
+                    self._made[key] = tuple(self.options(part, way, copies))
+                yield from self._made[key]
+                seconds = self._made[key][0].seconds
+                # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
+                if before and not any(map(lt, seconds, before)) and not _alike(part, way.spot):
+                    break
+                before = seconds
 
     # What does not depend on the number of devices
 
     def ways(self, part: Part, island: Island) -> Iterator[Way]:
         """Every engine, every legal tp and pp, every setting."""
+        fit = usable(island, self.constants)
         for spot in self.splits(part, island):
             for full in self.knobs(part, spot):
-                yield self.way(part, full)
+                way = self.way(part, full)
+                if way.fixed + max(way.active, default=0.0) <= fit:
+                    yield way
 
     def splits(self, part: Part, island: Island) -> Iterator[Spot]:
         pin = part.pin
@@ -134,43 +170,45 @@ class Options:
             kind: Literal["forward", "train"] = "train" if op == "train" else "forward"
             paces.append(None if op in DRAWING else pace(kind, part.subject, spot, self.constants, batches))
             needs.append(need(op, part.subject, spot, batches))
+        changes = update(part.subject, spot, self.constants) if part.work == "train" else None
         fixed = max((each.resident.total for each in needs), default=0.0)
         shared = max((each.shared.total for each in needs), default=0.0)
-        return Way(spot, tuple(paces), fixed, shared, tuple(each.active.total for each in needs))
+        return Way(spot, paces, changes, fixed, shared, [each.active.total for each in needs])
 
     def batches(self, part: Part) -> list[Batch]:
         return [batch for _, each in part.batches(self.tasks) for batch in each]
 
     # What does
 
-    def options(self, part: Part, way: Way, spot: Spot, few: int) -> Iterator[Option]:
+    def options(self, part: Part, way: Way, copies: int) -> Iterator[Option]:
         """With the model staying there, and with the model in the host's memory in between."""
-        seconds, again = [], []
-        resident = way.fixed + way.shared / spot.dp
+        spot, constants = way.spot, self.constants
+        resident = way.fixed + way.shared / copies
         moved = wake(part.kind, resident - spot.kv_bytes, spot, part.work == "draw" and part.trained).seconds
-        extra = order(replace(spot, dp=few), self.constants).seconds
-        for number, own in zip(part.tasks, way.paces, strict=True):
+        extra = order(spot.tp * spot.pp * copies, constants).seconds
+        seconds, again = [], []
+        for place, number in enumerate(part.tasks):
             task = self.tasks[number]
-            once = extra + rows(task.tokens, spot, self.constants).seconds
-            if own is None:
-                once += generate(part.subject, spot, self.constants, task.batches[0]).seconds
-            else:
-                once += own.seconds(share(task.batches, spot))
-            if task.op == "train":
-                once += self.updating(part, spot, few)
+            once = extra + rows(task.tokens, copies, spot.island, constants).seconds + self.working(part, way, place, copies)
+            if task.op == "train" and way.update:
+                once += way.update.cost(copies).seconds
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)
-        yield Option(spot, False, tuple(seconds), resident, way.active)
+        yield Option(way, copies, False, tuple(seconds), resident, way.active)
         if spot.island.device.host:
-            yield Option(spot, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
+            yield Option(way, copies, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
 
-    def updating(self, part: Part, spot: Spot, few: int) -> float:
-        """The end of an optimizer step, with no more to exchange than `few` copies have."""
-        found = update(part.subject, spot, self.constants)
-        if few == spot.dp:
-            return found.seconds
-        less = update(part.subject, replace(spot, dp=few), self.constants).communication
-        return found.seconds - max(0.0, found.communication - less)
+    def working(self, part: Part, way: Way, place: int, copies: int) -> float:
+        """Seconds of one of a part's tasks, without what follows a step."""
+        batches, found = self.tasks[part.tasks[place]].batches, way.paces[place]
+        mine = sum(batch.share(copies * way.spot.threads) for batch in batches)
+        if found is not None:
+            return found.seconds(mine)
+        key = (place, mine)
+        if key not in way.known:
+            spot = replace(way.spot, dp=copies)
+            way.known[key] = generate(part.subject, spot, self.constants, batches[0]).seconds
+        return way.known[key]
 
 
 def usable(island: Island, constants: Constants) -> float:
@@ -190,13 +228,50 @@ def legal(shape: Shape, engine: str, kind: Kind, per_node: int) -> tuple[tuple[i
     )
 
 
-def _undominated(found: Sequence[Option]) -> list[Option]:
-    """Those that no other one beats in every task's time and memory."""
+def _copies(part: Part, units: Sequence[float], most: int) -> Iterator[int]:
+    """How many data-parallel copies a part can have, most first: what is pinned, or the fewest for each number of rows that
+    the fullest copy can have. More copies would wait, and have to be told."""
+    if part.pin and part.pin.dp:
+        if part.pin.dp <= most:
+            yield part.pin.dp
+        return
+    while most > 0:
+        most = max(math.ceil(count / math.ceil(count / most)) for count in units)
+        yield most
+        most -= 1
+
+
+def _undominated(found: Sequence[Option], part: Part) -> list[Option]:
+    """Those that no other one beats in every task's time and memory, and, if the model's weights are brought from here or to
+    here, in how fast they come."""
     kept: list[Option] = []
-    keys: list[tuple[float, ...]] = []
-    for option in sorted(found, key=lambda each: (sum(each.seconds), each.resident, each.active)):
-        key = (option.resident, *option.active, *option.seconds)
-        if not any(all(map(le, other, key)) for other in keys):
+    keys: dict[object, list[tuple[float, ...]]] = {}
+    for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
+        group, more = _brought(option, part)
+        others = keys.setdefault(group, [])
+        key = (*option.key, *more)
+        if not any(all(map(le, other, key)) for other in others):
             kept.append(option)
-            keys.append(key)
+            others.append(key)
     return kept
+
+
+def _brought(option: Option, part: Part) -> tuple[object, tuple[float, ...]]:
+    """What decides how fast weights come from a part, or to it (`cost.time.sync`): of options of the same group, they come at
+    least as fast with the one that is the lesser in each number."""
+    if not (part.trained and part.draws):
+        return None, ()
+    spot = option.way.spot
+    reach, per_node = spot.tp * spot.pp, spot.island.per_node
+    if _alike(part, spot) or per_node & (per_node - 1):
+        # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as good.
+        return option.split, ()
+    width = -min(option.devices, per_node)
+    if part.work == "draw":
+        return spot.tp, (width,)
+    return None, (width, spot.tp, spot.pp, reach > per_node or per_node % reach != 0)
+
+
+def _alike(part: Part, spot: Spot) -> bool:
+    """Whether one engine trains and generates: with the same split in both, weights do not travel at all."""
+    return part.trained and part.draws and spot.engine == "transformers"

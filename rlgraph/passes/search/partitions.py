@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from rlgraph.cost.cluster import Cluster, Island
+from rlgraph.cost.tasks import Task
 from rlgraph.passes.search.parts import Part
 from rlgraph.passes.search.problem import Block, Blocks
 
@@ -32,6 +33,32 @@ def partitions(parts: Sequence[Part], cluster: Cluster, fixed: Sequence[tuple[st
             )
             if all(_room(blocks, number, island) for number, island in enumerate(cluster.islands)):
                 yield blocks
+
+
+def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], parts: Sequence[Part]) -> Iterator[Blocks]:
+    """One of each kind of partition: parts with the same work at the same place in the step can be exchanged."""
+    kinds = [repr(_kind(part, tasks)) for part in parts]
+    seen = set()
+    for blocks in candidates:
+        held = [sorted(kinds[number] for number in block.parts) for block in blocks]
+        shape = tuple(sorted((block.island, block.name, *own) for block, own in zip(blocks, held, strict=True)))
+        if shape not in seen:
+            seen.add(shape)
+            yield blocks
+
+
+def _kind(part: Part, tasks: Sequence[Task]) -> object:
+    """What is the same of parts that can be exchanged. A part that is tied to another one, or pinned, is like no other."""
+    if part.pin or part.trained and part.draws:
+        return part.name
+    own = set(part.tasks)
+    done = []
+    for number in part.tasks:
+        task = tasks[number]
+        later = tuple(other for other, each in enumerate(tasks) if number in each.after and other not in own)
+        before = tuple(other for other in task.after if other not in own)
+        done.append((task.op, task.batches, task.times, before, later))
+    return (part.subject.shape, part.subject.kind, part.subject.dtype, part.work, tuple(done))
 
 
 def _spread(free: Sequence[int], pools: list[list[int]], fixed: int, more: bool) -> Iterator[list[list[int]]]:

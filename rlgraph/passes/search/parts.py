@@ -31,6 +31,8 @@ class Part:
     """The model is trained: where it generates, its weights are brought."""
     pin: Placement | None
     """What the schedule says of it."""
+    draws: bool = False
+    """The model generates."""
 
     @property
     def model(self) -> str:
@@ -68,5 +70,6 @@ def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
             pin = next((pins[key] for key in ((model.name, each) for each in (*own, None)) if key in pins), None)
             kind: Literal["train", "read", "draw"] = "draw" if drawing else "train" if "train" in own else "read"
-            found.append(Part(subject, kind, own, numbers, "train" in done, pin))
+            draws = any(operation in DRAWING for operation in done)
+            found.append(Part(subject, kind, own, numbers, "train" in done, pin, draws))
     return found

@@ -12,6 +12,7 @@ from rlgraph.cost.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.predict import DRAWING
 from rlgraph.cost.tasks import Task
+from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.passes.search.options import Option, Options, usable
 from rlgraph.passes.search.parts import Part
@@ -104,19 +105,15 @@ class Problem:
                 found[len(syncs) + task] = length
         return found
 
-    def sync(self, source: Option, target: Option, together: bool) -> float:
-        """Seconds that new weights take between two parts of a model."""
-        key = (*_place(source), *_place(target), together)
+    def sync(self, part: int, source: Option, target: Option, together: bool) -> float:
+        """Seconds that the new weights of a part take to where its model generates."""
+        key = (part, source.split, target.split, together)
         if key not in self._syncs:
-            self._syncs[key] = self._sync(source, target, together)
+            subject = self.parts[part].subject
+            same = together and source.split == target.split
+            cost = Cost() if same else time.sync(subject, source.spot, target.spot, together, self.constants)
+            self._syncs[key] = cost.seconds
         return self._syncs[key]
-
-    def _sync(self, source: Option, target: Option, together: bool) -> float:
-        same = together and _place(source) == _place(target)
-        if same:
-            return 0.0
-        subject = self.parts[self.syncs[0][0]].subject
-        return time.sync(subject, source.spot, target.spot, together, self.constants).seconds
 
     def price(self, blocks: Blocks, devices: Sequence[int]) -> float:
         """Dollars a second of the devices of all pools."""
@@ -148,9 +145,3 @@ class Problem:
 def peak(chosen: Sequence[Option]) -> float:
     """Bytes of a device of a pool at the fullest moment."""
     return sum(option.resident for option in chosen) + max((max(o.active, default=0.0) for o in chosen), default=0.0)
-
-
-def _place(option: Option) -> tuple[object, ...]:
-    """What a transfer of weights depends on."""
-    spot = option.spot
-    return spot.engine, id(spot.island), spot.tp, spot.pp, spot.dp

@@ -14,10 +14,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import permutations
+from operator import le
 
 from rlgraph.passes.search.options import Option, usable
 from rlgraph.passes.search.partitions import sizes
 from rlgraph.passes.search.problem import Block, Blocks, Problem
+
+FIRST = 64
+"""Partitions of which an allocation is tried before the search, those with the least bounds."""
+
+EVERY = 8
+"""Of so many ranges that are halved, one has an allocation tried."""
+
+MOST_LOOKS = 20000
+"""Ranges and allocations after which the best plan is given with the gap that is left."""
 
 MOST_TRIES = 20000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""
@@ -59,6 +70,8 @@ class Search:
         self.sizes = [sizes(island) for island in problem.cluster.islands]
         self.best: Found | None = None
         self.looked = 0
+        self._polished: Found | None = None
+        self._settled: set[tuple[Blocks, tuple[int, ...]]] = set()
         self.lowest = math.inf
         """The least bound of what was dropped."""
 
@@ -71,16 +84,20 @@ class Search:
                 heap.append((self.bound(blocks, box), len(heap), blocks, box))
         heapify(heap)
         count = len(heap)
-        for _, _, blocks, box in sorted(heap)[:8]:
+        for _, _, blocks, box in sorted(heap)[:FIRST]:
             self.settle(blocks, self.middle(blocks, box))
+        self.polish()
+        popped = 0
         while heap:
             least, _, blocks, box = heappop(heap)
-            if least >= self.enough():
+            popped += 1
+            if least >= self.enough() or self.best is not None and self.looked > MOST_LOOKS:
                 self.lowest = min(self.lowest, least)
                 break
-            if box[0] == box[1]:
-                self.settle(blocks, self.counts(blocks, box[0]))
+            if self.settle(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
                 continue
+            if popped % EVERY == 0:
+                self.settle(blocks, self.middle(blocks, box))
             for part in self.halves(blocks, box):
                 near = self.narrow(blocks, part)
                 if near is None:
@@ -89,8 +106,6 @@ class Search:
                 if value < self.enough():
                     count += 1
                     heappush(heap, (value, count, blocks, near))
-                    if count % 8 == 0:
-                        self.settle(blocks, self.middle(blocks, near))
                 else:
                     self.lowest = min(self.lowest, value)
         if self.best is None:
@@ -170,18 +185,18 @@ class Search:
         self.looked += 1
         low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
         candidates: dict[int, Sequence[Option]] = {}
-        for block, few, most in zip(blocks, low, high, strict=True):
-            found = self.options(block, most, few)
+        for block, most in zip(blocks, high, strict=True):
+            found = self.options(block, most)
             if found is None:
                 return math.inf
             candidates |= found
         return self.relaxed(blocks, low, candidates)
 
-    def options(self, block: Block, devices: int, least: int) -> dict[int, Sequence[Option]] | None:
+    def options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
         """Of each part of a pool those that fit beside the least of the others; None if a part has none."""
         island = self.problem.island(block)
         found = {
-            number: self.problem.options.of(number, self.problem.parts[number], island, devices, least)
+            number: self.problem.options.of(number, self.problem.parts[number], island, devices)
             for number in block.parts
         }
         if not all(found.values()):
@@ -196,9 +211,30 @@ class Search:
     def relaxed(
         self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]
     ) -> float:
-        """A bound: every task is as fast as some option makes it, whichever that is."""
+        """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two parts
+        together: how the one that trains is split decides how fast they come."""
+        if not self.problem.syncs:
+            return self.tied(blocks, devices, candidates)
+        source, target = self.problem.syncs[0]
+        home = self.problem.way(blocks).home
+        together = home[source] == home[target]
+        splits: dict[object, list[Option]] = {}
+        for option in candidates[source]:
+            splits.setdefault(option.split, []).append(option)
+        known: list[tuple[float, ...]] = []
+        least = math.inf
+        for own in splits.values():
+            brought = [self.problem.sync(source, own[0], option, together) for option in candidates[target]]
+            sums = [[wait + each for each in o.seconds] for wait, o in zip(brought, candidates[target], strict=True)]
+            key = (min(brought), *_least(sums), *_least([option.seconds for option in own]))
+            if not any(all(map(le, other, key)) for other in known):
+                known.append(key)
+                least = min(least, self.tied(blocks, devices, {**candidates, source: own}))
+        return least
+
+    def tied(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
         durations: dict[int, Sequence[float]] = {
-            number: own[0].seconds if len(own) == 1 else [min(each) for each in zip(*(o.seconds for o in own), strict=True)]
+            number: own[0].seconds if len(own) == 1 else _least([option.seconds for option in own])
             for number, own in candidates.items()
         }
         way = self.problem.way(blocks)
@@ -206,7 +242,7 @@ class Search:
         for source, target in self.problem.syncs:
             together = way.home[source] == way.home[target]
             sources = _distinct(candidates[source])
-            each = [min(self.problem.sync(a, b, together) for a in sources) for b in candidates[target]]
+            each = [min(self.problem.sync(source, a, b, together) for a in sources) for b in candidates[target]]
             syncs.append(min(each))
             if len(durations[target]) == 1:
                 # What brings the weights fast may generate slowly: no option has both.
@@ -216,16 +252,47 @@ class Search:
 
     # Options
 
-    def settle(self, blocks: Blocks, devices: tuple[int, ...]) -> None:
-        """Looks for the best options of an allocation, and keeps them if they beat what is known."""
+    def polish(self) -> None:
+        """Moves devices between the pools of the best plan, fewer and fewer, as long as it gets better."""
+        if self.best is None or self.best is self._polished:
+            return
+        step = 0.25
+        while step * max(self.best.devices) >= 1:
+            before = self.best
+            for giver, taker in permutations(range(len(before.blocks)), 2):
+                self.settle(before.blocks, self.moved(before, giver, taker, step))
+            if self.best is before:
+                step /= 2
+        self._polished = self.best
+
+    def moved(self, found: Found, giver: int, taker: int, share: float) -> tuple[int, ...]:
+        """The devices of each pool after one has given a share of its own to another one, both free and on one island."""
+        counts = list(found.devices)
+        known = self.sizes[found.blocks[giver].island]
+        free = not (found.blocks[giver].devices or found.blocks[taker].devices)
+        if free and found.blocks[giver].island == found.blocks[taker].island:
+            left = known[max(0, _place(known, int(counts[giver] * (1 - share))))]
+            given = counts[giver] - left
+            counts[taker] = known[_place(known, counts[taker] + given)]
+            counts[giver] = left
+        return tuple(counts)
+
+    def settle(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+        """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is known.
+        Whether that is settled: not where some could be better with more devices than the least."""
+        high = high or low
+        if low == high:
+            if (blocks, low) in self._settled:
+                return True
+            self._settled.add((blocks, low))
         self.looked += 1
         options: dict[int, Sequence[Option]] = {}
-        for block, count in zip(blocks, devices, strict=True):
-            found = self.options(block, count, count)
+        for block, most in zip(blocks, high, strict=True):
+            found = self.options(block, most)
             if found is None:
-                return
+                return True
             options |= found
-        _Settling(self, blocks, devices, options).run()
+        return _Settling(self, blocks, low, options).run()
 
 
 class _Settling:
@@ -241,9 +308,11 @@ class _Settling:
         self.sequence = sorted(options, key=lambda number: -sum(options[number][0].seconds))
         self.least = {number: min(option.resident for option in own) for number, own in options.items()}
         self.left = MOST_TRIES
+        self.settled = True
 
-    def run(self) -> None:
+    def run(self) -> bool:
         self.choose({}, 0)
+        return self.settled
 
     def choose(self, chosen: dict[int, Option], depth: int) -> None:
         self.left -= 1
@@ -257,7 +326,11 @@ class _Settling:
             self.search.lowest = min(self.search.lowest, value)
             return
         if depth == len(self.sequence):
-            self.keep(chosen)
+            # With more devices than the least there are, it may be as fast as it seems, or not.
+            if all(option.devices <= self.devices[self.way.home[number]] for number, option in chosen.items()):
+                self.keep(chosen)
+            else:
+                self.settled = False
             return
         number = self.sequence[depth]
         for option in candidates[number]:
@@ -265,6 +338,9 @@ class _Settling:
             self.choose(chosen, depth + 1)
             del chosen[number]
             if value >= self.search.enough():
+                self.search.lowest = min(self.search.lowest, value)
+                return
+            if not self.settled:
                 return
 
     def fitting(self, number: int, chosen: Mapping[int, Option]) -> list[Option]:
@@ -282,7 +358,7 @@ class _Settling:
     def keep(self, chosen: Mapping[int, Option]) -> None:
         durations = {number: option.seconds for number, option in chosen.items()}
         syncs = [
-            self.problem.sync(chosen[source], chosen[target], self.way.home[source] == self.way.home[target])
+            self.problem.sync(source, chosen[source], chosen[target], self.way.home[source] == self.way.home[target])
             for source, target in self.problem.syncs
         ]
         seconds = self.problem.step(durations, syncs, self.way)
@@ -302,6 +378,11 @@ def _place(known: Sequence[int], most: int, top: int | None = None) -> int:
     return low
 
 
+def _least(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The least of each column."""
+    return [min(column) for column in zip(*rows, strict=True)]
+
+
 def _distinct(options: Sequence[Option]) -> list[Option]:
     """One of each split: transfers do not depend on the rest."""
-    return list({(each.spot.engine, each.spot.tp, each.spot.pp, each.spot.dp): each for each in options}.values())
+    return list({option.split: option for option in options}.values())

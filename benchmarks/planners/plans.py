@@ -1,0 +1,53 @@
+"""A placement that somebody chose, and what our cost model says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlgraph.cost.cluster import Island
+from rlgraph.passes.search.options import Option, usable
+from rlgraph.passes.search.problem import Blocks, Problem
+
+
+@dataclass(frozen=True)
+class Chosen:
+    blocks: Blocks
+    devices: tuple[int, ...]
+    """Of each block."""
+    options: tuple[Option, ...]
+    """For each part."""
+
+    def seconds(self, problem: Problem) -> float:
+        """Of a step."""
+        way = problem.way(self.blocks)
+        syncs = [
+            problem.sync(source, self.options[source], self.options[target], way.home[source] == way.home[target])
+            for source, target in problem.syncs
+        ]
+        return problem.step({at: option.seconds for at, option in enumerate(self.options)}, syncs, way)
+
+    def fits(self, problem: Problem) -> bool:
+        return all(
+            problem.fits([self.options[number] for number in block.parts], problem.island(block))
+            for block in self.blocks
+        )
+
+
+def fastest_that_fit(
+    problem: Problem, island: Island, options: Mapping[int, Sequence[Option]]
+) -> dict[int, Option] | None:
+    """One part of a pool after the other gets its fastest option beside what is chosen and the least of what is not."""
+    if not all(options.values()):
+        return None
+    least = {number: min(own, key=lambda o: (o.resident, o.peak)) for number, own in options.items()}
+    chosen: dict[int, Option] = {}
+    for number, own in options.items():
+        held = sum(chosen.get(other, least[other]).resident for other in options if other != number)
+        active = max((other.peak - other.resident for other in chosen.values()), default=0.0)
+        room = usable(island, problem.constants)
+        fit = [o for o in own if held + o.resident + max(o.peak - o.resident, active) <= room]
+        if not fit:
+            return None
+        chosen[number] = min(fit, key=lambda o: sum(o.seconds))
+    return chosen if problem.fits(list(chosen.values()), island) else None

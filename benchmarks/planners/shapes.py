@@ -1,0 +1,53 @@
+"""The shapes of placements that HybridFlow's evaluation compares, and what a plan is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlgraph.passes.search.problem import Blocks, Problem
+from rlgraph.passes.search.search import Found
+
+
+def models(problem: Problem, blocks: Blocks) -> list[set[str]]:
+    """Those of each pool."""
+    return [{problem.parts[number].model for number in block.parts} for block in blocks]
+
+
+def paper(problem: Problem, blocks: Blocks) -> bool:
+    """The paper's own plans: all work of a model is on the same devices."""
+    found = models(problem, blocks)
+    return sum(map(len, found)) == len(set().union(*found))
+
+
+def colocated(problem: Problem, blocks: Blocks) -> bool:
+    return len(blocks) == 1
+
+
+def split(problem: Problem, blocks: Blocks) -> bool:
+    """Actor and reference, and the others."""
+    return paper(problem, blocks) and len(blocks) == 2 and {"actor", "ref"} in models(problem, blocks)
+
+
+def standalone(problem: Problem, blocks: Blocks) -> bool:
+    return paper(problem, blocks) and all(len(own) == 1 for own in models(problem, blocks))
+
+
+SHAPES: dict[str, Callable[[Problem, Blocks], bool]] = {
+    "colocated": colocated,
+    "split": split,
+    "standalone": standalone,
+    "paper": paper,
+    "any": lambda problem, blocks: True,
+}
+"""By name; `paper` are all plans that keep a model's work together."""
+
+
+def named(problem: Problem, found: Found | None) -> str:
+    """A plan as its pools: `actor ref 64 | critic reward 64`."""
+    if found is None:
+        return "nothing fits"
+    pools = []
+    for block, devices in zip(found.blocks, found.devices, strict=True):
+        names = " ".join(problem.parts[number].name for number in block.parts)
+        pools.append(f"{names} {devices}")
+    return " | ".join(pools)

@@ -1,0 +1,343 @@
+"""How well the cost model predicts: programs and plans are run on this machine, and simulated with a calibration of it.
+
+    python benchmarks/prediction.py
+    python benchmarks/prediction.py --local --save here.json
+    python benchmarks/prediction.py --calibration here.json --only grpo
+
+The models are random and tiny, of other sizes than those of the profile. Of steps, and of the repetitions of the profile, the
+time counts that three tenths of them need at most: others may be at work on the machine. So that they disturb both alike,
+the profile is taken here, and the runs go on between its repetitions; with `--calibration` they go on alone. How long answers
+are is taken from a run in this process, which draws the same ones; nothing else is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import rlgraph
+from rlgraph.api.backends import Options
+from rlgraph.api.calibration import read_calibration
+from rlgraph.api.compiled import Compiled
+from rlgraph.api.observing import Observed, Seen, observed
+from rlgraph.api.profiling import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
+from rlgraph.api.simulating import Simulation, simulated, subjects
+from rlgraph.backends.recording import recording
+from rlgraph.cost.calibration import Calibration
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.predict import Here, Predictor
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.tasks import DRAWING, Workload
+from rlgraph.dsl.schedule import operations
+from rlgraph.ops.nodes import MODEL_CALLS
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+WARM = 1
+
+REWARDS = '''
+def exact_match(prompts, completions, completion_ids, **columns):
+    return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
+
+
+math_verify = exact_match
+'''
+
+
+def model(hidden: int, layers: int, vocab: int, seed: int = 1) -> str:
+    return (
+        f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={3 * hidden}, num_hidden_layers={layers}, '
+        f"num_attention_heads={hidden // 32}, num_key_value_heads={hidden // 32}, max_position_embeddings=512, "
+        f'tokenizer=chars("abcdefghijkl"), vocab_size={vocab})'
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """An algorithm that ships, made small."""
+
+    algorithm: str
+    swaps: Mapping[str, str]
+    """Pieces of its text."""
+    set: Mapping[str, str]
+
+    def compiled(self, folder: Path, schedule: str) -> Compiled:
+        text = (ALGORITHMS / f"{self.algorithm}.rlf").read_text()
+        for old, new in self.swaps.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        path = folder / f"{self.algorithm}.rlf"
+        path.write_text(text)
+        return rlgraph.compile(path, set=self.set, schedule=f"schedule {self.algorithm}\n{schedule}")
+
+
+MEDIUM, SMALL, LARGE, JUDGE = model(192, 3, 64), model(96, 3, 64), model(320, 2, 64), model(128, 3, 64, seed=2)
+
+PROGRAMS = {
+    "grpo": Program("grpo", {"max_tokens=1024": "max_tokens=40", "parts=4": "parts=2"},
+                    {"base": MEDIUM, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
+    "grpo-large": Program("grpo", {"max_tokens=1024": "max_tokens=20", "parts=4": "parts=2"},
+                          {"base": LARGE, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=16)'}),
+    "ppo": Program("ppo", {"max_tokens=512": "max_tokens=32", "parts=8": "parts=2", "epochs=2": "epochs=1"},
+                   {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=32)'}),
+    "sft": Program("sft", {}, {"base": MEDIUM, "pairs": 'jsonl("sft.jsonl", batch=48)'}),
+    "reward_model": Program("reward_model", {}, {"base": MEDIUM, "pairs": 'jsonl("preferences.jsonl", batch=24)'}),
+    "distill": Program("distill", {"max_tokens=1024": "max_tokens=24"},
+                       {"student": SMALL, "master": LARGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
+    "online_dpo": Program("online_dpo", {"max_tokens=512": "max_tokens=24", "parts=4": "parts=2", "every 200": "every 1000"},
+                          {"base": MEDIUM, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
+    "remax": Program("remax", {"max_tokens=512": "max_tokens=24"},
+                     {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=24)'}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and a plan; `PLANS` makes the schedule."""
+
+    program: str
+    plan: str
+    threads: int = 0
+    """Of a run in this process; 0: on Ray."""
+
+    def __str__(self) -> str:
+        return f"{self.program}, {self.plan}"
+
+
+CASES = [
+    *(Case(name, "local", 1) for name in ("grpo", "ppo", "sft", "reward_model", "distill", "online_dpo", "remax", "grpo-large")),
+    Case("grpo", "local, 2 threads", 2),
+    Case("ppo", "local, 2 threads", 2),
+    Case("grpo", "megatron, vllm"),
+    Case("grpo", "transformers"),
+    Case("ppo", "megatron dp2, transformers dp2"),
+    Case("distill", "megatron | vllm"),
+    Case("reward_model", "megatron tp2"),
+]
+
+PLANS = {
+    "megatron, vllm": (1, "megatron", "", "vllm", ""),
+    "transformers": (1, "transformers", "", "transformers", ""),
+    "megatron tp2, vllm tp2": (2, "megatron", ", tp=2", "vllm", ", tp=2"),
+    "megatron dp2, transformers dp2": (2, "megatron", ", dp=2", "transformers", ", dp=2"),
+    "megatron tp2": (2, "megatron", ", tp=2", "vllm", ""),
+}
+"""Devices of the one pool; engine and split of training and reading, and of generation."""
+
+
+def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
+    """`|`: generation has a pool of its own."""
+    name = "transformers" if case.threads else case.plan.replace(" |", ",")
+    devices, trains, split, draws, spread = PLANS[name]
+    apart = "|" in case.plan
+    pools = [f"pool all = {devices} devices", *(["pool play = 1 devices"] if apart else [])]
+    lines = []
+    for model_name, does in work.items():
+        for operation in does:
+            drawing = operation in DRAWING
+            where, engine, how = ("play" if apart and drawing else "all"), *((draws, spread) if drawing else (trains, split))
+            lines.append(f"place {model_name}.{operation} on {where}(engine={engine}{how})")
+    return "\n".join([*pools, *lines]) + "\n"
+
+
+def data(folder: Path) -> None:
+    draw = random.Random(5)
+
+    def text(least: int, most: int) -> str:
+        return "".join(draw.choice("abcdefghijkl") for _ in range(draw.randint(least, most)))
+
+    rows = [{"prompt": text(6, 20), "response": text(4, 40), "chosen": text(4, 30), "rejected": text(4, 30)} for _ in range(96)]
+    for name in ("prompts", "sft", "preferences"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(REWARDS)
+
+
+# Lengths
+
+
+def workload(case: Case, compiled: Compiled, folder: Path) -> Workload:
+    """Of the data, and of the answers that a run in this process draws."""
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    prompt = Lengths.of(len(row["prompt"]) for row in rows)
+    if case.program == "sft":
+        return Workload(prompt, Lengths.of(len(row["response"]) + 1 for row in rows))
+    if case.program == "reward_model":
+        return Workload(prompt, Lengths.of(len(row[name]) + 1 for row in rows for name in ("chosen", "rejected")))
+    kept = folder / f"kept-{case.program}"
+    if not kept.exists():
+        with recording(kept, compiled.name, 0), observed(compiled, Options(record=kept)) as run:
+            run.go_on(WARM + ROUNDS)
+    lines = [json.loads(line) for file in kept.glob("step-*") for line in file.read_text().splitlines()]
+    return Workload(prompt, Lengths.of(len(line["tokens"]) for line in lines))
+
+
+# Prediction and measurement
+
+
+def simulation(case: Case, compiled: Compiled, calibration: Calibration, known: Workload) -> Simulation:
+    plan, first = compiled.plan, 0
+    pools = []
+    for pool in plan.pools:
+        pools.append(replace(pool, first=first))
+        first += pool.devices
+    plan = replace(plan, pools=tuple(pools))
+    cluster = calibration.on(read_cluster(f"1x{first}:{calibration.device.name}"))
+    kind = Here if case.threads else Predictor
+    predictor = kind(plan, subjects(compiled), cluster, calibration.constants, case.threads or 1)
+    return simulated(compiled, plan, cluster, predictor, known, steps=4)
+
+
+PHASES = ("generate", "read", "train", "sync", "host")
+
+
+def phase_of(op: str) -> str:
+    if op in DRAWING:
+        return "generate"
+    return "read" if op in MODEL_CALLS else op if op in ("train", "sync") else "host"
+
+
+def phases_measured(seen: Sequence[Seen]) -> dict[str, float]:
+    """Seconds of each phase in a step, added up over pools."""
+    return {
+        phase: quiet([sum(each.seconds for each in step.done if phase_of(each.op) == phase) for step in seen])
+        for phase in PHASES
+    }
+
+
+def phases_predicted(found: Simulation) -> dict[str, float]:
+    return {
+        phase: sum(work.seconds for work in found.works if phase_of(work.op) == phase) / found.steps for phase in PHASES
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    case: Case
+    predicted: float
+    measured: float
+    parts: Mapping[str, tuple[float, float]]
+    """For each phase both."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+@dataclass
+class Trial:
+    """A case whose run goes on."""
+
+    case: Case
+    compiled: Compiled
+    workload: Workload
+    run: Observed
+
+    def result(self, calibration: Calibration) -> Result:
+        seen = self.run.seen[WARM:]
+        told = simulation(self.case, self.compiled, calibration, self.workload)
+        measured, predicted = phases_measured(seen), phases_predicted(told)
+        parts = {phase: (predicted[phase], measured[phase]) for phase in PHASES}
+        return Result(self.case, told.seconds, quiet([step.seconds for step in seen]), parts)
+
+
+class Trials:
+    """Opens the runs of the cases, those of one kind at a time."""
+
+    def __init__(self, cases: Sequence[Case], folder: Path) -> None:
+        self.cases, self.folder = cases, folder
+        self.open = ExitStack()
+        self.all: list[Trial] = []
+
+    def beside(self, what: str) -> list[Observed]:
+        """The runs that are like what is profiled next."""
+        self.open.close()
+        begun = [self.begin(case) for case in self.cases if kind_of(case) == what]
+        self.all += begun
+        return [trial.run for trial in begun]
+
+    def begin(self, case: Case) -> Trial:
+        program = PROGRAMS[case.program]
+        work = operations(program.compiled(self.folder, "").program)
+        compiled = program.compiled(self.folder, schedule(case, work))
+        known = workload(case, compiled, self.folder)
+        backend = "local" if case.threads else "ray"
+        options = Options(backend=backend, threads=case.threads or 1, timeout=300)  # type: ignore[arg-type]
+        return Trial(case, compiled, known, self.open.enter_context(observed(compiled, options)))
+
+
+def kind_of(case: Case) -> str:
+    """What the profile has that is like it."""
+    if case.threads:
+        return ALONE
+    return RANKS if "tp2" in case.plan else COPIES if "dp2" in case.plan else ONE
+
+
+# Shown
+
+
+def line(found: Result) -> str:
+    cells = [f"{1e3 * a:.0f} / {1e3 * b:.0f}" if max(a, b) > 5e-5 else "" for a, b in found.parts.values()]
+    return (f"| {found.case} | {1e3 * found.predicted:.0f} | {1e3 * found.measured:.0f} | {found.error:+.0%} | "
+            + " | ".join(cells) + " |")  # fmt: skip
+
+
+def head() -> Iterator[str]:
+    yield f"| program, plan | predicted | measured | error | {' | '.join(PHASES)} |"
+    yield "|---|--:|--:|--:|" + "--:|" * len(PHASES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibration", help="of this machine, taken before; without it, it is taken now")
+    parser.add_argument("--save", help="write the calibration that is taken")
+    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--engines", help="measure only these, and the cases beside them")
+    parser.add_argument("--quick", action="store_true", help="a quick profile: nothing that is split or copied")
+    parser.add_argument("--local", action="store_true", help="leave those on Ray out")
+    options = parser.parse_args()
+    cases = [case for case in CASES if options.only in str(case) and (case.threads or not options.local)]
+    if not cases:
+        sys.exit(f"no case has {options.only!r} in its name")
+    if not options.local:
+        import ray
+
+        ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with tempfile.TemporaryDirectory() as folder:
+        data(Path(folder))
+        trials = Trials(cases, Path(folder))
+        with trials.open:
+            calibration = taken(trials, options)
+        found = [trial.result(calibration) for trial in trials.all]
+    print("milliseconds of a step, and of its phases: predicted / measured\n")
+    print("\n".join([*head(), *map(line, found)]))
+    print(f"\nmedian error of the step: {median(abs(each.error) for each in found):.1%}")
+
+
+def taken(trials: Trials, options: argparse.Namespace) -> Calibration:
+    """With the steps of all runs beside it."""
+    if options.calibration:
+        for kind in dict.fromkeys(map(kind_of, trials.cases)):
+            runs = trials.beside(kind)
+            for _ in range(WARM + ROUNDS):
+                for run in runs:
+                    run.go_on()
+        return read_calibration(options.calibration)
+    found = profile(
+        ["transformers"] if options.local else options.engines and options.engines.split(","), quick=options.quick,
+        beside=trials.beside,
+        note=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
+    )  # fmt: skip
+    if options.save:
+        Path(options.save).write_text(found.to_text())
+    return found
+
+
+if __name__ == "__main__":
+    main()

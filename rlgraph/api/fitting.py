@@ -1,0 +1,80 @@
+"""Constants of the cost model from what work took: the ones with which the model errs least.
+
+With the shares of the peak and of the bandwidth taken as their inverses, the model's seconds are nearly linear in its constants.
+So the slopes at some constants give a linear least-squares problem, whose solution is a better place to take slopes at, and
+so on (Gauss and Newton).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+ROUNDS = 8
+STEP = 1e-3
+"""Of a constant, relative, over which a slope is taken."""
+SMALL = 1e-12
+"""Seconds; instead of nothing, where a slope is taken."""
+
+Model = Callable[[np.ndarray], np.ndarray]
+"""From constants, [K], to the seconds of each piece of work, [N]."""
+
+
+def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """The constants, [K], none of which is less than its least, with which the relative errors have the least squares.
+
+    seconds: [N], measured. start: [K], above 0.
+    """
+    measured = np.asarray(seconds)
+    found, best, error = start, start, np.inf
+    for _ in range(ROUNDS):
+        slopes = _slopes(model, found) / measured[:, None]
+        missing = 1 - model(found) / measured + slopes @ (found - least)
+        found = least + nonnegative(slopes, missing)
+        now = float(np.square(model(found) / measured - 1).sum())
+        if now < error:
+            best, error = found, now
+    return best
+
+
+def _slopes(model: Model, at: np.ndarray) -> np.ndarray:
+    """[N, K]"""
+    here, columns = model(at), []
+    for place in range(at.shape[0]):
+        ahead = at.copy()
+        ahead[place] += max(STEP * at[place], SMALL)
+        columns.append((model(ahead) - here) / (ahead[place] - at[place]))
+    return np.stack(columns, 1)
+
+
+def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of Lawson and Hanson
+    (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
+    sizes = np.linalg.norm(matrix, axis=0)
+    scaled = matrix / np.where(sizes > 0, sizes, 1.0)
+    count = matrix.shape[1]
+    free, found = np.zeros(count, dtype=bool), np.zeros(count)
+    for _ in range(10 * count):
+        pull = scaled.T @ (target - scaled @ found)
+        pull[free | (sizes == 0)] = -np.inf
+        if pull.max(initial=-np.inf) <= 1e-9:
+            break
+        free[pull.argmax()] = True
+        found = _feasible(scaled, target, free, found)
+    solution: np.ndarray = found / np.where(sizes > 0, sizes, 1.0)
+    return solution
+
+
+def _feasible(matrix: np.ndarray, target: np.ndarray, free: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """The solution in the free places; those that would become negative on the way to it are freed no longer."""
+    while True:
+        wanted = np.zeros_like(found)
+        wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+        below = free & (wanted <= 0)
+        if not below.any():
+            return wanted
+        way = float(np.min(found[below] / (found[below] - wanted[below]), initial=1.0))
+        found = found + way * (wanted - found)
+        free &= found > 1e-15
+        found[~free] = 0.0

@@ -1,0 +1,114 @@
+"""Small programs that work with random models of known shapes on rows of known lengths, to see how long that takes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlgraph
+from rlgraph.api.compiled import Compiled
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.time import Batch
+
+LETTERS = "abcdefgh"
+LONGEST = 1024
+
+REWARDS = '''"""What the profile asks of a user's function: nothing to speak of."""
+
+
+def score(prompts, completions, completion_ids, **columns):
+    return [sum(ids) % 7 / 6 for ids in completion_ids]
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model."""
+
+    hidden: int
+    layers: int
+    vocab: int
+    heads: int = 2
+    ffn: int = 2
+    """Columns of the feed-forward network for each hidden one."""
+
+    @property
+    def source(self) -> str:
+        """In the language."""
+        return (
+            f'random("qwen2", seed=0, hidden_size={self.hidden}, intermediate_size={self.ffn * self.hidden}, '
+            f"num_hidden_layers={self.layers}, num_attention_heads={self.heads}, num_key_value_heads={self.heads}, "
+            f'max_position_embeddings={LONGEST}, tokenizer=chars("{LETTERS}"), vocab_size={self.vocab})'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is done with rows of one length: they are sampled, read, and trained on."""
+
+    samples: int
+    tokens: int
+    parts: int = 1
+    """Optimizer steps on as many slices."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One program: every model does all points."""
+
+    sizes: tuple[Size, ...]
+    points: tuple[Point, ...]
+    prompts: int = 16
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield "algorithm probe"
+        for number, size in enumerate(self.sizes):
+            yield f"model m{number} = causal_lm({size.source})"
+            yield f"model r{number} = frozen(m{number})"
+        yield f'data prompts = jsonl("prompts.jsonl", batch={self.prompts})'
+        yield 'func score = python("rewards.py:score")'
+        yield "step:"
+        for number, _ in enumerate(self.sizes):
+            for place, point in enumerate(self.points):
+                yield from (f"    {line}" for line in self._point(f"m{number}", f"r{number}", f"{number}_{place}", point))
+
+    def _point(self, model: str, frozen: str, place: str, point: Point) -> Iterator[str]:
+        yield (f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
+               f"min_tokens={point.tokens})")  # fmt: skip
+        yield f"p{place} = {frozen}.logprobs(g{place})"
+        yield f"s{place} = score(g{place})"
+        yield f"a{place} = (s{place} - mean(s{place}, by=prompts)) / (std(s{place}, by=prompts) + 0.001)"
+        yield f"minibatch prompts(parts={point.parts}):"
+        yield f"    train {model}(lr=1e-6, clip_norm=1.0):"
+        yield f"        q{place} = exp({model}.logprobs(g{place}) - p{place})"
+        yield f"        minimize mean(-min(q{place} * a{place}, clip(q{place}, 0.8, 1.2) * a{place}))"
+
+    def compiled(self, folder: Path, schedule: str = "") -> Compiled:
+        """With its data in a folder. schedule: without its first line."""
+        rows = [{"prompt": text} for text in self.texts()]
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "rewards.py").write_text(REWARDS)
+        (folder / "probe.rlf").write_text(self.text)
+        return rlgraph.compile(folder / "probe.rlf", schedule=f"schedule probe\n{schedule}" if schedule else None)
+
+    def texts(self) -> list[str]:
+        """8 to 16 tokens each; every step reads all of them."""
+        draw = random.Random(0)
+        return ["".join(draw.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
+
+    def batches(self, point: Point) -> tuple[Batch, Batch]:
+        """Rows that are sampled and read, and those of one optimizer step."""
+        prompt, response = Lengths.of(len(text) for text in self.texts()), Lengths((float(point.tokens),))
+        rows = float(self.prompts * point.samples)
+        return Batch(rows, prompt, response, point.samples), Batch(rows / point.parts, prompt, response)
+
+    def trained(self) -> Sequence[tuple[int, Point]]:
+        """Model and point of each optimizer step, in the order in which a model takes its own."""
+        return [(number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)]

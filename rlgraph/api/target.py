@@ -1,0 +1,82 @@
+"""What a plan is searched for: a cluster, how long rows are, constants of the cost model, and what is to be least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.cost.cluster import Cluster
+from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.ir.graph import Program
+
+if TYPE_CHECKING:
+    from rlgraph.cost.calibration import Calibration
+    from rlgraph.passes.search.problem import Goal
+
+GOALS = ("time", "cost")
+
+
+@dataclass(frozen=True)
+class Target:
+    cluster: Cluster
+    workload: Workload
+    constants: Constants
+    goal: Goal = "time"
+
+    @property
+    def on_cpus(self) -> bool:
+        return self.cluster.islands[0].device.name == "cpu"
+
+    def assumptions(self) -> dict[str, Any]:
+        """What the program does not say, as plain data."""
+        response = self.workload.response
+        return {
+            "prompt_tokens": self.workload.prompt.to_text(),
+            "response_tokens": None if response is None else response.to_text(),
+            "kept": self.workload.kept,
+            "constants": self.constants.source,
+            "minimize": self.goal,
+        }
+
+
+def target(
+    cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str
+) -> Target:
+    """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
+    from rlgraph.cost.read_cluster import read_cluster
+
+    if goal not in GOALS:
+        raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))
+    found = read_cluster(cluster) if isinstance(cluster, str) else cluster
+    if calibration is not None:
+        return Target(calibration.on(found), workload or Workload(), calibration.constants, goal)  # type: ignore[arg-type]
+    constants = CPU if found.islands[0].device.name == "cpu" else GPU
+    return Target(found, workload or Workload(), constants, goal)  # type: ignore[arg-type]
+
+
+def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:
+    """From texts as `rlgraph.cost.lengths` reads them; None is the default. Raises ProgramError for one that it cannot read."""
+    from rlgraph.cost.lengths import read_lengths
+
+    found = Workload(kept=kept)
+    if prompt_tokens is not None:
+        found = replace(found, prompt=read_lengths(prompt_tokens))
+    if response_tokens is not None:
+        found = replace(found, response=read_lengths(response_tokens))
+    return found
+
+
+def with_dtypes(program: Program, accelerated: bool) -> Program:
+    """The program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
+    default = "bfloat16" if accelerated else "float32"
+    models = tuple(
+        replace(model, options=tuple(_chosen(dict(model.options), default).items())) for model in program.models
+    )
+    return replace(program, models=models)
+
+
+def _chosen(options: Mapping[str, Any], default: str) -> dict[str, Any]:
+    return {**options, "dtype": options["dtype"] or default} if "dtype" in options else dict(options)

@@ -1,0 +1,52 @@
+"""`rlgraph profile`: measures this machine for the cost model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlgraph.cli.base import FINE, message_format, rlgraph, telling
+from rlgraph.cli.shown import Format
+
+ENGINES = ("transformers", "megatron", "vllm")
+
+
+@rlgraph.command()
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("calibration.json"),
+    show_default=True,
+    help="The calibration file.",
+)
+@click.option("--engines", metavar="NAME,NAME", help="transformers, megatron, vllm.  [default: all that are installed]")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Of the engine transformers, beside one.")
+@click.option("--quick", is_flag=True, help="Fewer models and repetitions, and no engine that is split or copied.")
+@message_format
+def profile(output: Path, engines: str | None, threads: int, quick: bool, form: Format) -> int:
+    """Measure what the engines take on this machine, and write the constants of the cost model.
+
+    Takes about two minutes, 40 seconds with --quick. The fewer others are at work on the machine the better.
+    `rlgraph simulate --calibration FILE` predicts with what was found.
+    """
+    wanted = None if engines is None else [name.strip() for name in engines.split(",")]
+    for name in wanted or ():
+        if name not in ENGINES:
+            raise click.BadParameter(f"there is no engine `{name}`: there are {', '.join(ENGINES)}", param_hint="'--engines'")
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
+    from rlgraph.api.planning import installed
+    from rlgraph.api.profiling import profile
+
+    for name in wanted or ():
+        if name not in installed():
+            raise click.BadParameter(f"`{name}` is not installed: pip install 'rlgraph[{name}]'", param_hint="'--engines'")
+    with telling(form):
+        found = profile(wanted, threads=threads, quick=quick, note=lambda text: click.echo(f"  {text}", err=True))
+    output.write_text(found.to_text(), "utf-8")
+    for what, error in found.errors.items():
+        click.echo(f"{what:24}{error:6.1%} median error of the fit")
+    click.echo(f"wrote {output}")
+    return FINE

@@ -1,0 +1,136 @@
+"""The fullest moment of each pool over a step, and what fills its devices then.
+
+Groups of a pool take turns: all of them hold their models, and one of them works. A model that is off-loaded is there only
+while it works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlgraph.cost.cluster import Cluster, Island
+from rlgraph.cost.constants import Constants
+from rlgraph.cost.memory import Bytes, Need
+from rlgraph.cost.predict import Predictor, need
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Task
+from rlgraph.cost.time import Batch
+from rlgraph.ir.plan import Group, Plan, Pool
+
+Parts = tuple[tuple[str, str, float], ...]
+"""A model, what of it, and its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of the fullest device of a pool."""
+
+    moment: str
+    """The task during which it is fullest; empty for a pool that only holds models."""
+    parts: Parts
+    """What is there then, the largest first."""
+    capacity: float
+    """Bytes of the device that a plan may use."""
+    moments: tuple[tuple[str, float], ...]
+    """The bytes on that device during each task of the pool, in the order of the tasks."""
+
+    @property
+    def bytes(self) -> float:
+        return sum(size for _, _, size in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.capacity
+
+
+def usable(island: Island, constants: Constants) -> float:
+    """Bytes of a device that a plan may use."""
+    return island.device.memory * (1 - constants.fragmentation) - constants.reserved
+
+
+def peaks(
+    plan: Plan,
+    tasks: Sequence[Task],
+    subjects: Mapping[str, Subject],
+    cluster: Cluster,
+    constants: Constants,
+    threads: int = 1,
+) -> dict[str, Peak]:
+    """For each pool with devices. Models without a subject count as nothing. threads: as `Predictor` has them."""
+    predictor = Predictor(plan, subjects, cluster, constants, threads)
+    found = {}
+    for pool in plan.pools:
+        groups = [group for group in plan.groups if group.pool == pool.name and group.models]
+        if groups:
+            island = cluster.islands[cluster.island(pool.first)]
+            found[pool.name] = _Filling(predictor, tasks, pool, groups).peak(usable(island, constants))
+    return found
+
+
+class _Filling:
+    """Of one pool."""
+
+    def __init__(self, predictor: Predictor, tasks: Sequence[Task], pool: Pool, groups: Sequence[Group]) -> None:
+        self.predictor, self.plan, self.pool, self.groups = predictor, predictor.plan, pool, groups
+        self.work = [(task, group) for task in tasks if (group := self.group(task)) is not None]
+        """The pool's tasks and who does them."""
+        self.held = {
+            (model, group.name): self.holds(model, group)
+            for group in groups
+            for model in group.models
+            if model in predictor.subjects
+        }
+
+    def group(self, task: Task) -> Group | None:
+        if task.model is None or task.model not in self.predictor.subjects:
+            return None
+        group = self.plan.role(task.model, task.op)
+        return group if group.pool == self.pool.name else None
+
+    def need(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Need:
+        return need(operation, self.predictor.subjects[model], self.predictor.spot(model, group), batches)
+
+    def holds(self, model: str, group: Group) -> Bytes:
+        """What a group keeps of a model from step to step: what the work needs that keeps most."""
+        copies = group.mesh.length("dp")
+        done: list[tuple[str, Sequence[Batch]]] = [
+            (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
+        ]
+        done += [(task.op, task.batches) for task, own in self.work if (task.model, own.name) == (model, group.name)]
+        kept = [self.need(operation, model, group, batches).held(copies) for operation, batches in done]
+        return max(kept, key=lambda each: each.total, default=Bytes())
+
+    def peak(self, capacity: float) -> Peak:
+        devices = sorted({device for group in self.groups for device in group.devices})
+        found = [self.on(device, capacity) for device in devices]
+        return max(found, key=lambda each: each.bytes)
+
+    def on(self, device: int, capacity: float) -> Peak:
+        here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
+        resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
+        moment, parts = max(here or resting, key=lambda each: _sum(each[1]))
+        largest = tuple(sorted(parts, key=lambda part: -part[2]))
+        return Peak(moment, largest, capacity, tuple((name, _sum(each)) for name, each in here))
+
+    def parts(self, device: int, task: Task, group: Group) -> Parts:
+        """What a device holds during a task of one of its groups."""
+        assert task.model
+        active = self.need(task.op, task.model, group, task.batches).active
+        more = ((task.model, what, size) for what, size in active.parts)
+        found: dict[tuple[str, str], float] = {}
+        for model, what, size in (*self.staying(device, (task.model, group.name)), *more):
+            found[model, what] = found.get((model, what), 0.0) + size
+        return tuple((model, what, size) for (model, what), size in found.items() if size)
+
+    def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
+        """What is held on a device while one model works."""
+        for group in self.groups:
+            for model in group.models if device in group.devices else ():
+                away = self.plan.holding(model, group.name).offload and (model, group.name) != busy
+                for what, size in () if away else self.held.get((model, group.name), Bytes()).parts:
+                    yield model, what, size
+
+
+def _sum(parts: Parts) -> float:
+    return sum(size for _, _, size in parts)

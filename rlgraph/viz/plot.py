@@ -1,0 +1,247 @@
+"""Small plots as SVG: stacked bars side by side with what they are of, and lines over a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+from rlgraph.viz.fonts import FAMILY, WEIGHT
+from rlgraph.viz.gantt import tick
+from rlgraph.viz.measure import text as wide
+from rlgraph.viz.svg import NAMESPACE
+from rlgraph.viz.theme import (
+    BARRIER_TEXT,
+    HEAD,
+    INK,
+    KINDS,
+    LABEL,
+    MUTED,
+    NAME,
+    NOTE,
+    PAPER,
+    ROLES,
+    SMALL,
+    Paint,
+    Style,
+)
+
+MARGIN = 24.0
+ROOM = 560.0
+"""Width of the longest bar."""
+TALL, GAP = 30.0, 16.0
+"""Of a bar, and between two."""
+PANEL, HIGH, BETWEEN = 380.0, 230.0, 86.0
+"""Width and height of a panel with a line, and what is between two."""
+GRID = "#e4e7ec"
+
+PAINTS: dict[str, Paint] = {
+    "generation": ROLES["policy"], "reading": ROLES["reward"], "training": ROLES["critic"], "weights": KINDS["state"],
+    "host": KINDS["data"],
+}  # fmt: skip
+"""Of parts of bars, by what they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A bar."""
+
+    name: str
+    note: str
+    parts: tuple[tuple[str, float], ...]
+    """One of `PAINTS` and how long it is; none: there is no bar."""
+    total: str = ""
+    """What is written behind it."""
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A line."""
+
+    title: str
+    values: tuple[float | None, ...]
+    """For each place; None: there is no point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What panels go over."""
+
+    name: str
+    labels: tuple[str, ...]
+    places: tuple[float, ...] = ()
+    """As numbers; empty: they stand side by side."""
+    logarithmic: bool = False
+
+
+def bars(title: str, note: str, rows: Sequence[Row], unit: str) -> str:
+    """A bar for each row, its parts one behind the other."""
+    return _Bars(title, note, rows, unit).drawing()
+
+
+def lines(title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> str:
+    """A panel for each line, side by side; all begin at 0."""
+    return _Lines(title, note, axis, panels).drawing()
+
+
+class _Pen:
+    def __init__(self, title: str, note: str) -> None:
+        self.title, self.note = title, note
+        self.out: list[str] = []
+
+    def page(self, width: float, height: float) -> str:
+        """What was drawn, on paper with its title."""
+        head = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
+        wide_, tall = round(max(width, head)), round(height)
+        drawn, self.out = self.out, [
+            f'<svg xmlns="{NAMESPACE}" class="rlgraph" width="{wide_}" height="{tall}" viewBox="0 0 {wide_} {tall}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            f'<rect class="paper" width="{wide_}" height="{tall}" fill="{PAPER}"/>',
+        ]  # fmt: skip
+        self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
+        self.text(self.note, MARGIN + wide(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
+        return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
+
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
+        self.out.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-family="{FAMILY[style.face]}" '
+            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
+            f'xml:space="preserve">{escape(words)}</text>'
+        )
+
+    def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
+
+
+class _Bars(_Pen):
+    def __init__(self, title: str, note: str, rows: Sequence[Row], unit: str) -> None:
+        super().__init__(title, note)
+        self.rows, self.unit = rows, unit
+        self.most = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
+        self.left = MARGIN + 16 + max((wide(row.name, NAME) for row in rows), default=0.0)
+        self.top = MARGIN + HEAD.height + 14
+
+    def drawing(self) -> str:
+        bottom = self.top + len(self.rows) * (TALL + NOTE.height + GAP)
+        self.scale(bottom)
+        right = self.left + ROOM
+        y = self.top
+        for row in self.rows:
+            right = max(right, self.row(row, y))
+            y += TALL + NOTE.height + GAP
+        self.legend(bottom + 30)
+        return self.page(right + MARGIN, bottom + 42 + MARGIN)
+
+    def scale(self, bottom: float) -> None:
+        step = tick(self.most)
+        for number in range(floor(self.most / step + 1e-9) + 1 if self.most else 0):
+            x = self.left + ROOM * number * step / self.most
+            self.rule(x, self.top - 6, x, bottom - 4)
+            self.text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, "middle")
+
+    def row(self, row: Row, y: float) -> float:
+        """Returns where it ends."""
+        self.text(row.name, MARGIN, y + 19, NAME, INK)
+        x = self.left
+        for kind, length in row.parts:
+            paint, long = PAINTS[kind], ROOM * length / self.most if self.most else 0.0
+            self.out.append(
+                f'<g class="bar k-{kind}"><title>{escape(row.name)}, {kind}: {length:.4g} {self.unit}</title>'
+                f'<rect x="{x:.2f}" y="{y:.1f}" width="{long:.2f}" height="{TALL:.1f}" fill="{paint.fill}" '
+                f'stroke="{paint.edge}" stroke-width="{min(1.0, long / 6):.2f}"/></g>'
+            )
+            x += long
+        if row.marked:
+            long = x - self.left
+            self.out.append(
+                f'<rect x="{self.left:.1f}" y="{y + TALL - 3:.1f}" width="{long:.2f}" height="3" fill="{INK}"/>'
+            )
+        end = x + 8 + wide(row.total, NAME)
+        self.text(row.total, x + 8, y + 19, NAME, INK)
+        # Where there is no bar, the note says why.
+        self.text(
+            row.note, self.left, y + TALL + 13 if row.parts else y + 19, NOTE, MUTED if row.parts else BARRIER_TEXT
+        )
+        return max(end, self.left + wide(row.note, NOTE))
+
+    def legend(self, y: float) -> None:
+        x = self.left
+        there = {kind for row in self.rows for kind, _ in row.parts}
+        for kind in (kind for kind in PAINTS if kind in there):
+            paint = PAINTS[kind]
+            self.out.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" stroke="{paint.edge}"/>'
+            )
+            self.text(kind, x + 27, y + 10, SMALL, MUTED)
+            x += 27 + wide(kind, SMALL) + 22
+        if any(row.marked for row in self.rows):
+            self.out.append(f'<rect x="{x:.1f}" y="{y + 5:.1f}" width="20" height="3" fill="{INK}"/>')
+            self.text("chosen", x + 27, y + 10, SMALL, MUTED)
+
+
+class _Lines(_Pen):
+    def __init__(self, title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> None:
+        super().__init__(title, note)
+        self.axis, self.panels = axis, panels
+        self.top = MARGIN + HEAD.height + 40
+        self.bottom = self.top + HIGH
+
+    def drawing(self) -> str:
+        left = MARGIN + 50
+        for panel in self.panels:
+            self.panel(panel, left)
+            left += PANEL + BETWEEN
+        return self.page(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
+
+    def across(self) -> list[float]:
+        """Where each label stands, as shares of a panel's width."""
+        count = len(self.axis.labels)
+        places = [log10(each) if self.axis.logarithmic else each for each in self.axis.places] or list(
+            map(float, range(count))
+        )
+        low, high = min(places, default=0.0), max(places, default=0.0)
+        return [0.06 + 0.88 * ((each - low) / (high - low) if high > low else 0.5) for each in places]
+
+    def panel(self, panel: Panel, left: float) -> None:
+        most = max((value for value in panel.values if value is not None), default=0.0)
+        step = tick(most)
+        self.text(panel.title, left, self.top - 18, NAME, INK)
+        for number in range(floor(most / step + 1e-9) + 1):
+            y = self.bottom - HIGH * (number * step / most if most else 0.0)
+            self.rule(left, y, left + PANEL, y)
+            self.text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, "end")
+        free = left - 1e9
+        for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda each: each[1]):
+            x = left + PANEL * share
+            if x - wide(label, LABEL) / 2 > free:
+                self.text(label, x, self.bottom + 16, LABEL, MUTED, "middle")
+                free = x + wide(label, LABEL) / 2 + 6
+        self.text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, "middle")
+        self.line(panel, left, most)
+
+    def line(self, panel: Panel, left: float, most: float) -> None:
+        """Through the points that there are; what has none is crossed out at the bottom."""
+        paint, path, pen = ROLES["policy"], "", "M"
+        points = []
+        every = zip(self.axis.labels, self.across(), panel.values, strict=True)
+        for label, share, value in sorted(every, key=lambda each: each[1]):
+            x = left + PANEL * share
+            if value is None:
+                pen = "M"
+                self.out.append(
+                    f'<g class="none"><title>{escape(label)}: does not fit</title><path d="M{x - 4:.1f} {self.bottom - 8:.1f}'
+                    f'l8 8m0 -8l-8 8" stroke="{BARRIER_TEXT}" stroke-width="1.6" fill="none"/></g>'
+                )
+                continue
+            y = self.bottom - HIGH * (value / most if most else 0.0)
+            path, pen = f"{path}{pen}{x:.1f} {y:.1f}", "L"
+            points.append((label, value, x, y))
+        if path and self.axis.places:
+            self.out.append(f'<path class="line" d="{path}" fill="none" stroke="{paint.edge}" stroke-width="2"/>')
+        for label, value, x, y in points:
+            self.out.append(
+                f'<g class="point"><title>{escape(label)}: {value:.4g}</title>'
+                f'<circle cx="{x:.2f}" cy="{y:.2f}" r="4" fill="{PAPER}" stroke="{paint.edge}" stroke-width="2"/></g>'
+            )

@@ -1,0 +1,157 @@
+"""The bytes that real engines hold and need, beside what the cost model says of the same work."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.memory import Need
+from rlgraph.cost.predict import need
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.time import Batch
+from rlgraph.engines.base import Sampling, TrainOptions
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.ir.mesh import Mesh, mesh
+from tests.cost.live import Live
+from tests.cost.trained import Case
+
+CPU = read_cluster("1x8:cpu").islands[0]
+
+
+class Everywhere(Live):
+    """Counts all storages that are made while it is entered, by several threads, too."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._lock = threading.RLock()
+
+    def pool(self, threads: int) -> ThreadPoolExecutor:
+        """Threads for an engine."""
+
+        def begin() -> None:
+            torch.set_num_threads(1)
+            self.__enter__()
+
+        return ThreadPoolExecutor(threads, initializer=begin)
+
+    def since(self) -> int:
+        """The peak since the last call."""
+        found, self.peak = self.peak, self.now
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        with self._lock:
+            # Tensors that are there to describe others have no bytes.
+            if storage.device.type != "meta":
+                super()._add(storage)
+
+    def _drop(self, key: int, size: int) -> None:
+        with self._lock:
+            super()._drop(key, size)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, rows of equal length, and what is done with them."""
+
+    operation: str
+    case: Case = Case()
+    layers: int = 2
+    micros: int = 1
+    """Micro-batches of `case.rows` rows each; of `generate`, samples of each prompt."""
+    threads: int = 1
+    split: Mesh = mesh()
+    response: int = 0
+    """Of `generate`: tokens that are sampled; prompts have the case's length."""
+
+    def __str__(self) -> str:
+        case = self.case
+        split = "x".join(f"{name}{size}" for name, size in self.split.axes if size > 1)
+        rows = f"{self.micros}x{case.rows}x{case.length + self.response}"
+        threads = f"{self.threads} threads" if self.threads > 1 else ""
+        what = (self.operation, case.family, case.dtype, rows, f"L{self.layers}", threads, split)
+        return " ".join(filter(None, what))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.case.spec(self.layers)
+
+    def subject(self) -> Subject:
+        return Subject("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
+
+    def predicted(self, engine: str) -> Need:
+        sizes = (self.split.length(name) for name in ("tp", "pp", "dp"))
+        case, dp = self.case, self.split.length("dp")
+        spot = Spot(engine, CPU, *sizes, micro_tokens=case.rows * case.length, threads=self.threads)
+        if self.operation == "generate":
+            lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
+            return need("generate", self.subject(), spot, [Batch(case.rows * self.micros, *lengths, self.micros)])
+        lengths = Lengths((float(case.length - case.scored),)), Lengths((float(case.scored),))
+        return need(self.operation, self.subject(), spot, [Batch(case.rows * self.micros * dp, *lengths)])
+
+
+def transformers(work: Work) -> tuple[int, int]:
+    """Bytes that stay, and those that the work needs beside them."""
+    case = work.case
+    with Everywhere() as live:
+        engine = TransformersEngine.open(work.spec, threads=work.threads, block_tokens=case.rows * case.length)
+        if work.threads > 1:
+            engine._pool = live.pool(work.threads)
+        return _done(engine, work, live)
+
+
+def on_rank(over: Mesh, work: Work) -> tuple[int, int]:
+    """The same of one rank of Megatron-core."""
+    from rlgraph.engines.megatron.engine import MegatronEngine
+
+    case = work.case
+    with Everywhere() as live:
+        engine = MegatronEngine.open(work.spec, over, block_tokens=case.rows * case.length)
+        return _done(engine, work, live)
+
+
+def vllm(work: Work) -> tuple[int, int]:
+    """The same of vLLM, whose rows are as long as they get."""
+    from rlgraph.engines.vllm.engine import VllmEngine
+
+    with Everywhere() as live:
+        return _done(VllmEngine.open(work.spec, row_tokens=work.case.length + work.response), work, live)
+
+
+def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:
+    """After a first time, which makes what stays. Threads are not always at their fullest at the same moment: then the most
+    of several times counts."""
+    peak = 0
+    for number in range(2 if work.threads == 1 else 8):
+        gc.collect()
+        live.since()
+        _do(engine, work, number)
+        gc.collect()
+        peak = max(peak * (number > 1), live.since())
+    return live.now, peak - live.now
+
+
+def _do(engine: Any, work: Work, number: int) -> None:
+    case = work.case
+    if work.operation == "train":
+        micro = case.micro()
+        engine.train_step(range(work.micros), lambda block: micro, TrainOptions(lr=1e-3), number)
+    elif work.operation == "generate":
+        rows = Sequences.from_lists([[3 + (i + j) % 400 for j in range(case.length)] for i in range(case.rows)])
+        keys = np.arange(case.rows * work.micros, dtype=np.uint64)
+        sampling = Sampling(max_tokens=work.response, min_tokens=work.response)
+        engine.generate(rows, work.micros, sampling, keys)
+    else:
+        rows = Sequences.concat([case.micro().calls[0].sequences] * work.micros)
+        with torch.no_grad():
+            getattr(engine, work.operation)(rows)

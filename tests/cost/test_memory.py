@@ -1,0 +1,89 @@
+"""What the cost model says of memory, beside the tensors of real engines that work: transformers, with and without threads."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlgraph.cost.predict import need
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.time import Batch, Lengths
+from rlgraph.models.known import known
+from rlgraph.models.shape import shape_of
+from tests.cost.allocated import Work, transformers
+from tests.cost.trained import Case
+
+WIDE = (("hidden_size", 256), ("intermediate_size", 512))
+"""Weights outweigh activations."""
+TIED = (*WIDE, ("tie_word_embeddings", True))
+DTYPES = ("float32", "bfloat16")
+CASES = [
+    *(Work("train", Case("qwen2", dtype=dtype)) for dtype in DTYPES),
+    *(Work("train", Case("qwen2", dtype=dtype, scored=64), micros=3) for dtype in DTYPES),
+    *(Work("train", Case("llama", dtype=dtype, rows=1, length=32, scored=8, fields=WIDE), 4, 3) for dtype in DTYPES),
+    *(Work("train", Case("llama", dtype=dtype, rows=2, length=100, fields=WIDE), 4, 2) for dtype in DTYPES),
+    Work("train", Case("qwen3", rows=2, length=64, fields=TIED), 4),
+    Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
+    Work("train", Case("qwen2"), micros=4, threads=2),
+    *(Work("logprobs", Case("qwen2", dtype=dtype, scored=127)) for dtype in DTYPES),
+    *(Work("logprobs", Case("llama", dtype=dtype, fields=WIDE), 4, 3) for dtype in DTYPES),
+    Work("values", Case("llama", "value_lm", scored=100), 4, 3),
+    *(Work("generate", Case("llama", dtype=dtype, rows=4, length=16), 4, 4, response=100) for dtype in DTYPES),
+    Work("generate", Case("llama", rows=16, length=200), 4, response=30),
+    Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=48),
+]
+
+
+@pytest.mark.parametrize("work", CASES, ids=str)
+def test_what_stays_and_what_work_needs(work: Work) -> None:
+    stays, needs = transformers(work)
+    found = work.predicted("transformers")
+    assert found.held(1).total == pytest.approx(stays, rel=0.03)
+    assert found.held(1).total + found.active.total == pytest.approx(stays + needs, rel=0.1)
+    assert found.active.total == pytest.approx(needs, rel=0.15)
+
+
+def llama(operation: str, engine: str, rows: int = 64, cluster: str = "1x8:a100-80gb", **how: int) -> dict[str, float]:
+    config = known("meta-llama/Llama-3.1-8B")
+    assert config is not None
+    subject = Subject("actor", shape_of(config), "causal_lm", "bfloat16")
+    spot = Spot(engine, read_cluster(cluster).islands[0], **how)
+    found = need(operation, subject, spot, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
+    return dict((found.held(spot.dp) + found.active).parts)
+
+
+def test_copies_share_the_optimizer_and_nothing_else() -> None:
+    two, eight = llama("train", "megatron", 128, dp=2), llama("train", "megatron", 512, dp=8)
+    assert eight.pop("optimizer") == two.pop("optimizer") / 4
+    assert eight == two
+
+
+def test_stages_hold_more_micro_batches_under_way() -> None:
+    """The first of four stages has a quarter of the layers, and four micro-batches."""
+
+    def of(stages: int, rows: int = 64) -> dict[str, float]:
+        return llama("train", "megatron", 2 * rows, micro_tokens=6144, pp=stages, dp=2)
+
+    assert of(4)["activations"] == pytest.approx(of(1)["activations"], rel=0.1)
+    assert of(4)["gradients"] < of(1)["gradients"] / 2
+    # Fewer rows than stages cannot all be under way.
+    assert of(4, 2)["activations"] < of(4)["activations"] / 4
+
+
+def test_recomputation_saves_most_activations() -> None:
+    whole, again = (llama("train", "megatron", micro_tokens=6144, dp=8, recompute=each) for each in (False, True))
+    assert again["activations"] < whole["activations"] / 5
+
+
+def test_a_cache_is_as_large_as_it_is_told() -> None:
+    assert llama("generate", "vllm", kv_bytes=1 << 30)["cache"] == 1 << 30
+    row = 2 * 32 * 8 * 128 * 2 * 1536
+    assert llama("generate", "vllm")["cache"] == 64 * row
+    assert llama("generate", "vllm", tp=2)["cache"] == 32 * row
+    assert llama("generate", "vllm", 1024)["cache"] == 256 * row
+
+
+def test_logits_of_a_forward_pass_are_computed_in_pieces() -> None:
+    few, many = (llama("logprobs", "transformers", micro_tokens=budget) for budget in (1536, 3072))
+    assert few["logits"] == 8 * (1 << 25)
+    assert "logits" not in many and many["activations"] > few["logits"]

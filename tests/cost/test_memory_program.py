@@ -1,0 +1,152 @@
+"""Whole steps in one process: the peak of each task, and what the verdict on a device's memory says of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+import rlgraph
+from rlgraph.api.compiled import Compiled
+from rlgraph.api.simulating import subjects
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.steps import Silent
+from rlgraph.cost.constants import CPU
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.tasks import Workload, main_step, tasks
+from rlgraph.ir.graph import Node
+from tests.cost.allocated import Everywhere
+
+EXACT = replace(CPU, reserved=0, fragmentation=0.0)
+MODEL = """random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={ffn}, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, tokenizer=bytes())"""
+REWARD = """\
+def odd(prompts, completions, completion_ids, **columns):
+    return [1.0 * (len(text) % 2) for text in completions]
+"""
+GRPO = """\
+algorithm grpo
+model actor = causal_lm({actor})
+model ref = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch={batch})
+func correct = python("rewards.py:odd")
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens={tokens})
+    score = correct(rollout)
+    ref_logp = ref.logprobs(rollout)
+    adv = score - mean(score, by=prompts)
+    train actor(lr=1e-6):
+        logp = actor.logprobs(rollout)
+        minimize mean(mean(k3(logp, ref_logp) - adv * exp(logp - rollout.logprobs), token))
+"""
+PPO = """\
+algorithm ppo
+model actor = causal_lm({actor})
+model critic = value_lm({critic})
+model ref = frozen(actor)
+model reward = frozen(reward_lm({critic}))
+data prompts = jsonl("prompts.jsonl", batch={batch})
+step:
+    rollout = actor.generate(prompts, max_tokens={tokens})
+    old_logp = actor.logprobs(rollout)
+    ref_logp = ref.logprobs(rollout)
+    value = critic.values(rollout)
+    score = reward.score(rollout)
+    r = score * rollout.end - 0.05 * k1(old_logp, ref_logp)
+    adv = gae(r, value, 1.0, 0.95)
+    target = adv + value
+    minibatch rollout(parts=2):
+        train critic(lr=5e-6):
+            minimize mean((critic.values(rollout) - target)**2)
+        train actor(lr=1e-6):
+            minimize -mean(exp(actor.logprobs(rollout) - old_logp) * adv)
+"""
+CASES = {
+    "grpo": (GRPO, {"hidden": 64, "ffn": 160}, 8, 100),
+    "grpo with large weights": (GRPO, {"hidden": 256, "ffn": 768}, 2, 16),
+    "ppo": (PPO, {"hidden": 64, "ffn": 160}, 16, 120),
+    "ppo with large weights": (PPO, {"hidden": 256, "ffn": 768}, 8, 24),
+}
+PROMPT = 16
+
+
+class Peaks(Silent):
+    """The most bytes while each node was done."""
+
+    def __init__(self, live: Everywhere) -> None:
+        self.live = live
+        self.found: dict[str, int] = {}
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.live.since()
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        name = f"train {node.inputs[0].partition('@')[0]}" if node.op == "train" else node.name
+        self.found[name] = max(self.found.get(name, 0), self.live.since())
+
+
+def program(name: str, folder: Path) -> Compiled:
+    text, sizes, batch, tokens = CASES[name]
+    rows = [{"prompt": "".join(chr(97 + (i + j) % 26) for j in range(PROMPT))} for i in range(batch)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(REWARD)
+    path = folder / "program.rlf"
+    actor, critic = (MODEL.format(seed=seed, **sizes) for seed in (1, 2))
+    path.write_text(text.format(actor=actor, critic=critic, batch=batch, tokens=tokens))
+    models = "actor, critic, ref, reward" if text is PPO else "actor, ref"
+    head = text.partition("\n")[0].replace("algorithm", "schedule")
+    schedule = f"{head}\npool all = 1 devices\nplace {models} on all(engine=transformers)\n"
+    return rlgraph.compile(path, schedule=schedule)
+
+
+@cache
+def measured(name: str) -> tuple[dict[str, int], int]:
+    """Of the second and the third step the peak of each node; and of all."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder, Everywhere() as live:
+        compiled = program(name, Path(folder))
+        seen = Peaks(live)
+        backend = LocalBackend(compiled.program, Settings(folder=Path(folder)), seen)
+        try:
+            steps = backend.steps(3)
+            next(steps)
+            seen.found.clear()
+            for _ in steps:
+                pass
+        finally:
+            backend.close()
+    return seen.found, max(seen.found.values())
+
+
+def predicted(name: str, memory: str = "24GiB") -> Peak:
+    cluster = read_cluster(f"1x1:cpu(memory={memory})")
+    tokens = CASES[name][3]
+    with TemporaryDirectory() as folder:
+        compiled = program(name, Path(folder))
+        workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
+        laid = tasks(compiled.program, main_step(compiled.program), workload)
+        return peaks(compiled.plan, laid, subjects(compiled), cluster, EXACT)["all"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_of_a_step_and_its_moment(name: str) -> None:
+    found, most = measured(name)
+    peak = predicted(name)
+    assert peak.bytes == pytest.approx(most, rel=0.1)
+    assert found[peak.moment] == pytest.approx(most, rel=0.05)
+    for task, size in peak.moments:
+        assert size == pytest.approx(found[task], rel=0.15), task
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts_just_above_and_just_below(name: str) -> None:
+    _, most = measured(name)
+    assert predicted(name, f"{1.1 * most / 2**20:.3f}MiB").fits
+    assert not predicted(name, f"{0.9 * most / 2**20:.3f}MiB").fits

@@ -1,0 +1,148 @@
+"""The fullest moment of pools: who is there, who works, and that the search counts in the same way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rlgraph.cost.constants import GPU
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.predict import Predictor
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Task
+from rlgraph.cost.time import Batch
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.models.known import known
+from rlgraph.models.shape import shape_of
+from rlgraph.passes.search.options import Option, usable
+from rlgraph.passes.search.problem import Problem, peak
+from tests.passes.test_search import drawn, everything
+
+CONFIG = known("meta-llama/Llama-3.1-8B")
+assert CONFIG is not None
+SHAPE = shape_of(CONFIG)
+SUBJECTS = {
+    "actor": Subject("actor", SHAPE, "causal_lm", "bfloat16"),
+    "critic": Subject("critic", SHAPE, "value_lm", "bfloat16"),
+    "ref": Subject("ref", SHAPE, "causal_lm", "bfloat16"),
+}
+BATCH = (Batch(64, Lengths((512.0,)), Lengths((256.0, 1024.0))),)
+TASKS = (
+    Task("rollout", "generate", "actor", BATCH),
+    Task("reward", "call", None),
+    Task("ref_logp", "logprobs", "ref", BATCH),
+    Task("value", "values", "critic", BATCH),
+    Task("train critic", "train", "critic", BATCH),
+    Task("train actor", "train", "actor", BATCH),
+)
+CLUSTER = read_cluster("1x8:h200")
+EIGHT = tuple(range(8))
+
+
+def plan(*offloaded: tuple[str, str]) -> Plan:
+    """All on eight devices, but `ref` on the last four."""
+    groups = (
+        Group(HOST, HOST, HOST, mesh(), ()),
+        Group("learn", "all", "megatron", mesh(dp=2, tp=4), EIGHT, ("actor", "critic")),
+        Group("play", "all", "vllm", mesh(dp=8), EIGHT, ("actor",)),
+        Group("look", "all", "megatron", mesh(tp=4), EIGHT[4:], ("ref",)),
+    )
+    roles = (
+        Role("actor", "generate", "play"), Role("actor", "train", "learn"), Role("critic", "values", "learn"),
+        Role("critic", "train", "learn"), Role("ref", "logprobs", "look"),
+    )  # fmt: skip
+    owners = (("actor", "learn"), ("critic", "learn"), ("ref", "look"))
+    holdings = tuple(Holding(model, group, offload=True) for model, group in offloaded)
+    return Plan("p", (Pool(HOST, 0), Pool("all", 8)), groups, roles, owners, holdings=holdings)
+
+
+def found(*offloaded: tuple[str, str]) -> Peak:
+    return peaks(plan(*offloaded), TASKS, SUBJECTS, CLUSTER, GPU)["all"]
+
+
+def test_all_models_are_there_and_one_works() -> None:
+    own = plan()
+    predictor = Predictor(own, SUBJECTS, CLUSTER, GPU)
+
+    def need(model: str, operation: str, group: str) -> tuple[float, float]:
+        from rlgraph.cost.predict import need as of
+
+        spot = predictor.spot(model, own.group(group))
+        each = of(operation, SUBJECTS[model], spot, BATCH)
+        return each.held(spot.dp).total, each.active.total
+
+    held = [need("actor", "train", "learn"), need("critic", "train", "learn"), need("actor", "generate", "play"),
+            need("ref", "logprobs", "look")]  # fmt: skip
+    peak = found()
+    # The devices with `ref` are the fullest.
+    assert peak.bytes == pytest.approx(sum(size for size, _ in held) + max(size for _, size in held))
+    assert peak.moment == "train actor"
+    assert [name for name, _ in peak.moments] == [task.name for task in TASKS if task.model]
+    assert dict(peak.moments)["ref_logp"] == pytest.approx(sum(size for size, _ in held) + held[3][1])
+
+
+def test_parts_add_up() -> None:
+    peak = found()
+    assert sum(size for _, _, size in peak.parts) == peak.bytes == max(size for _, size in peak.moments)
+    assert peak.parts == tuple(sorted(peak.parts, key=lambda part: -part[2]))
+    kinds = {(model, what) for model, what, _ in peak.parts}
+    assert {("actor", "cache"), ("actor", "gradients"), ("critic", "optimizer"), ("ref", "weights")} <= kinds
+
+
+def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
+    whole, less = found(), found(("critic", "learn"), ("ref", "look"))
+    critic = sum(size for model, _, size in whole.parts if model == "critic")
+    ref = sum(size for model, _, size in whole.parts if model == "ref")
+    before, after = dict(whole.moments), dict(less.moments)
+    assert after["train actor"] == pytest.approx(before["train actor"] - critic - ref)
+    assert after["train critic"] == pytest.approx(before["train critic"] - ref)
+    assert after["rollout"] == pytest.approx(before["rollout"] - critic - ref)
+    assert less.moment == "train critic" and "ref" not in {model for model, _, _ in less.parts}
+
+
+def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
+    idle = peaks(plan(), (), SUBJECTS, CLUSTER, GPU)["all"]
+    assert idle.moment == "" and idle.moments == ()
+    assert {model for model, _, _ in idle.parts} == {"actor", "critic", "ref"}
+
+
+def test_the_capacity_is_what_a_search_may_fill() -> None:
+    assert found().capacity == usable(CLUSTER.islands[0], GPU)
+    assert found().fits == (found().bytes <= found().capacity)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_search_counts_in_the_same_way(seed: int) -> None:
+    """Any options of the parts of a random problem, in one pool, of one copy each: of more copies the search takes what one
+    would need for all rows."""
+    dice = random.Random(seed)
+    problem = drawn(seed).problem
+    devices = problem.cluster.islands[0].devices
+    options = [everything(problem, number, 0, devices) for number in range(len(problem.parts))]
+    alone = [[option for option in own if option.copies == 1] for own in options]
+    if not all(alone):
+        pytest.skip("a part has no option of one copy on so many devices")
+    chosen = [dice.choice(own) for own in alone]
+    subjects = {part.model: part.subject for part in problem.parts}
+    peak_ = peaks(laid(problem, chosen), problem.tasks, subjects, problem.cluster, problem.constants)["all"]
+    assert peak_.bytes == pytest.approx(peak(chosen))
+    assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
+
+
+def laid(problem: Problem, chosen: list[Option]) -> Plan:
+    """A plan with one pool, and a group for each part."""
+    groups, roles, holdings = [], [], []
+    for part, option in zip(problem.parts, chosen, strict=True):
+        spot = option.spot
+        split = mesh(spot.dp, spot.pp, spot.tp)
+        groups.append(Group(part.name, "all", spot.engine, split, tuple(range(split.size)), (part.model,)))
+        roles += [Role(part.model, operation, part.name) for operation in part.operations]
+        holdings.append(
+            Holding(part.model, part.name, spot.micro_tokens, spot.recompute, option.offload, spot.kv_bytes)
+        )
+    pool = Pool("all", problem.cluster.islands[0].devices)
+    return Plan("p", (pool,), tuple(groups), tuple(roles), (), holdings=tuple(holdings))
