@@ -1,6 +1,6 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan` and `rlgraph.functions` are all there is (see
+`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate` and `rlgraph.functions` are all there is (see
 `rlgraph/api/__init__.py`). They are loaded when they are first used: `import rlgraph` loads neither torch nor the
 compiler.
 """
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlgraph.api import check, compile, functions, load_plan
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.running import Interrupted, Run
+    from rlgraph.api.simulating import simulate
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ _HOMES = {
     "compile": "api",
     "functions": "api",
     "load_plan": "api",
+    "simulate": "api.simulating",
     "Compiled": "api.compiled",
     "Run": "api.running",
     "Interrupted": "api.running",
@@ -44,6 +46,7 @@ __all__ = [
     "compile",
     "functions",
     "load_plan",
+    "simulate",
 ]
 
 

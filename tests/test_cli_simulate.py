@@ -54,7 +54,8 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(pool["waited"].values()) == pytest.approx(pool["idle"])
     path = found["critical_path"]
     assert all(before["start"] + before["seconds"] == pytest.approx(after["start"]) for before, after in pairwise(path))
-    assert path[0]["start"] == 0 and sum(work["seconds"] for work in path) == pytest.approx(found["seconds"])
+    assert path[0]["start"] == 0 and sum(work["seconds"] for work in path) == pytest.approx(found["step_seconds"][-1])
+    assert sum(found["step_seconds"]) == pytest.approx(3 * found["seconds"])
     assert all(sum(work["parts"].values()) == pytest.approx(work["seconds"]) for work in path)
     assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
     # 16 devices; a batch of 1,024 rows, prompts of 512 tokens and answers of a mean of less than 256.
@@ -101,10 +102,12 @@ def test_every_program_that_ships(name: str) -> None:
 
 
 def test_a_plan_file_is_simulated_as_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert status(["compile", *PPO, "--emit", "plan", "-o", str(tmp_path)]) == 0
+    assert status(["compile", *PPO, *CLUSTER, "--emit", "plan", "-o", str(tmp_path)]) == 0
     capsys.readouterr()
     [plan] = tmp_path.glob("*.json")
-    assert told(capsys, str(plan), *CLUSTER)[1] == told(capsys, *PPO, *CLUSTER)[1]
+    assert told(capsys, str(plan))[1] == told(capsys, *PPO, *CLUSTER)[1]
+    code, _, err = told(capsys, str(plan), "--cluster", "1x8:a100-80gb")
+    assert code == 1 and err.startswith("error[E0960]")
     code, _, err = told(capsys, str(plan), *CLUSTER, "--set", "gamma=0.9")
     assert code == 2 and "does not go with a plan file" in err
 
@@ -115,8 +118,9 @@ def test_without_a_cluster_it_is_this_machine(capsys: pytest.CaptureFixture[str]
 
 
 WRONG = {
-    "E0960": [*PPO, "--cluster", "1x8:a100-80gb"],
-    "E0962": [str(ALGORITHMS / "safe_rlhf.rlf"), *CLUSTER],
+    "E0932": [*PPO, "--cluster", "1x8:a100-80gb"],
+    "E0935": [str(ALGORITHMS / "safe_rlhf.rlf"), *CLUSTER],
+    "E0962": [str(ALGORITHMS / "safe_rlhf.rlf")],
     "E0963": [*PPO, *CLUSTER, "--svg", "missing/step.svg"],
     "E0818": [*PPO, *CLUSTER, "--trace", "missing/step.json"],
     "E0921": [*PPO, "--cluster", "2x8:a100-90gb"],

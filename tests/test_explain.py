@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,8 @@ from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
 from rlgraph.passes.choose import candidates, choose
+
+ROOT = Path(rlgraph.__file__).parent.parent
 
 MODEL = """random("qwen2", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8,
                     num_key_value_heads=8, tokenizer=bytes())"""
@@ -151,7 +155,7 @@ def test_a_schedule_is_kept() -> None:
         "pool a = 2 devices",
         "pool b = 2 devices",
         "place actor, ref on a",
-        "place critic on b(tp=2)",
+        "place critic on b(tp=1, pp=1, dp=1)",
     ]
     told = explain(rlgraph.compile(PPO, schedule="\n".join(lines) + "\n", cluster=SMALL))
     refused = {each.name: each.refused for each in told.alternatives if each.seconds is None}
@@ -159,7 +163,7 @@ def test_a_schedule_is_kept() -> None:
     [split] = [each for each in told.alternatives if each.name == "split"]
     assert split.chosen
     without = {
-        "`place critic on b(tp=2)` left out": "\n".join(lines[:-1]) + "\n",
+        "`place critic on b(tp=1, pp=1, dp=1)` left out": "\n".join(lines[:-1]) + "\n",
         "a schedule without pools and placements": None,
     }
     for name, schedule in without.items():
@@ -233,6 +237,12 @@ def test_a_change_keeps_what_was_said_of_links() -> None:
         cluster = other.question.cluster
         assert (cluster.between, cluster.between_latency) == (1e9, 5e-3)
         assert read_cluster(cluster.text) == cluster
+
+
+def test_the_largest_cluster_gets_no_larger(ppo: Compiled) -> None:
+    question = replace(ppo.choice.question, cluster=read_cluster("16384x8:a100-80gb"))
+    names = [other.name for other in others(replace(ppo.choice, question=question))]
+    assert "one node less" in names and "one more node" not in names
 
 
 # Shown
@@ -387,3 +397,20 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     again = choose(replace(ppo.choice.question))
     assert again.plan == ppo.choice.plan
     assert len(candidates(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
+
+
+def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
+    page, pictures = ROOT / "docs" / "explain.md", ROOT / "docs" / "img"
+    text = page.read_text("utf-8")
+    [explained, shown] = re.findall(r"```text\n(.*?)```\n", text, re.DOTALL)
+    [cluster, values] = re.findall(r"rlgraph compile ppo.rlf --cluster (\S+) --what-if (\S+)\n", text)[0]
+    compiled = rlgraph.compile(ROOT / "rlgraph" / "algorithms" / "ppo.rlf", cluster=cluster)
+    told, found = explain(compiled), what_if(compiled, values)
+    if request.config.getoption("--update-golden"):
+        page.write_text(text.replace(explained, f"{told}\n").replace(shown, f"{found}\n"), "utf-8")
+        (pictures / "explain.svg").write_text(told.to_svg(), "utf-8")
+        (pictures / "what-if.svg").write_text(found.to_svg(), "utf-8")
+        return
+    assert explained == f"{told}\n" and shown == f"{found}\n"
+    assert (pictures / "explain.svg").read_text("utf-8") == told.to_svg()
+    assert (pictures / "what-if.svg").read_text("utf-8") == found.to_svg()

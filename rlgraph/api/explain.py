@@ -13,7 +13,7 @@ from rlgraph.api.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
 from rlgraph.api.sharing import Sharing, pools, sharing, ways
 from rlgraph.api.variants import Other, others
 from rlgraph.cost.units import show
-from rlgraph.passes.choose import SMALL, Choice, candidates, problem_of
+from rlgraph.passes.choose import Choice, candidates, problem_of
 from rlgraph.passes.search.problem import Problem
 from rlgraph.passes.search.search import Found, Search
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 COARSE = 0.03
 """How near the best plan of a changed question is looked for: a change saves at least what is told."""
 
+LARGE = 64
+"""Devices, or ways to share them, beyond which only some ways are searched after a change: a search of all takes seconds."""
+
 WORTH = 0.01
 """The least saving that is told."""
 
@@ -31,6 +34,12 @@ MOST = 3
 
 LONGEST = 8
 """Works of the critical path that are told."""
+
+LONG_TEXT = 60
+"""Characters of the longest cluster that is written in a sentence."""
+
+LEAST = 0.005
+"""Share of a step's time or price that is told."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +158,9 @@ def explain(compiled: Compiled) -> Explanation:
         spent = goes_to(critical_path(choice.problem, found))
         price, shared = _price(choice.problem, found), pools(choice.problem, found)
         alternatives.append(Alternative(way.name, way.chosen, found.seconds, price, shared, "", spent))
-    # Of large clusters every search takes seconds: what is best after a change shares pools as what was best before it, mostly.
-    near = {sharing(way.found.blocks) for way in known if way.found}
-    some = near if choice.question.cluster.devices > SMALL else None
+    large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
+    # What is best after a change mostly shares pools in one of the ways that are known by then.
+    some = {way.shares for way in known} if large else None
     changes = sorted((changed(choice, other, some) for other in others(choice)), key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, path, tuple(alternatives), tuple(changes))
@@ -182,11 +191,11 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield from show_choice(found.choice)
     yield ""
     yield f"what the step goes to: {_shares(found.goes_to, found.seconds)}"
-    longest = sorted(sorted(found.path, key=lambda each: -each.seconds)[:LONGEST], key=lambda each: each.start)
+    longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
     rows = [
         (each.name, _seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))
-        for each in longest
-        if each.seconds
+        for each in sorted(longest, key=lambda each: each.start)
+        if each.seconds > LEAST * found.seconds
     ]
     yield from _table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
     if len(found.alternatives) > 1:
@@ -226,7 +235,7 @@ def _advice(found: Explanation) -> Iterator[str]:
 
 
 def _called(change: Change) -> str:
-    return f"{change.name} ({change.detail})" if change.detail else change.name
+    return f"{change.name} ({change.detail})" if 0 < len(change.detail) <= LONG_TEXT else change.name
 
 
 def _effect(found: Explanation, change: Change) -> str:
@@ -239,7 +248,7 @@ def _effect(found: Explanation, change: Change) -> str:
 
 
 def _told(saved: float, same: str, more: str, less: str) -> str:
-    return same if abs(saved) < 0.005 else more if saved < 0 else less
+    return same if abs(saved) < LEAST else more if saved < 0 else less
 
 
 def _bounds(stretch: Stretch) -> str:
@@ -250,7 +259,7 @@ def _bounds(stretch: Stretch) -> str:
 
 
 def _shares(spent: Mapping[str, float], whole: float) -> str:
-    return ", ".join(f"{kind} {_percent(seconds, whole)}" for kind, seconds in spent.items())
+    return ", ".join(f"{kind} {_percent(seconds, whole)}" for kind, seconds in spent.items() if seconds > LEAST * whole)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -1,7 +1,7 @@
 """The ways to share pools that systems for RLHF have, and how well each would do.
 
-`all colocated` is what DeepSpeed-Chat does, `split` and `standalone` are those of NeMo-Aligner and OpenRLHF in HybridFlow (arXiv
-2409.19256, section 8), `disaggregated` is that of asynchronous systems: generation has devices of its own.
+`all colocated` is what DeepSpeed-Chat does, `split` NeMo-Aligner, `standalone` OpenRLHF (HybridFlow, arXiv 2409.19256, table 1);
+`disaggregated` is that of asynchronous systems, where generation has devices of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Way:
     """A way to share pools, and the best plan of it."""
 
     name: str
+    shares: Sharing
     found: Found | None
     refused: str = ""
     """Why there is no such plan."""
@@ -49,13 +50,13 @@ def ways(choice: Choice) -> list[Way]:
         seen.add(wanted)
         only = [blocks for blocks in every if sharing(blocks) == wanted]
         if wanted == own:
-            found.append(Way(name, choice.found, chosen=True))
+            found.append(Way(name, own, choice.found, chosen=True))
         elif not only:
-            found.append(Way(name, None, _unallowed(choice, wanted)))
+            found.append(Way(name, wanted, None, _unallowed(choice, wanted)))
         else:
             best = search(problem, choice.question, only)
-            found.append(Way(name, best, "" if best else f"does not fit: {_unfit(problem, only[0])}"))
-    return found if own in seen else [*found, Way("what was chosen", choice.found, chosen=True)]
+            found.append(Way(name, wanted, best, "" if best else f"does not fit: {_unfit(problem, only[0])}"))
+    return found if own in seen else [*found, Way("what was chosen", own, choice.found, chosen=True)]
 
 
 def sharing(blocks: Blocks) -> Sharing:

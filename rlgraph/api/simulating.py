@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -103,7 +104,9 @@ class Simulation:
         """Everything as plain data; times are in seconds."""
         return {
             "program": self.program, "cluster": self.cluster.text, "constants": self.source, "steps": self.steps,
-            "seconds": self.seconds, "tokens": self.tokens / self.steps, "rows": self.rows / self.steps,
+            "seconds": self.seconds,
+            "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
+            "tokens": self.tokens / self.steps, "rows": self.rows / self.steps,
             "tokens_per_second": self.tokens_per_second, "rows_per_second": self.rows_per_second,
             "price_per_hour": self.price, "price_per_million_tokens": self.price_per_million,
             "pools": [

@@ -9,7 +9,7 @@ from rlgraph.cost.cluster import Cluster, Device, Island
 from rlgraph.cost.cluster_text import write_text
 from rlgraph.cost.devices import Listed, known
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.read_cluster import MOST_DEVICES, read_cluster
 from rlgraph.cost.units import show
 from rlgraph.dsl.schedule import Placement, Schedule
 from rlgraph.passes.choose import Choice, Question
@@ -40,7 +40,8 @@ def others(choice: Choice) -> Iterator[Other]:
     asked = choice.question
     for number, island in enumerate(asked.cluster.islands):
         of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
-        yield _clustered(f"one more node{of}", with_nodes(asked, number, island.nodes + 1))
+        if asked.cluster.devices + island.per_node <= MOST_DEVICES:
+            yield _clustered(f"one more node{of}", with_nodes(asked, number, island.nodes + 1))
         if island.nodes > 1:
             yield replace(_clustered(f"one node less{of}", with_nodes(asked, number, island.nodes - 1)), helps=False)
         better = next_device(island.device)

@@ -92,7 +92,8 @@ def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
         at = _loaded(at, chained[number], earliest, seconds)
         earliest.append(at)
         ends.append(at + length)
-    return _loaded(max(ends, default=0.0), chained[-1], earliest, seconds)
+    found = _loaded(max(ends, default=0.0), chained[-1], earliest, seconds)
+    return _followed(found, order, chained[-1], earliest, seconds)
 
 
 def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]) -> float:
@@ -105,3 +106,25 @@ def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[floa
             if earliest[number] + total > at:
                 at = earliest[number] + total
     return at
+
+
+def _followed(
+    found: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
+) -> float:
+    """The same for the whole step: after the last of some tasks of a pool comes at least the least of what follows any of them
+    (the bound of one machine with heads and tails, Carlier 1982)."""
+    after = [0.0] * len(seconds)
+    for number in range(len(seconds) - 1, -1, -1):
+        for later in order.before[number]:
+            if seconds[later] + after[later] > after[number]:
+                after[number] = seconds[later] + after[later]
+    for chain in chained:
+        late = sorted(chain, key=earliest.__getitem__, reverse=True)
+        for least in {after[number] for number in chain if after[number] > 0}:
+            total = 0.0
+            for number in late:
+                if after[number] >= least:
+                    total += seconds[number]
+                    if earliest[number] + total + least > found:
+                        found = earliest[number] + total + least
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from tiny import compile_text, data_folder, shipped
 
 from rlgraph.backends.local.run import LocalBackend, Settings, Step
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.cli import status
 from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import Holding
 
 STEPS = 3
 
@@ -66,3 +70,38 @@ def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], 
     for model, tensors in others.items():
         for key, tensor in tensors.items():
             assert torch.equal(tensor, weights[model][key]), (model, key)
+
+
+def test_how_models_are_held(folder: Path) -> None:
+    """Micro-batches of a row or two, and layers computed again: the sums of the same numbers, in another order."""
+    swaps, changes = PROGRAMS["grpo"]
+    text = shipped("grpo", swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    held = [Holding(model, group.name, micro_tokens=16, recompute=True) for group in made.plan.groups for model in group.models]
+    plan = replace(made.plan, holdings=tuple(held))
+    backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
+    try:
+        for found, expected in zip(backend.steps(STEPS), local("grpo", folder, None)[0], strict=True):
+            assert found.metrics == pytest.approx(expected.metrics, rel=1e-9, abs=1e-9)
+        workers = backend.processes.workers
+        assert {workers[each.group, 0].session.models[each.model].engine._block_tokens for each in held} == {16}
+    finally:
+        backend.close()
+
+
+def test_off_loading_is_refused_before_anything_starts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swaps, changes = PROGRAMS["ppo"]
+    text = shipped("ppo", swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    document = json.loads(made.plan_json(folder))
+    away = [("ref", "play"), ("actor", "learn"), ("actor", "play")]
+    groups = {(group["pool"], model): group["name"] for group in document["plan"]["groups"] for model in group["models"]}
+    document["plan"]["holdings"] = [{"model": model, "group": groups[pool, model], "offload": True} for model, pool in away]
+    file, out = folder / "plan.json", folder / "run"
+    file.write_text(json.dumps(document))
+    assert status(["compile", str(file), "--emit", "plan"]) == 0
+    capsys.readouterr()
+    assert status(["run", str(file), "--backend", "ray", "--debug", "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "E0914" in said and "`actor`, `ref` in the host's memory" in said and "help: pin models" in said
+    assert status(["run", str(file), "--steps", "1", "--out", str(out)]) == 0

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rlgraph.engines.base import EngineError, TrainOptions
 from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
 from rlgraph.engines.transformers import TransformersEngine
 from rlgraph.ir.mesh import Mesh, mesh
+from tests.cost.live import Live
+from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
 from tests.engines.sharded import (
     MODELS,
@@ -204,6 +207,49 @@ def test_splits_agree_beyond_float32(ranks: Ranks, folder: Path) -> None:
     expected = whole(ranks.run(MESHES["tp1"], train, spec, task), like)
     for name, tensor in whole(ranks.run(MESHES["tp2pp2"], train, spec, task), like).items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+
+
+def recomputed(mesh: Mesh, spec: ModelSpec, task: Task) -> list[Trained]:
+    """A task with everything kept, and by a copy of a model whose layers are computed again."""
+    from rlgraph.engines.megatron.engine import MegatronEngine
+
+    own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    engines = [MegatronEngine.open(spec, mesh), MegatronEngine.open(spec, mesh, recompute=True).copy()]
+    return [Trained(updates(each, spec.kind, task, own), each.state(), each.layout()) for each in engines]
+
+
+@pytest.mark.parametrize("split", ["tp2", "pp2", "tp2dp2"])
+def test_layers_that_are_computed_again_train_as_they_did(ranks: Ranks, folder: Path, split: str) -> None:
+    spec, task = spec_of(folder, "tied"), task_for(MESHES[split])
+    found = ranks.run(MESHES[split], recomputed, spec, task)
+    check(spec, task, [again for _, again in found])
+    for kept, again in found:
+        assert again.told == [pytest.approx(told, rel=1e-6) for told in kept.told]
+        for name, tensor in kept.state.items():
+            torch.testing.assert_close(again.state[name], tensor, rtol=0, atol=1e-6)
+
+
+def peak(mesh: Mesh, case: Case, layers: int) -> int:
+    """Bytes of a pass forward and back with layers computed again; weights and the buffers of gradients are there."""
+    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.engines.megatron.shim import on_cpu
+    from rlgraph.engines.megatron.training import Trainer
+
+    engine = MegatronEngine.open(case.spec(layers), mesh, recompute=True)
+    micro = case.micro()
+    with on_cpu():
+        trainer = Trainer(engine.model, True)
+        gradients = (buffer.grad_data for buffer in trainer.chunk.buffers)
+        with Live(itertools.chain(engine.model.parameters(), gradients)) as live:
+            engine._pipeline.gradients(trainer.chunk, [0], lambda block: micro)
+    return live.peak
+
+
+def test_layers_that_are_computed_again_keep_their_inputs_only(ranks: Ranks) -> None:
+    case = Case()
+    (few,), (many,) = (ranks.run(MESHES["tp1"], peak, case, layers) for layers in (2, 6))
+    tokens = case.rows * (case.length - 1)
+    assert (many - few) / 4 == pytest.approx(tokens * case.shape().hidden * torch.float32.itemsize, rel=0.001)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

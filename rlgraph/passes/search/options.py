@@ -184,7 +184,9 @@ class Options:
         """With the model staying there, and with the model in the host's memory in between."""
         spot, constants = way.spot, self.constants
         resident = way.fixed + way.shared / copies
-        moved = wake(part.kind, resident - spot.kv_bytes, spot, part.work == "draw" and part.trained).seconds
+        synced = part.work == "draw" and part.trained
+        away = spot.island.device.host > 0
+        moved = wake(part.kind, resident - spot.kv_bytes, spot, synced).seconds if away else 0.0
         extra = order(spot.tp * spot.pp * copies, constants).seconds
         seconds, again = [], []
         for place, number in enumerate(part.tasks):
@@ -195,7 +197,7 @@ class Options:
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)
         yield Option(way, copies, False, tuple(seconds), resident, way.active)
-        if spot.island.device.host:
+        if away:
             yield Option(way, copies, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
 
     def working(self, part: Part, way: Way, place: int, copies: int) -> float:

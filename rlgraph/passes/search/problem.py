@@ -67,6 +67,14 @@ class Problem:
             if part.work == "draw" and part.trained and part.tasks
         ]
         """Parts whose new weights other ones need at the start of a step."""
+        self.leading = {
+            number for _, number in self.syncs if not any(self._waits(task) for task in parts[number].tasks)
+        }
+        """Of these, the parts that need nothing else of a model."""
+
+    def _waits(self, number: int) -> bool:
+        """Whether a task needs what another part made."""
+        return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].after)
 
     @cached_property
     def order(self) -> Order:

@@ -30,7 +30,7 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is given with the gap that is left."""
 
-MOST_TRIES = 20000
+MOST_TRIES = 4000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""
 
 
@@ -244,10 +244,14 @@ class Search:
             sources = _distinct(candidates[source])
             each = [min(self.problem.sync(source, a, b, together) for a in sources) for b in candidates[target]]
             syncs.append(min(each))
-            if len(durations[target]) == 1:
-                # What brings the weights fast may generate slowly: no option has both.
-                both = min(sync + own.seconds[0] for sync, own in zip(each, candidates[target], strict=True))
-                durations[target] = (both - syncs[-1],)
+            if target in self.problem.leading:
+                # What brings the weights fast may generate slowly: no option has both. One task is told so.
+                pairs = list(zip(each, candidates[target], strict=True))
+                least = list(durations[target])
+                whole = [min(sync + own.seconds[at] for sync, own in pairs) - syncs[-1] for at in range(len(least))]
+                at = max(range(len(least)), key=lambda place: whole[place] - least[place])
+                least[at] = whole[at]
+                durations[target] = least
         return self.problem.value(self.problem.least(durations, syncs, way), blocks, devices)
 
     # Options
