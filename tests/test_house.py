@@ -167,3 +167,16 @@ def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
     script = f"import sys\n{code}\nprint([m for m in {heavy} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
+
+
+def test_a_plan_is_searched_for_without_torch() -> None:
+    """On a laptop, in about a second."""
+    code = (
+        "import sys, rlgraph\n"
+        "found = rlgraph.compile('rlgraph/algorithms/grpo.rlf', cluster='1x8:a100-80gb')\n"
+        "found.plan_json()\n"
+        "assert found.choice.found.seconds > 0\n"
+        "print([m for m in ('torch', 'transformers', 'ray', 'vllm', 'megatron') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from rlgraph.cost import memory, time, work
+from rlgraph.cost.peak import usable
 from rlgraph.cost.spot import Spot, Subject
-from rlgraph.passes.search.options import MICROS, Option, usable
+from rlgraph.passes.search.options import MICROS, Option
 from rlgraph.passes.search.parts import Part
 from rlgraph.passes.search.problem import Block, Blocks, Problem
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.cost.cluster import Island
-from rlgraph.passes.search.options import Option, usable
+from rlgraph.cost.peak import usable
+from rlgraph.passes.search.options import Option
 from rlgraph.passes.search.problem import Blocks, Problem
 
 

@@ -63,6 +63,7 @@ def compile(
     workload: Workload | None = None,
     calibration: str | Path | None = None,
     minimize: Literal["time", "cost"] = "time",
+    offload: bool = True,
 ) -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
 
@@ -70,7 +71,9 @@ def compile(
     same. devices: how many there are, where neither declares pools.
 
     cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest one;
-    what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
+    what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote. offload:
+    models may be in the host's memory while they are not at work; no engine can do that yet, so set it to False for a plan
+    that is to run.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.dsl.check import check_all
@@ -93,7 +96,7 @@ def compile(
         from rlgraph.api.calibration import read_calibration
 
         measured = read_calibration(calibration)
-    aim = None if cluster is None else target(cluster, workload, measured, minimize)
+    aim = None if cluster is None else target(cluster, workload, measured, minimize, offload)
     typed = with_dtypes(found.program, aim is not None and not aim.on_cpus)
     stages = tuple(run_passes(typed))
     compiled = Compiled(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.api.planning import find_shapes, installed
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.units import show
 from rlgraph.dsl.schedule import operations
-from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.models.shape import Shape
 from rlgraph.passes.choose import Choice, Question, choose
 
@@ -22,8 +23,26 @@ SPECIAL = ("megatron", "vllm")
 
 
 def chosen(compiled: Compiled, target: Target) -> Choice:
-    """Raises ProgramError where a model's shape is not known, and where nothing fits."""
-    return choose(question(compiled, target))
+    """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape is not
+    known, and where nothing fits."""
+    asked = question(compiled, target)
+    try:
+        return choose(replace(asked, offload=False))
+    except ProgramError:
+        if not target.offload:
+            raise
+        return choose(asked)
+
+
+def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
+    """What cannot run of the plan as it is."""
+    away = [each for each in choice.plan.holdings if each.offload]
+    if not away:
+        return ()
+    names = ", ".join(f"`{each.model}`" for each in away)
+    message = f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
+    hint = "it can be compiled and simulated; for a plan that can run, take more devices (`--no-offload` says how many)"
+    return (Diagnostic("W0930", message, NO_SPAN, hint, "warning"),)
 
 
 def question(compiled: Compiled, target: Target) -> Question:
@@ -40,7 +59,8 @@ def question(compiled: Compiled, target: Target) -> Question:
         raise ProgramError(wrong)
     there = tuple(sorted(set(SPECIAL) & installed())) if target.on_cpus else SPECIAL
     return Question(
-        compiled.program, compiled.schedule, shapes, target.cluster, target.workload, target.constants, there, target.goal
+        compiled.program, compiled.schedule, shapes, target.cluster, target.workload, target.constants, there, target.goal,
+        target.offload,
     )
 
 

@@ -86,12 +86,13 @@ class Compiled:
     @cached_property
     def placed(self) -> Placed:
         """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""
+        from rlgraph.api.choosing import warnings
         from rlgraph.api.planning import Placed, find_shapes, here, placed
 
         if self.file is not None:
             return Placed(self.file.plan, find_shapes(self.program, self.folder), ())
         if self.target is not None:
-            return Placed(self.choice.plan, self.choice.question.shapes, ())
+            return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice))
         return placed(self.program, self.schedule, self.folder, here(self.devices))
 
     @cached_property
@@ -143,9 +144,10 @@ class Compiled:
 
     def checked_placement(self) -> Compiled:
         """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
-        warnings = self.placed.warnings
-        # Itself where nothing is new: a search is not done twice.
-        return replace(self, diagnostics=(*self.diagnostics, *warnings)) if warnings else self
+        found = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
+        # A search is not done twice.
+        found.__dict__.update({name: value for name, value in self.__dict__.items() if name in ("placed", "choice")})
+        return found
 
     # Pictures
 

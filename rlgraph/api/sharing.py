@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlgraph.cost.cluster import Island
+from rlgraph.cost.peak import usable
 from rlgraph.cost.units import show
 from rlgraph.ir.graph import Program
 from rlgraph.passes.choose import Choice, candidates, search
-from rlgraph.passes.search.options import usable
 from rlgraph.passes.search.partitions import sizes
 from rlgraph.passes.search.parts import Part
 from rlgraph.passes.search.problem import Blocks, Problem

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlgraph.api.target import workload as read_workload
 from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.cost.cluster import Cluster
@@ -170,6 +171,7 @@ def simulate(
     how many of them filters leave. constants: of the cost model; None: the defaults for the devices. calibration: constants, and
     rates of a device, that were measured. Raises ProgramError.
     """
+    workload = workload or _assumed(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
     cluster = cluster or _cluster_of(plan)
@@ -179,11 +181,13 @@ def simulate(
         raise ProgramError(Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools"))
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants
+    if constants is None and compiled.target is not None:
+        constants = compiled.target.constants
     constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
     from rlgraph.cost.predict import Predictor
 
     predictor = Predictor(plan, subjects(compiled), cluster, constants)
-    return simulated(compiled, plan, cluster, predictor, workload or Workload(), steps, seed, constants.source)
+    return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
 
 
 def simulated(
@@ -209,12 +213,21 @@ def simulated(
     return Simulation(compiled.name, plan, cluster, works, began, tuple(ends), rows, tokens, source)
 
 
-def _check(steps: int, workload: Workload | None) -> None:
+def _check(steps: int, workload: Workload) -> None:
     if steps < 1:
         raise ProgramError(Diagnostic("E0964", f"{steps} steps cannot be simulated", NO_SPAN, "simulate 1 or more"))
-    if workload is not None and not 0 < workload.kept <= 1:
+    if not 0 < workload.kept <= 1:
         message = f"a share of {workload.kept:g} of the rows cannot be kept"
         raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))
+
+
+def _assumed(compiled: Compiled) -> Workload:
+    """What the plan was made for; a plan file says it, too."""
+    if compiled.target is not None:
+        return compiled.target.workload
+    told = compiled.sections.get("assumptions", {})
+    prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
+    return read_workload(prompt, response, float(told.get("kept", 1.0)))
 
 
 def _laid_out(plan: Plan) -> Plan:

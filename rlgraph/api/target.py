@@ -25,6 +25,8 @@ class Target:
     workload: Workload
     constants: Constants
     goal: Goal = "time"
+    offload: bool = True
+    """Models may be in the host's memory while they are not at work."""
 
     @property
     def on_cpus(self) -> bool:
@@ -39,11 +41,12 @@ class Target:
             "kept": self.workload.kept,
             "constants": self.constants.source,
             "minimize": self.goal,
+            "offload": self.offload,
         }
 
 
 def target(
-    cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str
+    cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str, offload: bool
 ) -> Target:
     """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
     from rlgraph.cost.read_cluster import read_cluster
@@ -52,9 +55,9 @@ def target(
         raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))
     found = read_cluster(cluster) if isinstance(cluster, str) else cluster
     if calibration is not None:
-        return Target(calibration.on(found), workload or Workload(), calibration.constants, goal)  # type: ignore[arg-type]
+        return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
     constants = CPU if found.islands[0].device.name == "cpu" else GPU
-    return Target(found, workload or Workload(), constants, goal)  # type: ignore[arg-type]
+    return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
 
 
 def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:

@@ -9,7 +9,7 @@ import click
 
 from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
-from rlgraph.cli.outputs import FORMATS, PICTURES, write
+from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
 from rlgraph.cli.shown import Format, show
 
 
@@ -25,6 +25,7 @@ from rlgraph.cli.shown import Format, show
     show_default=True,
     help="With a cluster: seconds or dollars of a step.",
 )
+@click.option("--no-offload", is_flag=True, help="With a cluster: all models stay on their devices, as engines can do it today.")
 @click.option("--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help.")
 @click.option("--what-if", metavar="NAME=V1,V2,...", help="With a cluster: the best plan for each of some values, devices=16,32.")
 @click.option(
@@ -60,6 +61,7 @@ def compile_(
     kept: float,
     calibration: Path | None,
     minimize: Literal["time", "cost"],
+    no_offload: bool,
     explained: bool,
     what_if: str | None,
     emitted: tuple[str, ...],
@@ -87,8 +89,8 @@ def compile_(
         raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
-    if cluster is None and (explained or what_if or calibration or minimize != "time"):
-        raise click.UsageError("`--explain`, `--what-if`, `--calibration` and `--minimize` go with `--cluster`")
+    if cluster is None and (explained or what_if or calibration or no_offload or minimize != "time"):
+        raise click.UsageError("`--explain`, `--what-if`, `--calibration`, `--minimize` and `--no-offload` go with `--cluster`")
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with telling(form):
@@ -98,7 +100,7 @@ def compile_(
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = load_plan(programs[0]) if saved else compile(
             programs[0], settings_of(settings), schedule=schedule, devices=devices, cluster=cluster, workload=lengths,
-            calibration=calibration, minimize=minimize,
+            calibration=calibration, minimize=minimize, offload=not no_offload,
         )
         show(compiled.diagnostics, form)
         told = [compiled.explain()] if explained else []
@@ -109,7 +111,9 @@ def compile_(
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
     write(compiled, list(dict.fromkeys(emitted)), visualize, out)
-    for each in told:
+    for name, each in zip([*(["explain"] if explained else []), "what-if"], told, strict=False):
+        if out is not None:
+            save(out / f"{compiled.name}.{name}.svg", each.to_svg())
         if form == "json":
             emit(each.to_json())
         else:

@@ -27,11 +27,11 @@ def write(compiled: Compiled, emitted: list[str], visualize: str | None, out: Pa
         click.echo(data, nl=False)
     elif out is not None:
         for form in emitted:
-            _save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out))
+            save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out))
     if visualize is not None:
         path = Path(visualize or f"{compiled.name}.html")
         path = path if out is None or path.is_absolute() else out / path
-        _save(path, _emit(compiled, path.suffix[1:], path.parent))
+        save(path, _emit(compiled, path.suffix[1:], path.parent))
 
 
 def _emit(compiled: Compiled, form: str, folder: Path) -> str | bytes:
@@ -52,7 +52,8 @@ def _emit(compiled: Compiled, form: str, folder: Path) -> str | bytes:
     return makers[form]()
 
 
-def _save(path: Path, data: str | bytes) -> None:
+def save(path: Path, data: str | bytes) -> None:
+    """Writes a file, and says so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())

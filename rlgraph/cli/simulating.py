@@ -53,6 +53,7 @@ def simulate(
     from rlgraph.cost.read_cluster import read_cluster
 
     with telling(form):
+        saved = file.endswith(".json")
         lengths = workload(prompt_tokens, response_tokens, kept)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
@@ -60,7 +61,8 @@ def simulate(
         compiled = _compiled(file, schedule, settings_of(settings), cluster, lengths, calibration)
         show(compiled.diagnostics, form)
         island = read_cluster(cluster) if cluster is not None else None
-        found = simulate(compiled, island, steps=steps, workload=lengths, calibration=measured, seed=seed)
+        given = lengths if prompt_tokens or response_tokens or kept != 1.0 or not saved else None
+        found = simulate(compiled, island, steps=steps, workload=given, calibration=measured, seed=seed)
         if trace is not None:
             found.write_trace(trace)
         if svg is not None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from rlgraph.ir.mesh import Mesh
 
@@ -118,29 +115,3 @@ class Plan:
         users = dict.fromkeys((role.model, role.group) for role in self.roles)
         owners = dict(self.owners)
         return tuple((model, owners[model], group) for model, group in users if owners[model] != group)
-
-
-def plan_to_json(plan: Plan) -> str:
-    """A document that a person can read and diff; `plan_from_json` reads it back."""
-    return json.dumps(asdict(plan), indent=1) + "\n"
-
-
-def plan_from_json(text: str) -> Plan:
-    """Raises ValueError for what is no plan, or one of another version."""
-    found: Mapping[str, Any] = json.loads(text)
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise ValueError(f"this is no plan of version {VERSION}")
-    try:
-        groups = tuple(
-            Group(g["name"], g["pool"], g["engine"], Mesh(tuple((n, s) for n, s in g["mesh"]["axes"])),
-                  tuple(g["devices"]), tuple(g["models"]))
-            for g in found["groups"]
-        )  # fmt: skip
-        return Plan(
-            found["program"], tuple(Pool(**pool) for pool in found["pools"]), groups,
-            tuple(Role(**role) for role in found["roles"]), tuple((m, g) for m, g in found["owners"]),
-            tuple((t, b) for t, b in found["blocks"]),
-            tuple(Holding(**holding) for holding in found["holdings"]), found["cluster"],
-        )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the plan lacks {error}") from None

@@ -45,6 +45,8 @@ class Question:
     engines: tuple[str, ...]
     """Those that may be chosen where the schedule names none, beside transformers."""
     goal: Goal = "time"
+    offload: bool = True
+    """Models may be in the host's memory while they are not at work."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def problem_of(question: Question) -> Problem:
     """The step's work and the parts of its models."""
     step = tuple(tasks(question.program, main_step(question.program), question.workload))
     own = parts(question.program, question.schedule, question.shapes, step)
-    options = Options(step, question.constants, question.engines)
+    options = Options(step, question.constants, question.engines, offload=question.offload)
     return Problem(step, own, question.cluster, question.constants, options, question.goal)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlgraph.cost.constants import GPU
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.peak import Peak, peaks, usable
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Subject
@@ -18,7 +18,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
-from rlgraph.passes.search.options import Option, usable
+from rlgraph.passes.search.options import Option
 from rlgraph.passes.search.problem import Problem, peak
 from tests.passes.test_search import drawn, everything
 

@@ -76,6 +76,17 @@ def test_pins_are_kept() -> None:
     assert (made.engine, made.pool, made.mesh.length("tp")) == ("vllm", "play", 2)
 
 
+def test_off_loading_is_the_last_resort() -> None:
+    """No engine can do it yet: a plan that needs none is taken, else it is said."""
+    roomy = chosen("ppo", "2x8:a100-80gb")
+    assert not any(each.offload for each in roomy.plan.holdings) and not roomy.diagnostics
+    tight = "1x4:a100-40gb(memory=16GiB)"
+    found = chosen("ppo", tight)
+    assert any(each.offload for each in found.plan.holdings)
+    assert [each.code for each in found.diagnostics] == ["W0930"]
+    assert codes(tight, offload=False)[0] in ("E0930", "E0933")
+
+
 def test_pins_cost_time_and_never_gain_any() -> None:
     free, pinned = (chosen("ppo", "2x8:a100-80gb", schedule=text).choice.found.seconds for text in (None, PINS))
     assert free < pinned
@@ -131,6 +142,8 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
         ("1x8:h100", "schedule ppo\npool learn = 2 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=1, dp=1)\n"
                      "pool play = 7 devices\nplace ref on play\n", "E0932"),
         ("1x2:l4(memory=4GiB)", None, "E0930"),
+        ("1x8:h100", "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
+                     "place critic.train on learn\nplace critic.values on play\n", "E0937"),
     ],
 )  # fmt: skip
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:

@@ -13,7 +13,7 @@ from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role, plan_from_json, plan_to_json
+from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.passes.edges import edges
 from rlgraph.passes.pipeline import run_passes
 from rlgraph.passes.place import Machine, place
@@ -84,12 +84,6 @@ def test_the_plan_of_the_schedule_that_ships() -> None:
         (("actor", "learn.megatron"), ("critic", "learn.megatron"), ("ref", "play.megatron"), ("reward", "play.megatron")),
         (("rollout", 64),),
     )
-
-
-def test_a_plan_is_a_document() -> None:
-    schedule = (ALGORITHMS / "ppo.rls").read_text("utf-8").partition("schedule ppo\n")[2]
-    plan = planned(shipped("ppo"), schedule)
-    assert plan_from_json(plan_to_json(plan)) == plan
 
 
 @pytest.mark.parametrize("path", sorted(ALGORITHMS.glob("*.rlf")), ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from rlgraph.cost.cluster import Island
 from rlgraph.cost.constants import Constants
+from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import DRAWING, need, order, rows, wake
 from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task
@@ -28,6 +29,9 @@ MICROS = (1, 2, 4, 8)
 SLOTS_AT_ONCE = (16, 32, 64, 128, 256)
 """Longest rows that a generating engine's cache holds."""
 
+Split = tuple[str, int, int, int, int]
+"""Engine, island, tp, pp and copies."""
+
 
 class Option:
     """One way to do a part's work on some devices."""
@@ -35,8 +39,9 @@ class Option:
     __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "way")
 
     def __init__(
-        self, way: Way, copies: int, offload: bool, seconds: tuple[float, ...], resident: float, active: tuple[float, ...]
-    ) -> None:
+        self, way: Way, copies: int, split: Split, offload: bool, seconds: tuple[float, ...], resident: float,
+        active: tuple[float, ...],
+    ) -> None:  # fmt: skip
         self.way, self.copies, self.offload = way, copies, offload
         self.seconds = seconds
         """Of each of the part's tasks, as often as it is done in a step."""
@@ -45,8 +50,8 @@ class Option:
         self.active = active
         """More bytes, during each of its tasks."""
         self.peak = resident + max(active, default=0.0)
-        self.split = (way.split, copies)
-        """What a transfer of its weights depends on."""
+        self.split = split
+        """What a transfer of its weights depends on; options of one split have the same object."""
         self.key = (resident, *active, *seconds)
 
     @property
@@ -62,7 +67,7 @@ class Option:
 class Way:
     """A split and its settings, for any number of copies."""
 
-    __slots__ = ("active", "fixed", "known", "paces", "shared", "split", "spot", "update")
+    __slots__ = ("active", "fixed", "known", "paces", "shared", "spot", "update")
 
     def __init__(
         self, spot: Spot, paces: Sequence[Pace | None], update: Update | None, fixed: float, shared: float,
@@ -74,7 +79,6 @@ class Way:
         self.fixed, self.shared = fixed, shared
         """Bytes that stay, and more of them that copies share out."""
         self.active = tuple(active)
-        self.split = (spot.engine, id(spot.island), spot.tp, spot.pp)
         self.known: dict[tuple[int, float], float] = {}
         """Seconds of sampling tasks by their place and the rows of a copy."""
 
@@ -82,11 +86,15 @@ class Way:
 class Options:
     """The options of all parts, worked out once for each number of devices."""
 
-    def __init__(self, tasks: Sequence[Task], constants: Constants, engines: Sequence[str]) -> None:
-        """engines: those that may be chosen where the schedule names none."""
-        self.tasks, self.constants, self.engines = tasks, constants, engines
+    def __init__(
+        self, tasks: Sequence[Task], constants: Constants, engines: Sequence[str], *, offload: bool = True
+    ) -> None:
+        """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory while
+        they are not at work."""
+        self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self._ways: dict[tuple[int, int], list[Way]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._splits: dict[Split, Split] = {}
         self._fronts: dict[tuple[int, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
 
@@ -185,7 +193,8 @@ class Options:
         spot, constants = way.spot, self.constants
         resident = way.fixed + way.shared / copies
         synced = part.work == "draw" and part.trained
-        away = spot.island.device.host > 0
+        # What is called a CPU's device memory is its host's.
+        away = self.offload and spot.island.device.name != "cpu"
         moved = wake(part.kind, resident - spot.kv_bytes, spot, synced).seconds if away else 0.0
         extra = order(spot.tp * spot.pp * copies, constants).seconds
         seconds, again = [], []
@@ -196,9 +205,11 @@ class Options:
                 once += way.update.cost(copies).seconds
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)
-        yield Option(way, copies, False, tuple(seconds), resident, way.active)
+        split = (spot.engine, id(spot.island), spot.tp, spot.pp, copies)
+        split = self._splits.setdefault(split, split)
+        yield Option(way, copies, split, False, tuple(seconds), resident, way.active)
         if away:
-            yield Option(way, copies, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
+            yield Option(way, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
 
     def working(self, part: Part, way: Way, place: int, copies: int) -> float:
         """Seconds of one of a part's tasks, without what follows a step."""
@@ -211,11 +222,6 @@ class Options:
             spot = replace(way.spot, dp=copies)
             way.known[key] = generate(part.subject, spot, self.constants, batches[0]).seconds
         return way.known[key]
-
-
-def usable(island: Island, constants: Constants) -> float:
-    """Bytes of a device that a plan may use."""
-    return island.device.memory * (1 - constants.fragmentation) - constants.reserved
 
 
 @cache

@@ -10,6 +10,7 @@ from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.families import Kind
 from rlgraph.models.shape import Shape
@@ -55,9 +56,10 @@ class Part:
 
 
 def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Part]:
-    """Of all models that anything is computed with; their shapes have to be known."""
+    """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule takes a
+    part apart."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
-    found = []
+    found, wrong = [], []
     for model in program.models:
         done = sorted(operations(program)[model.name], key=OPERATIONS.index)
         shape = shapes.get(model.name)
@@ -68,8 +70,18 @@ def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[
                 continue
             subject = Subject(model.name, shape, cast(Kind, model.kind), dtype_of(model, program))
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
-            pin = next((pins[key] for key in ((model.name, each) for each in (*own, None)) if key in pins), None)
+            said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
+            pin = next((each for each in said.values() if each), None)
+            wrong += [_apart(model.name, own[0], each, other) for each, other in said.items() if other and other != pin]
             kind: Literal["train", "read", "draw"] = "draw" if drawing else "train" if "train" in own else "read"
             draws = any(operation in DRAWING for operation in done)
             found.append(Part(subject, kind, own, numbers, "train" in done, pin, draws))
+    if wrong:
+        raise ProgramError(wrong)
     return found
+
+
+def _apart(model: str, first: str, second: str, pin: Placement | None) -> Diagnostic:
+    message = f"`{model}.{first}` and `{model}.{second}` are placed apart, but for a cluster they stay together"
+    hint = f"place `{model}` as a whole; only what it generates can be elsewhere"
+    return Diagnostic("E0937", message, pin.span if pin else NO_SPAN, hint)

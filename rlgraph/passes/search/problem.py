@@ -10,11 +10,12 @@ from typing import Literal
 from rlgraph.cost import time
 from rlgraph.cost.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
+from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import DRAWING
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
-from rlgraph.passes.search.options import Option, Options, usable
+from rlgraph.passes.search.options import Option, Options
 from rlgraph.passes.search.parts import Part
 
 Goal = Literal["time", "cost"]
@@ -115,7 +116,7 @@ class Problem:
 
     def sync(self, part: int, source: Option, target: Option, together: bool) -> float:
         """Seconds that the new weights of a part take to where its model generates."""
-        key = (part, source.split, target.split, together)
+        key = (part, id(source.split), id(target.split), together)
         if key not in self._syncs:
             subject = self.parts[part].subject
             same = together and source.split == target.split

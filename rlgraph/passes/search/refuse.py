@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rlgraph.cost.cluster import Cluster, Island
+from rlgraph.cost.peak import usable
 from rlgraph.cost.units import show
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import NO_SPAN, Diagnostic
-from rlgraph.passes.search.options import Option, Options, usable
+from rlgraph.passes.search.options import Option, Options
 from rlgraph.passes.search.parts import Part
 from rlgraph.passes.search.problem import Problem
 
@@ -45,7 +46,8 @@ def refuse(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool]
 
 def _smallest(problem: Problem, number: int, part: Part) -> _Smallest | None:
     """With all devices of the island that suits it best."""
-    loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), problem.options.engines)
+    old = problem.options
+    loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
     found = [
         _Smallest(part, island, option)
         for island in problem.cluster.islands

@@ -17,7 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import permutations
 from operator import le
 
-from rlgraph.passes.search.options import Option, usable
+from rlgraph.cost.peak import usable
+from rlgraph.passes.search.options import Option
 from rlgraph.passes.search.partitions import sizes
 from rlgraph.passes.search.problem import Block, Blocks, Problem
 
