@@ -25,7 +25,7 @@ def of_transformers() -> Iterator[Row]:
     import torch
 
     from tests.cost.allocated import transformers
-    from tests.cost.test_memory import CASES
+    from tests.cost.test_memory_model import CASES
 
     torch.set_num_threads(1)
     for work in CASES:
