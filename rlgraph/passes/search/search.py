@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import permutations
 from operator import le
 
 from rlgraph.cost.peak import usable
@@ -22,7 +21,7 @@ from rlgraph.passes.search.options import Option
 from rlgraph.passes.search.partitions import sizes
 from rlgraph.passes.search.problem import Block, Blocks, Problem
 
-FIRST = 64
+FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
 
 EVERY = 8
@@ -71,8 +70,8 @@ class Search:
         self.sizes = [sizes(island) for island in problem.cluster.islands]
         self.best: Found | None = None
         self.looked = 0
-        self._polished: Found | None = None
         self._settled: set[tuple[Blocks, tuple[int, ...]]] = set()
+        self._fit: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[Option]] | None] = {}
         self.lowest = math.inf
         """The least bound of what was dropped."""
 
@@ -87,7 +86,6 @@ class Search:
         count = len(heap)
         for _, _, blocks, box in sorted(heap)[:FIRST]:
             self.settle(blocks, self.middle(blocks, box))
-        self.polish()
         popped = 0
         while heap:
             least, _, blocks, box = heappop(heap)
@@ -195,6 +193,12 @@ class Search:
 
     def options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
         """Of each part of a pool those that fit beside the least of the others; None if a part has none."""
+        key = (block.parts, block.island, devices)
+        if key not in self._fit:
+            self._fit[key] = self._options(block, devices)
+        return self._fit[key]
+
+    def _options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
         island = self.problem.island(block)
         found = {
             number: self.problem.options.of(number, self.problem.parts[number], island, devices)
@@ -218,20 +222,30 @@ class Search:
             return self.tied(blocks, devices, candidates)
         source, target = self.problem.syncs[0]
         home = self.problem.way(blocks).home
-        together = home[source] == home[target]
         splits: dict[object, list[Option]] = {}
         for option in candidates[source]:
             splits.setdefault(option.split, []).append(option)
+        if len(splits) == 1:
+            return self.tied(blocks, devices, candidates)
+        return min(
+            self.tied(blocks, devices, {**candidates, source: own})
+            for own in self.unlike(source, list(splits.values()), candidates[target], home[source] == home[target])
+        )
+
+    def unlike(
+        self, source: int, splits: Sequence[list[Option]], targets: Sequence[Option], together: bool
+    ) -> list[list[Option]]:
+        """Of some splits those that no other one beats in what the part itself takes, and in when its weights are there."""
         known: list[tuple[float, ...]] = []
-        least = math.inf
-        for own in splits.values():
-            brought = [self.problem.sync(source, own[0], option, together) for option in candidates[target]]
-            sums = [[wait + each for each in o.seconds] for wait, o in zip(brought, candidates[target], strict=True)]
+        found = []
+        for own in splits:
+            brought = [self.problem.sync(source, own[0], option, together) for option in targets]
+            sums = [[wait + each for each in o.seconds] for wait, o in zip(brought, targets, strict=True)]
             key = (min(brought), *_least(sums), *_least([option.seconds for option in own]))
             if not any(all(map(le, other, key)) for other in known):
                 known.append(key)
-                least = min(least, self.tied(blocks, devices, {**candidates, source: own}))
-        return least
+                found.append(own)
+        return found
 
     def tied(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
         durations: dict[int, Sequence[float]] = {
@@ -256,31 +270,6 @@ class Search:
         return self.problem.value(self.problem.least(durations, syncs, way), blocks, devices)
 
     # Options
-
-    def polish(self) -> None:
-        """Moves devices between the pools of the best plan, fewer and fewer, as long as it gets better."""
-        if self.best is None or self.best is self._polished:
-            return
-        step = 0.25
-        while step * max(self.best.devices) >= 1:
-            before = self.best
-            for giver, taker in permutations(range(len(before.blocks)), 2):
-                self.settle(before.blocks, self.moved(before, giver, taker, step))
-            if self.best is before:
-                step /= 2
-        self._polished = self.best
-
-    def moved(self, found: Found, giver: int, taker: int, share: float) -> tuple[int, ...]:
-        """The devices of each pool after one has given a share of its own to another one, both free and on one island."""
-        counts = list(found.devices)
-        known = self.sizes[found.blocks[giver].island]
-        free = not (found.blocks[giver].devices or found.blocks[taker].devices)
-        if free and found.blocks[giver].island == found.blocks[taker].island:
-            left = known[max(0, _place(known, int(counts[giver] * (1 - share))))]
-            given = counts[giver] - left
-            counts[taker] = known[_place(known, counts[taker] + given)]
-            counts[giver] = left
-        return tuple(counts)
 
     def settle(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is known.
