@@ -343,15 +343,16 @@ class _Step:
 def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants: Constants) -> Cost:
     """New weights from where they are trained to where they are generated with.
 
-    together: both are on the same devices, and each keeps what it holds of them; the fewest bytes that any plan moves then are
-    its share less the overlap (HybridFlow, arXiv 2409.19256, table 2). Else all nodes of the target get them once over the
+    together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the overlap
+    (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some device holds nothing of its
+    part. Else all nodes of the target get them once over the
     network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a node
     get them from each other.
     """
     size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
     one = target.tp * target.pp
     if together:
-        held = size / source.pp * min(1 / source.tp, 1 / target.tp) if target.pp == 1 else 0.0
+        held = size / (source.pp * source.tp) if target.tp <= source.tp else 0.0
         near = link_of(source, max(source.tp * source.pp, one), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=constants.sync)
     network = min(source.island.network, target.island.network) * constants.transfer

@@ -277,7 +277,7 @@ def _brought(option: Option, part: Part) -> tuple[object, tuple[float, ...]]:
     width = -min(option.devices, per_node)
     if part.work == "draw":
         return spot.tp, (width,)
-    return None, (width, spot.tp, spot.pp, reach > per_node or per_node % reach != 0)
+    return spot.tp, (width, spot.pp, reach > per_node or per_node % reach != 0)
 
 
 def _alike(part: Part, spot: Spot) -> bool:

@@ -1,0 +1,61 @@
+"""What the cost model says of new weights on their way, beside the bytes of the planner's own transfers."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlgraph.cost.constants import GPU
+from rlgraph.cost.read_cluster import read_cluster
+from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.time import sync
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.transfer import Topology
+from rlgraph.models.families import count as count_numbers
+from rlgraph.models.known import find_config
+from rlgraph.models.layouts import LAYOUTS
+from rlgraph.models.shape import Shape, shape_of
+from rlgraph.passes.assignment import assign
+from rlgraph.passes.reshard import reshard
+
+NAMES = ("Qwen/Qwen2.5-7B", "meta-llama/Llama-2-13b-hf")
+ISLAND = read_cluster("1x8:a100-80gb").islands[0]
+SPLITS = [((1, 2, 4), (4, 1, 2)), ((2, 1, 4), (8, 1, 1)), ((1, 1, 4), (2, 1, 2)), ((1, 2, 2), (1, 1, 4)), ((2, 2, 2), (2, 1, 4))]
+"""dp, pp and tp of Megatron's and of vLLM's group on the same devices."""
+
+
+def shape(name: str) -> Shape:
+    config = find_config(name)
+    assert config
+    return shape_of(config)
+
+
+def spot(engine: str, split: tuple[int, int, int]) -> Spot:
+    dp, pp, tp = split
+    return Spot(engine, ISLAND, tp, pp, dp)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("source", "target"), SPLITS)
+def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
+    name: str, source: tuple[int, int, int], target: tuple[int, int, int]
+) -> None:
+    subject = Subject("actor", shape(name), "causal_lm", "bfloat16")
+    if subject.shape.kv_heads % target[2] or subject.shape.heads % max(source[2], target[2]):
+        pytest.skip("no such split of this model")
+    meshes = mesh(*source), mesh(*target)
+    held, needed = (
+        [LAYOUTS[engine](subject.shape, split, rank, "causal_lm") for rank in range(split.size)]
+        for engine, split in zip(("megatron", "vllm"), meshes, strict=True)
+    )
+    ranks = assign(held, needed, meshes[1]).ranks
+    count = len(ranks)
+    devices = {**{rank: rank for rank in range(count)}, **{count + place: device for device, place in enumerate(ranks)}}
+    plan = reshard(
+        dict(enumerate(held)), {count + rank: layout for rank, layout in enumerate(needed)},
+        itemsize=2, topology=Topology(devices, dict.fromkeys(range(count), 0)), bucket=256 << 20,
+    )  # fmt: skip
+    most = max(plan.received().values(), default=0)
+    cost = sync(subject, spot("megatron", source), spot("vllm", target), True, GPU)
+    said = cost.communication * ISLAND.device.link * GPU.transfer
+    # Norms, biases and embeddings are not split as the layers are.
+    assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(subject.shape))
