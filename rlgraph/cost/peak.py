@@ -102,9 +102,12 @@ class _Filling:
         return max(kept, key=lambda each: each.total, default=Bytes())
 
     def peak(self, capacity: float) -> Peak:
-        devices = sorted({device for group in self.groups for device in group.devices})
-        found = [self.on(device, capacity) for device in devices]
-        return max(found, key=lambda each: each.bytes)
+        # Devices that the same groups are on hold the same: one of each kind is looked at.
+        kinds: dict[tuple[bool, ...], int] = {}
+        held = [set(group.devices) for group in self.groups]
+        for device in sorted(set().union(*held)):
+            kinds.setdefault(tuple(device in each for each in held), device)
+        return max((self.on(device, capacity) for device in kinds.values()), key=lambda each: each.bytes)
 
     def on(self, device: int, capacity: float) -> Peak:
         here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]

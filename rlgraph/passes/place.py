@@ -219,7 +219,6 @@ class _Placer:
         models = tuple(model.name for model in self.program.models if model.name in held)
         return Group(name, seat.pool, seat.engine, seat.mesh, tuple(range(seat.mesh.size)), models)
 
-
     def devices(self, group: Group, owners: Mapping[str, str], seats: Mapping[str, _Seat]) -> tuple[int, ...]:
         """For each rank its device of the pool: where other processes of the same devices own the weights, that of which the
         least has to move."""
