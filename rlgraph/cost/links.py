@@ -35,12 +35,6 @@ class Link:
             return 0.0
         return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
 
-    def all_to_all(self, size: float, ranks: int) -> float:
-        """Each rank sends an equal part of its `size` bytes to each other one."""
-        if ranks == 1:
-            return 0.0
-        return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
-
     def send(self, size: float) -> float:
         """One message."""
         return size / self.bandwidth + self.latency

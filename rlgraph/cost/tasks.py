@@ -7,7 +7,7 @@ generated with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlgraph.cost.lengths import Lengths
@@ -31,7 +31,6 @@ class Workload:
     """None: log-normal, with a mean of half of what the program allows, and 1 of 100 as long as that."""
     kept: float = 1.0
     """Share of the rows that `keep` leaves."""
-    turns: int | None = None
 
     def answers(self, limit: int) -> Lengths:
         """Of what is sampled with at most so many tokens."""
@@ -240,12 +239,3 @@ class _Laying:
             for down, up in zip(before.path(), after.path(), strict=False):
                 if down.key in self.rows and up.key not in self.rows:
                     self.rows[up.key] = self.rows[down.key] * share
-
-
-def positions(found: Sequence[Task]) -> dict[str, list[int]]:
-    """For each model the numbers of the tasks that work with it."""
-    by: dict[str, list[int]] = {}
-    for number, task in enumerate(found):
-        if task.model:
-            by.setdefault(task.model, []).append(number)
-    return by
