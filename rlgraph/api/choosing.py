@@ -12,6 +12,7 @@ from rlgraph.cost.units import show
 from rlgraph.dsl.schedule import operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.passes.choose import Choice, Question, choose
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def memory(choice: Choice) -> dict[str, Peak]:
 
 def tokens(choice: Choice) -> float:
     """Of the rows that a step samples or encodes, with their prompts: the batch whose throughput is told."""
-    found = [task.tokens * task.times for task in choice.problem.tasks if task.op in ("generate", "interact")]
+    found = [task.tokens * task.times for task in choice.problem.tasks if task.op in DRAWING]
     read = [task.tokens * task.times for task in choice.problem.tasks if task.op == "train"]
     return sum(found) or sum(read)
 
@@ -84,7 +85,7 @@ def shares(choice: Choice) -> dict[str, float]:
     for part, option in zip(problem.parts, choice.found.options, strict=True):
         for number, seconds in zip(part.tasks, option.seconds, strict=True):
             op = problem.tasks[number].op
-            kind = "generate" if op in ("generate", "interact") else "train" if op == "train" else "read"
+            kind = "generate" if op in DRAWING else "train" if op == "train" else "read"
             found[kind] = found.get(kind, 0.0) + seconds
     return {name: seconds / choice.found.seconds for name, seconds in found.items()}
 

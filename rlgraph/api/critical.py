@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.cost import time
-from rlgraph.cost.predict import DRAWING, piece, wake
+from rlgraph.cost.predict import piece, wake
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.passes.search.options import Option
 from rlgraph.passes.search.parts import Part
 from rlgraph.passes.search.problem import Problem

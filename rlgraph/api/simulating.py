@@ -15,11 +15,11 @@ from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.cost.cluster import Cluster
 from rlgraph.cost.constants import CPU, GPU, Constants
 from rlgraph.cost.spot import Subject
-from rlgraph.cost.tasks import DRAWING, Workload, main_step
+from rlgraph.cost.tasks import Workload, main_step
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
 from rlgraph.passes.place import dtype_of
 
 if TYPE_CHECKING:

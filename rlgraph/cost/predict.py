@@ -12,13 +12,12 @@ from rlgraph.cost.memory import Need
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group, Plan
+from rlgraph.ops.nodes import DRAWING
 
 __all__ = ["Batch", "Cost", "Predictor", "need", "piece", "wake", "work"]
 
 ROW_BYTES = 20
 """That travel for each token of a row: the token itself, log-probabilities, what is computed for it."""
-
-DRAWING = ("generate", "interact")
 
 
 def work(operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:

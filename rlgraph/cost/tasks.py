@@ -14,9 +14,8 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program, carried
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
 
-DRAWING = ("generate", "interact")
 WITH_MODELS = (*DRAWING, *MODEL_CALLS, "train")
 _FREE = ("column", "size", "report", "lookup")
 """Work that is part of other work, or nothing to speak of."""

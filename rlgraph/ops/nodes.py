@@ -61,5 +61,8 @@ _ALL = (
 
 NODES: dict[str, NodeOp] = {op.name: op for op in _ALL}
 
+DRAWING = ("generate", "interact")
+"""What a model samples."""
+
 MODEL_CALLS = ("logprobs", "entropy", "values", "score")
 """What a model computes for rows that are there, with gradients where it is being trained."""

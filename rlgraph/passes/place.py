@@ -29,6 +29,7 @@ from rlgraph.models.families import Kind
 from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape, UnsupportedModel
+from rlgraph.ops.nodes import DRAWING
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""
@@ -142,7 +143,7 @@ class _Placer:
 
     def engine(self, model: Model, operation: str, split: Mesh) -> str:
         """The best engine that is there and can; where none is, the one that has to be installed for this split."""
-        special = "vllm" if operation in _DRAWING else "megatron"
+        special = "vllm" if operation in DRAWING else "megatron"
         wanted = {name for name, size in split.axes if size > 1}
         able = [name for name in (special, "transformers") if wanted <= set(ENGINES[name].splits)]
         there = (name for name in able if name in self.installed and self.fits(model, name, split))
@@ -264,8 +265,7 @@ def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span)
         yield from ((pin.at(axis), text) for text in alone if text not in whole)
 
 
-_DRAWING = ("generate", "interact")
-_SCORING = tuple(name for name in OPERATIONS if name not in _DRAWING)
+_SCORING = tuple(name for name in OPERATIONS if name not in DRAWING)
 _DTYPES = {"float32", "bfloat16"}
 """Of Megatron's and vLLM's weights; transformers takes any. Megatron's bfloat16 needs a GPU."""
 

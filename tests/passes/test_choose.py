@@ -76,6 +76,13 @@ def test_pins_are_kept() -> None:
     assert (made.engine, made.pool, made.mesh.length("tp")) == ("vllm", "play", 2)
 
 
+@pytest.mark.parametrize("devices", [3, 12])
+def test_a_pool_keeps_a_size_that_no_search_would_choose(devices: int) -> None:
+    text = f"schedule grpo\npool learn = {devices} devices\nplace actor, ref on learn\n"
+    plan = chosen("grpo", "2x8:a100-80gb", schedule=text).plan
+    assert [pool.devices for pool in plan.pools if pool.name == "learn"] == [devices]
+
+
 def test_off_loading_is_the_last_resort() -> None:
     """No engine can do it yet: a plan that needs none is taken, else it is said."""
     roomy = chosen("ppo", "2x8:a100-80gb")

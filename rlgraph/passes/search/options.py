@@ -12,7 +12,7 @@ from typing import Literal
 from rlgraph.cost.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import DRAWING, need, order, rows, wake
+from rlgraph.cost.predict import need, order, rows, wake
 from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch, Pace, Update, generate, pace, update
@@ -21,6 +21,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.models.families import Kind
 from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.passes.search.parts import Part
 
 MICROS = (1, 2, 4, 8)

@@ -14,9 +14,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.families import Kind
 from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.passes.place import Shapes, dtype_of
-
-DRAWING = ("generate", "interact")
 
 
 @dataclass(frozen=True, slots=True)

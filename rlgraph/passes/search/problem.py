@@ -11,10 +11,10 @@ from rlgraph.cost import time
 from rlgraph.cost.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import DRAWING
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.passes.search.options import Option, Options
 from rlgraph.passes.search.parts import Part
 

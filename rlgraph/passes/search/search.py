@@ -77,6 +77,9 @@ class Search:
 
     def run(self, candidates: Sequence[Blocks]) -> Found | None:
         """The best plan among some partitions; None if none fits."""
+        # Pools that a schedule declares may have sizes that the search would not choose.
+        for block in {block for blocks in candidates for block in blocks if block.devices}:
+            self.sizes[block.island] = tuple(sorted({*self.sizes[block.island], block.devices}))
         heap: list[tuple[float, int, Blocks, Box]] = []
         for blocks in candidates:
             box = self.narrow(blocks, self.whole(blocks))
