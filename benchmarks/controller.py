@@ -1,5 +1,5 @@
-"""What the controller of a run on Ray adds to a step: GRPO on the toy task of peers/ with 2, 4 and 8 actors, half of which train
-and half generate, both with the transformers engine; the host process comes on top.
+"""What the controller of a run on Ray adds to a step: GRPO on the toy task of peers/ with 2, 4 and 8 actors, half of
+which train and half generate, both with the transformers engine; the host process comes on top.
 
     python benchmarks/controller.py
     python benchmarks/controller.py --actors 2 4 --steps 10
@@ -42,8 +42,18 @@ def measured(actors: int, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.rls", Path(folder) / "out.jsonl"
         plan.write_text(schedule)
-        command = [sys.executable, str(HERE / "peers" / "rlgraph_bench.py"), "--plan", str(plan), "--threads", "1",
-                   "--steps", str(steps), "--out", str(out)]  # fmt: skip
+        command = [
+            sys.executable,
+            str(HERE / "peers" / "rlgraph_bench.py"),
+            "--plan",
+            str(plan),
+            "--threads",
+            "1",
+            "--steps",
+            str(steps),
+            "--out",
+            str(out),
+        ]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
@@ -52,12 +62,19 @@ def measured(actors: int, steps: int) -> dict[str, float]:
 
 def main() -> None:
     options = arguments()
-    print("".join(f"{name:>12}" for name in ("actors", "step ms", "nobody ms", "share", "driver ms", "samples/s", "host busy")))
+    print(
+        "".join(
+            f"{name:>12}" for name in ("actors", "step ms", "nobody ms", "share", "driver ms", "samples/s", "host busy")
+        )
+    )
     for actors in options.actors:
         found = measured(actors, options.steps)
         step, nobody, driver = (1e3 * found[name] for name in ("step_s", "nobody_s", "driver_cpu_s"))
-        print(f"{actors:>12}{step:>12.1f}{nobody:>12.1f}{nobody / step:>12.1%}{driver:>12.1f}"
-              f"{found['samples_per_s']:>12.1f}{found['host_busy']:>12.2f}", flush=True)  # fmt: skip
+        print(
+            f"{actors:>12}{step:>12.1f}{nobody:>12.1f}{nobody / step:>12.1%}{driver:>12.1f}"
+            f"{found['samples_per_s']:>12.1f}{found['host_busy']:>12.2f}",
+            flush=True,
+        )
         if options.out:
             with open(options.out, "a") as file:
                 file.write(json.dumps({**found, "what": "controller", "actors": actors}) + "\n")

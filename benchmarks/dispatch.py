@@ -1,15 +1,16 @@
 """What it costs to give work to N processes and hear that it is done, beside bare Ray and, if it is installed, verl.
 
-The payload is 1 KiB in all (256 float32 numbers), shared out over 2, 4 and 8 actors of one Ray cluster. The ways take turns, and
-medians are shown. One process after another is never measured alone: a machine that is busy is so for all of them.
+The payload is 1 KiB in all (256 float32 numbers), shared out over 2, 4 and 8 actors of one Ray cluster. The ways take
+turns, and medians are shown. One process after another is never measured alone: a machine that is busy is so for all of
+them.
 
-    rows here     rlgraph: `Dispatch.fire` of `exp(2 x + 1)` on N copies that have their rows: an order each, a receipt each
-    rows away     rlgraph: the same where another process has the rows, and each copy gets its own from there first
+    rows here     rlgraph: `Dispatch.fire` of `exp(2 x + 1)` on N copies that have their rows: an order each, a receipt
+    each rows away     rlgraph: the same where another process has the rows, and each copy gets its own from there first
     ray ack       bare Ray: each actor gets its numbers from the driver, and answers with how many they are
     ray echo      bare Ray: each actor sends its numbers back, and the driver puts them together
-    ray away      bare Ray: another actor cuts the numbers; each actor gets the reference to its own, and answers with how many
-    verl ack      verl's RayWorkerGroup, dispatch by `make_nd_compute_dataproto_dispatch_fn`: numbers out, one back
-    verl echo     the same with the numbers back
+    ray away      bare Ray: another actor cuts the numbers; each actor gets the reference to its own, and answers with
+    how many verl ack      verl's RayWorkerGroup, dispatch by `make_nd_compute_dataproto_dispatch_fn`: numbers out, one
+    back verl echo     the same with the numbers back
 
     python benchmarks/dispatch.py
     python benchmarks/dispatch.py --workers 4 --profile
@@ -93,13 +94,16 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--reps", type=int, default=60, help="rounds in which each way is timed once")
-    parser.add_argument("--profile", action="store_true", help="print what the driver does in `rows here` and `rows away`")
+    parser.add_argument(
+        "--profile", action="store_true", help="print what the driver does in `rows here` and `rows away`"
+    )
     parser.add_argument("--out", default="", help="append the results to this file")
     return parser.parse_args()
 
 
 class Ours:
-    """A backend with the most copies that are asked for, and the first nodes of its program done in the host process."""
+    """A backend with the most copies that are asked for, and the first nodes of its program done in the host
+    process."""
 
     def __init__(self, most: int) -> None:
         folder = Path(tempfile.mkdtemp())
@@ -145,7 +149,9 @@ def bare(actors: list[Any], other: Any) -> dict[str, Way]:
     cuts = [(ROWS * i // len(actors), ROWS * (i + 1) // len(actors)) for i in range(len(actors))]
 
     def ack() -> object:
-        return ray.get([actor.ack.remote(numbers[start:stop]) for actor, (start, stop) in zip(actors, cuts, strict=True)])
+        return ray.get(
+            [actor.ack.remote(numbers[start:stop]) for actor, (start, stop) in zip(actors, cuts, strict=True)]
+        )
 
     def echo() -> object:
         parts = ray.get([actor.echo.remote(numbers[a:b]) for actor, (a, b) in zip(actors, cuts, strict=True)])
@@ -169,8 +175,15 @@ def verl(count: int) -> tuple[dict[str, Way], list[Any]]:
 def main() -> None:
     options = arguments()
     path = os.pathsep.join([str(HERE.parent), str(HERE / "peers"), os.environ.get("PYTHONPATH", "")])
-    ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             object_store_memory=1 << 30, runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}})  # fmt: skip
+    ray.init(
+        address="local",
+        num_cpus=64,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=1 << 30,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )
     ours = Ours(max(options.workers))
     other, actors = Bare.remote(), [Bare.remote() for _ in range(max(options.workers))]
     results = []
@@ -182,7 +195,12 @@ def main() -> None:
             show(results[-1], header=len(results) == 1)
             if options.profile:
                 for name in ("rows away", "rows here"):
-                    profile(name, ways[name], options.reps, lambda n=count, k=name: ours.forget(n) if k == "rows away" else None)
+                    profile(
+                        name,
+                        ways[name],
+                        options.reps,
+                        lambda n=count, k=name: ours.forget(n) if k == "rows away" else None,
+                    )
             for worker in workers:
                 ray.kill(worker)
     finally:
@@ -190,7 +208,9 @@ def main() -> None:
         ray.shutdown()
     if options.out:
         with open(options.out, "a") as file:
-            file.write(json.dumps({"what": "dispatch", "bytes": 4 * ROWS, "results": results, "env": clock.stamp()}) + "\n")
+            file.write(
+                json.dumps({"what": "dispatch", "bytes": 4 * ROWS, "results": results, "env": clock.stamp()}) + "\n"
+            )
 
 
 def measure(ways: dict[str, Way], reps: int, prepare: Callable[[], None]) -> dict[str, Any]:
@@ -211,19 +231,29 @@ def measure(ways: dict[str, Way], reps: int, prepare: Callable[[], None]) -> dic
     after = clock.host_busy()
     median = {name: statistics.median(found) for name, found in times.items()}
     return {
-        "median": median, "least": {name: min(found) for name, found in times.items()},
-        "here_over_bare": median["rows here"] / median["ray ack"], "away_over_bare": median["rows away"] / median["ray away"],
+        "median": median,
+        "least": {name: min(found) for name, found in times.items()},
+        "here_over_bare": median["rows here"] / median["ray ack"],
+        "away_over_bare": median["rows away"] / median["ray away"],
         "busy": (after[0] - before[0]) / max(1, after[1] - before[1]),
-    }  # fmt: skip
+    }
 
 
 def show(found: dict[str, Any], *, header: bool) -> None:
     if header:
-        print("milliseconds, median (least)\n" + f"{'actors':>6}" + "".join(f"{name:>16}" for name in found["median"])
-              + "    here/ack   away/away")  # fmt: skip
+        print(
+            "milliseconds, median (least)\n"
+            + f"{'actors':>6}"
+            + "".join(f"{name:>16}" for name in found["median"])
+            + "    here/ack   away/away"
+        )
     cells = [f"{found['median'][name]:.2f} ({found['least'][name]:.2f})" for name in found["median"]]
-    print(f"{found['workers']:>6}" + "".join(f"{cell:>16}" for cell in cells)
-          + f"{found['here_over_bare']:>12.2f}{found['away_over_bare']:>12.2f}", flush=True)  # fmt: skip
+    print(
+        f"{found['workers']:>6}"
+        + "".join(f"{cell:>16}" for cell in cells)
+        + f"{found['here_over_bare']:>12.2f}{found['away_over_bare']:>12.2f}",
+        flush=True,
+    )
 
 
 def profile(name: str, way: Way, reps: int, prepare: Callable[[], None]) -> None:

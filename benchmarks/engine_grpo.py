@@ -23,9 +23,7 @@ import toy
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples a prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens a sample")
@@ -141,11 +139,7 @@ def main() -> None:
     if options.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             step(options.steps)
-        print(
-            profile.key_averages().table(
-                sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60
-            )
-        )
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python benchmarks/lines.py                       the programs in rlgraph/algorithms
     python benchmarks/lines.py FILE...               these files
-    python benchmarks/lines.py --wheels FOLDER       the files of other systems, from their wheels; written to lines.json
+    python benchmarks/lines.py --wheels FOLDER       the files of other systems, from their wheels; written to
+    lines.json
 
 A line counts if it is neither blank nor only a comment; in Python docstrings do not count either.
 """
@@ -78,7 +79,11 @@ def _docstrings(text: str) -> set[int]:
     found: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         for field in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
-            if isinstance(field, ast.Expr) and isinstance(field.value, ast.Constant) and isinstance(field.value.value, str):
+            if (
+                isinstance(field, ast.Expr)
+                and isinstance(field.value, ast.Constant)
+                and isinstance(field.value.value, str)
+            ):
                 assert field.end_lineno
                 found.update(range(field.lineno, field.end_lineno + 1))
     return found

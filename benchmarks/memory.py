@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py [--engine transformers]
 
-Each case runs in this process (Megatron-core's in one process for each rank) on a CPU; megatron-core and vLLM are left out where
-they are not installed.
+Each case runs in this process (Megatron-core's in one process for each rank) on a CPU; megatron-core and vLLM are left
+out where they are not installed.
 """
 
 from __future__ import annotations

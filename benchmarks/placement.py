@@ -4,8 +4,8 @@
     real         ReaL's Metropolis search, for as long as `--limit` says
     ours         this project's search
 
-All use the same times of single pieces of work, and their plans are compared by the same step time. The programs, models and
-machines are those of HybridFlow's evaluation (arXiv 2409.19256); `planners/` has the details.
+All use the same times of single pieces of work, and their plans are compared by the same step time. The programs,
+models and machines are those of HybridFlow's evaluation (arXiv 2409.19256); `planners/` has the details.
 
     python benchmarks/placement.py searches            a table: seconds of a step, and seconds of searching
     python benchmarks/placement.py searches --limit 60
@@ -73,7 +73,8 @@ def cases(options: argparse.Namespace, devices: Sequence[int]) -> Iterator[Case]
 def searches(options: argparse.Namespace) -> None:
     print(f"{'':>24}{'seconds of a step':^30}{'seconds of searching':^30}")
     print(
-        f"{'problem':<24}{'ours':>10}{'hybridflow':>10}{'real':>10}{'ours':>10}{'hybridflow':>10}{'real':>10}{'gap':>8}  worse"
+        f"{'problem':<24}{'ours':>10}{'hybridflow':>10}{'real':>10}{'ours':>10}{'hybridflow':>10}{'real':>10}"
+        f"{'gap':>8}  worse"
     )
     for case in cases(options, (8, *DEVICES)):
         problem = case.problem()
@@ -90,9 +91,12 @@ def searches(options: argparse.Namespace) -> None:
         paper = plan.seconds(problem) if plan else inf
         walked = real(case.problem(), options.limit)
         worse = [name for name, step in (("hybridflow", paper), ("real", walked.seconds)) if step < ours.seconds]
-        print(f"{case.title:<24}{ours.seconds:>10.2f}{paper:>10.2f}{walked.seconds:>10.2f}"
-              f"{took:>10.2f}{theirs:>10.2f}{min(walked.after, options.limit):>10.2f}{ours.gap:>8.2%}"
-              f"  {', '.join(f'ours than {name}' for name in worse)}", flush=True)  # fmt: skip
+        print(
+            f"{case.title:<24}{ours.seconds:>10.2f}{paper:>10.2f}{walked.seconds:>10.2f}"
+            f"{took:>10.2f}{theirs:>10.2f}{min(walked.after, options.limit):>10.2f}{ours.gap:>8.2%}"
+            f"  {', '.join(f'ours than {name}' for name in worse)}",
+            flush=True,
+        )
 
 
 # Shapes

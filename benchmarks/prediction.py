@@ -4,10 +4,10 @@
     python benchmarks/prediction.py --local --save here.json
     python benchmarks/prediction.py --calibration here.json --only grpo
 
-The models are random and tiny, of other sizes than those of the profile. Of steps, and of the repetitions of the profile, the
-time counts that three tenths of them need at most: others may be at work on the machine. So that they disturb both alike,
-the profile is taken here, and the runs go on between its repetitions; with `--calibration` they go on alone. How long answers
-are is taken from a run in this process, which draws the same ones; nothing else is.
+The models are random and tiny, of other sizes than those of the profile. Of steps, and of the repetitions of the
+profile, the time counts that three tenths of them need at most: others may be at work on the machine. So that they
+disturb both alike, the profile is taken here, and the runs go on between its repetitions; with `--calibration` they go
+on alone. How long answers are is taken from a run in this process, which draws the same ones; nothing else is.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from rlgraph.ops.nodes import MODEL_CALLS
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 WARM = 1
 
-REWARDS = '''
+REWARDS = """
 def exact_match(prompts, completions, completion_ids, **columns):
     return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
 
 
 math_verify = exact_match
-'''
+"""
 
 
 def model(hidden: int, layers: int, vocab: int, seed: int = 1) -> str:
     return (
-        f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={3 * hidden}, num_hidden_layers={layers}, '
+        f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={3 * hidden}, '
+        f"num_hidden_layers={layers}, "
         f"num_attention_heads={hidden // 32}, num_key_value_heads={hidden // 32}, max_position_embeddings=512, "
         f'tokenizer=chars("abcdefghijkl"), vocab_size={vocab})'
     )
@@ -81,21 +82,39 @@ class Program:
 MEDIUM, SMALL, LARGE, JUDGE = model(192, 3, 64), model(96, 3, 64), model(320, 2, 64), model(128, 3, 64, seed=2)
 
 PROGRAMS = {
-    "grpo": Program("grpo", {"max_tokens=1024": "max_tokens=40", "parts=4": "parts=2"},
-                    {"base": MEDIUM, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
-    "grpo-large": Program("grpo", {"max_tokens=1024": "max_tokens=20", "parts=4": "parts=2"},
-                          {"base": LARGE, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=16)'}),
-    "ppo": Program("ppo", {"max_tokens=512": "max_tokens=32", "parts=8": "parts=2", "epochs=2": "epochs=1"},
-                   {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=32)'}),
+    "grpo": Program(
+        "grpo",
+        {"max_tokens=1024": "max_tokens=40", "parts=4": "parts=2"},
+        {"base": MEDIUM, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=12)'},
+    ),
+    "grpo-large": Program(
+        "grpo",
+        {"max_tokens=1024": "max_tokens=20", "parts=4": "parts=2"},
+        {"base": LARGE, "n": "4", "prompts": 'jsonl("prompts.jsonl", batch=16)'},
+    ),
+    "ppo": Program(
+        "ppo",
+        {"max_tokens=512": "max_tokens=32", "parts=8": "parts=2", "epochs=2": "epochs=1"},
+        {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=32)'},
+    ),
     "sft": Program("sft", {}, {"base": MEDIUM, "pairs": 'jsonl("sft.jsonl", batch=48)'}),
     "reward_model": Program("reward_model", {}, {"base": MEDIUM, "pairs": 'jsonl("preferences.jsonl", batch=24)'}),
-    "distill": Program("distill", {"max_tokens=1024": "max_tokens=24"},
-                       {"student": SMALL, "master": LARGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
-    "online_dpo": Program("online_dpo", {"max_tokens=512": "max_tokens=24", "parts=4": "parts=2", "every 200": "every 1000"},
-                          {"base": MEDIUM, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'}),
-    "remax": Program("remax", {"max_tokens=512": "max_tokens=24"},
-                     {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=24)'}),
-}  # fmt: skip
+    "distill": Program(
+        "distill",
+        {"max_tokens=1024": "max_tokens=24"},
+        {"student": SMALL, "master": LARGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'},
+    ),
+    "online_dpo": Program(
+        "online_dpo",
+        {"max_tokens=512": "max_tokens=24", "parts=4": "parts=2", "every 200": "every 1000"},
+        {"base": MEDIUM, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=12)'},
+    ),
+    "remax": Program(
+        "remax",
+        {"max_tokens=512": "max_tokens=24"},
+        {"base": SMALL, "judge": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=24)'},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -112,7 +131,10 @@ class Case:
 
 
 CASES = [
-    *(Case(name, "local", 1) for name in ("grpo", "ppo", "sft", "reward_model", "distill", "online_dpo", "remax", "grpo-large")),
+    *(
+        Case(name, "local", 1)
+        for name in ("grpo", "ppo", "sft", "reward_model", "distill", "online_dpo", "remax", "grpo-large")
+    ),
     Case("grpo", "local, 2 threads", 2),
     Case("ppo", "local, 2 threads", 2),
     Case("grpo", "megatron, vllm"),
@@ -142,7 +164,10 @@ def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
     for model_name, does in work.items():
         for operation in does:
             drawing = operation in DRAWING
-            where, engine, how = ("play" if apart and drawing else "all"), *((draws, spread) if drawing else (trains, split))
+            where, engine, how = (
+                ("play" if apart and drawing else "all"),
+                *((draws, spread) if drawing else (trains, split)),
+            )
             lines.append(f"place {model_name}.{operation} on {where}(engine={engine}{how})")
     return "\n".join([*pools, *lines]) + "\n"
 
@@ -153,7 +178,10 @@ def data(folder: Path) -> None:
     def text(least: int, most: int) -> str:
         return "".join(draw.choice("abcdefghijkl") for _ in range(draw.randint(least, most)))
 
-    rows = [{"prompt": text(6, 20), "response": text(4, 40), "chosen": text(4, 30), "rejected": text(4, 30)} for _ in range(96)]
+    rows = [
+        {"prompt": text(6, 20), "response": text(4, 40), "chosen": text(4, 30), "rejected": text(4, 30)}
+        for _ in range(96)
+    ]
     for name in ("prompts", "sft", "preferences"):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARDS)
@@ -284,8 +312,11 @@ def kind_of(case: Case) -> str:
 
 def line(found: Result) -> str:
     cells = [f"{1e3 * a:.0f} / {1e3 * b:.0f}" if max(a, b) > 5e-5 else "" for a, b in found.parts.values()]
-    return (f"| {found.case} | {1e3 * found.predicted:.0f} | {1e3 * found.measured:.0f} | {found.error:+.0%} | "
-            + " | ".join(cells) + " |")  # fmt: skip
+    return (
+        f"| {found.case} | {1e3 * found.predicted:.0f} | {1e3 * found.measured:.0f} | {found.error:+.0%} | "
+        + " | ".join(cells)
+        + " |"
+    )
 
 
 def head() -> Iterator[str]:
@@ -330,10 +361,11 @@ def taken(trials: Trials, options: argparse.Namespace) -> Calibration:
                     run.go_on()
         return read_calibration(options.calibration)
     found = profile(
-        ["transformers"] if options.local else options.engines and options.engines.split(","), quick=options.quick,
+        ["transformers"] if options.local else options.engines and options.engines.split(","),
+        quick=options.quick,
         beside=trials.beside,
         note=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
-    )  # fmt: skip
+    )
     if options.save:
         Path(options.save).write_text(found.to_text())
     return found

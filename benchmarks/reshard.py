@@ -1,4 +1,5 @@
-"""Moving weights between layouts, beside what else there is: bytes on the wire and time, on gloo over the loopback device.
+"""Moving weights between layouts, beside what else there is: bytes on the wire and time, on gloo over the loopback
+device.
 
     planned   our plan, carried out by `Exchange`
     floor     the fewest bytes, as flat buffers with isend and irecv: no packing and no unpacking
@@ -8,8 +9,8 @@
     python benchmarks/reshard.py
     unshare -rn sh -c 'ip link set lo up; python benchmarks/reshard.py'
 
-In a network namespace of its own, as in the second line, the loopback device carries nothing else and `wire` is exact. The ways
-take turns, and medians are shown, so that noise hits all alike. `cpu` is the CPU time of all ranks together.
+In a network namespace of its own, as in the second line, the loopback device carries nothing else and `wire` is exact.
+The ways take turns, and medians are shown, so that noise hits all alike. `cpu` is the CPU time of all ranks together.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ def weights(size: Size) -> list[Weight]:
     for layer in range(size.layers):
         late = layer >= size.layers // 2
         found += [
-            Weight(f"{layer}.norm1", (h,), None, late), Weight(f"{layer}.qkv", (3 * h, h), 0, late),
-            Weight(f"{layer}.o", (h, h), 1, late), Weight(f"{layer}.norm2", (h,), None, late),
-            Weight(f"{layer}.gate_up", (2 * f, h), 0, late), Weight(f"{layer}.down", (h, f), 1, late),
-        ]  # fmt: skip
+            Weight(f"{layer}.norm1", (h,), None, late),
+            Weight(f"{layer}.qkv", (3 * h, h), 0, late),
+            Weight(f"{layer}.o", (h, h), 1, late),
+            Weight(f"{layer}.norm2", (h,), None, late),
+            Weight(f"{layer}.gate_up", (2 * f, h), 0, late),
+            Weight(f"{layer}.down", (h, f), 1, late),
+        ]
     return [*found, Weight("norm", (h,), None, True), Weight("head", (size.vocab, h), 0, True)]
 
 
@@ -179,7 +183,9 @@ def floor(case: Case, model: list[Weight], rank: int) -> Callable[[], Any]:
     transfer = reshard(
         *sides, itemsize=DTYPE.itemsize, topology=Topology.separate(range(WORLD)), bucket=1 << 40, forward=False
     )
-    buffers = [(pair, torch.ones(size, dtype=torch.uint8)) for pair, size in sorted(transfer.pairs().items()) if rank in pair]
+    buffers = [
+        (pair, torch.ones(size, dtype=torch.uint8)) for pair, size in sorted(transfer.pairs().items()) if rank in pair
+    ]
 
     def run() -> None:
         works = [dist.isend(b, to) if source == rank else dist.irecv(b, source) for (source, to), b in buffers]
@@ -233,7 +239,9 @@ def dtensor(case: Case, model: list[Weight], rank: int) -> Callable[[], Any] | N
     tensors = []
     for weight in model:
         full = torch.ones(weight.shape, dtype=DTYPE)
-        tensors.append((distribute_tensor(full, devices, placements(case.before, weight)), placements(case.after, weight)))
+        tensors.append(
+            (distribute_tensor(full, devices, placements(case.before, weight)), placements(case.after, weight))
+        )
     return lambda: [tensor.redistribute(devices, after).to_local() for tensor, after in tensors]
 
 
@@ -288,9 +296,11 @@ def work(rank: int, port: int, size: Size, rounds: int, bucket: int) -> None:
     for case in CASES:
         ours, least = planned(case, model, rank, mailbox, bucket)
         ways = {
-            "planned": ours, "floor": floor(case, model, rank), "gather": gather(case, model, rank, groups),
+            "planned": ours,
+            "floor": floor(case, model, rank),
+            "gather": gather(case, model, rank, groups),
             "dtensor": dtensor(case, model, rank),
-        }  # fmt: skip
+        }
         found = {name: Timed() for name, way in ways.items() if way is not None}
         for name in found:
             ways[name]()

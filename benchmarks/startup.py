@@ -1,6 +1,6 @@
 """How long the commands take that one waits for: seconds on a core of the whole process, the least of some runs.
 
-    python benchmarks/startup.py
+python benchmarks/startup.py
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""New weights from a trainer to its generators: a random Qwen2 of 66 million parameters (float32) goes from Megatron with TP2 to
-two vLLM engines with TP1, each process a Ray actor on this machine.
+"""New weights from a trainer to its generators: a random Qwen2 of 66 million parameters (float32) goes from Megatron
+with TP2 to two vLLM engines with TP1, each process a Ray actor on this machine.
 
     planned       rlgraph: the transfer that the two layouts make, over gloo, written into vLLM's live parameters
-    object store  the same plan, but what goes from one process to another is packed, put into Ray's object store and unpacked
-    gather+load   each parameter gathered in full on the trainer's ranks, sent whole to each generator over gloo, and loaded by
+    object store  the same plan, but what goes from one process to another is packed, put into Ray's object store and
+    unpacked gather+load   each parameter gathered in full on the trainer's ranks, sent whole to each generator over
+    gloo, and loaded by
                   the vLLM model's `load_weights`, parameter by parameter
     gather+reload the same with vLLM's `reload_weights`
 
     python benchmarks/weights.py
     python benchmarks/weights.py --hidden 256 --layers 4 --rounds 3
 
-The ways take turns; medians are shown. `MB` are those of messages between processes. `peak` is the memory that the process which
-needed most took beside its weights: by how much it grew, and the buffers that it keeps. `in store` is what the object store had.
-After each way the generators' weights are compared with the trainer's, which change before it.
+The ways take turns; medians are shown. `MB` are those of messages between processes. `peak` is the memory that the
+process which needed most took beside its weights: by how much it grew, and the buffers that it keeps. `in store` is
+what the object store had. After each way the generators' weights are compared with the trainer's, which change before
+it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class End:
         self.layouts = layouts
         ends = {"source" if self.trains else "destination": layouts[self.place]}
         self.links.meet("all", self.place, PLACES, address)
-        self.links.prepare("all", "planned", transfer, ends.get("source", ()), ends.get("destination", ()), torch.float32)
+        self.links.prepare(
+            "all", "planned", transfer, ends.get("source", ()), ends.get("destination", ()), torch.float32
+        )
         self.parcels = Parcels(self.place)
         self.stored = Exchange(transfer, self.parcels, **ends)  # type: ignore[arg-type]
 
@@ -170,8 +174,12 @@ class End:
             if split:
                 dist.all_gather(parts, tensor.contiguous())
             for name in dict.fromkeys(piece.name for one in both for piece in one.pieces):
-                pieces = [(piece, part if split else tensor) for one, part in zip(both, parts, strict=True)
-                          for piece in one.pieces if piece.name == name]  # fmt: skip
+                pieces = [
+                    (piece, part if split else tensor)
+                    for one, part in zip(both, parts, strict=True)
+                    for piece in one.pieces
+                    if piece.name == name
+                ]
                 yield name, assembled(pieces), tensor.nbytes if split else 0
 
     def load(self, mailbox: Any, loader: str) -> None:
@@ -246,7 +254,9 @@ def single(layout: tuple[Local, ...]) -> list[Local]:
             if layer is None:
                 found.append(local)
                 continue
-            pieces = tuple(Piece(piece.name.replace("*", str(layer)), piece.box[1:], piece.at[1:]) for piece in local.pieces)
+            pieces = tuple(
+                Piece(piece.name.replace("*", str(layer)), piece.box[1:], piece.at[1:]) for piece in local.pieces
+            )
             found.append(Local(local.name.replace("*", str(layer)), local.shape[1:], pieces))
     return found
 
@@ -281,7 +291,12 @@ def run(way: str, ends: list[Any]) -> dict[str, float]:
         told = ray.get([getattr(end, kind).remote(*([loader] if loader else [])) for end in ends])
         seconds = time.perf_counter() - began
     sent = sum(each[1] for each in told)
-    return {"seconds": seconds, "bytes": sent, "peak": max(each[2] for each in told), "stored": sent * (way == "object store")}
+    return {
+        "seconds": seconds,
+        "bytes": sent,
+        "peak": max(each[2] for each in told),
+        "stored": sent * (way == "object store"),
+    }
 
 
 def check(ends: list[Any], layouts: list[tuple[Local, ...]], way: str) -> None:
@@ -301,14 +316,26 @@ def split(own: Local, layouts: list[tuple[Local, ...]]) -> bool:
 def main() -> None:
     options = arguments()
     heads = options.hidden // 64
-    sizes = {"hidden_size": options.hidden, "intermediate_size": options.ffn, "num_hidden_layers": options.layers,
-             "num_attention_heads": heads, "num_key_value_heads": max(2, heads // 2), "max_position_embeddings": 256,
-             "tie_word_embeddings": False}  # fmt: skip
+    sizes = {
+        "hidden_size": options.hidden,
+        "intermediate_size": options.ffn,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(2, heads // 2),
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
     words = Words(" ".join(f"t{number}" for number in range(options.vocab - 3)))
     spec = ModelSpec("causal_lm", RandomSource("qwen2", sizes, words, 0))
-    ray.init(address="local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             object_store_memory=2 << 30,
-             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}})  # fmt: skip
+    ray.init(
+        address="local",
+        num_cpus=PLACES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=2 << 30,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}},
+    )
     try:
         ends = [ray.remote(End).remote(place, spec) for place in range(PLACES)]
         meeting = ray.get(ends[0].address.remote())
@@ -324,7 +351,13 @@ def main() -> None:
     parameters = sum(piece_size(piece) for one in single(layouts[TRAINERS]) for piece in one.pieces)
     show(found, parameters, transfer.bound)
     if options.out:
-        told = {"what": "weights", "parameters": parameters, "bound": transfer.bound, "ways": found, "env": clock.stamp()}
+        told = {
+            "what": "weights",
+            "parameters": parameters,
+            "bound": transfer.bound,
+            "ways": found,
+            "env": clock.stamp(),
+        }
         with open(options.out, "a") as file:
             file.write(json.dumps(told) + "\n")
 
@@ -355,8 +388,10 @@ def show(found: dict[str, list[dict[str, float]]], parameters: int, bound: int) 
     slow = statistics.median(each["seconds"] for each in found["gather+load"])
     for way, told in found.items():
         middle = {name: statistics.median(each[name] for each in told) for name in told[0]}
-        print(f"{way:14}{1e3 * middle['seconds']:>10.1f}{middle['bytes'] / 1e6:>10.1f}{middle['peak'] / 1e6:>10.1f}"
-              f"{middle['stored'] / 1e6:>10.1f}{middle['seconds'] / slow:>12.2f}")  # fmt: skip
+        print(
+            f"{way:14}{1e3 * middle['seconds']:>10.1f}{middle['bytes'] / 1e6:>10.1f}{middle['peak'] / 1e6:>10.1f}"
+            f"{middle['stored'] / 1e6:>10.1f}{middle['seconds'] / slow:>12.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate` and `rlgraph.functions` are all there is (see
-`rlgraph/api/__init__.py`). They are loaded when they are first used: `import rlgraph` loads neither torch nor the
+`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate` and `rlgraph.functions` are all there is
+(see `rlgraph/api/__init__.py`). They are loaded when they are first used: `import rlgraph` loads neither torch nor the
 compiler.
 """
 

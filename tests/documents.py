@@ -9,17 +9,17 @@ What is fenced as `rlf` is a program; the words behind it say how to read it:
     rlf error E0301       a whole program that is refused with this code. If a `text` fence follows that shows a
                           diagnostic, it is the one printed
 
-What an example uses and does not declare is added from `STANDARD`. Every example is checked as it stands, and then run for
-two steps on tiny random models: sources of models are replaced, sizes made small, and data, functions and environments
-that the page does not bring replaced by those of `TINY`. Other fences:
+What an example uses and does not declare is added from `STANDARD`. Every example is checked as it stands, and then run
+for two steps on tiny random models: sources of models are replaced, sizes made small, and data, functions and
+environments that the page does not bring replaced by those of `TINY`. Other fences:
 
     python                runs, top to bottom, all fences of a page in one namespace
     python NAME.py        a file beside the page's examples; so are `json NAME.json` and `json NAME.jsonl`
     python no-run         only has to be Python
     console, sh           only commands of rlgraph that exist, with options that exist (see test_docs)
 
-`<!-- table: NAME -->` to `<!-- end -->` holds a table made from the signatures; `<!-- file: PATH -->` says that the fence
-below it is that file. `pytest --update-golden` writes both anew.
+`<!-- table: NAME -->` to `<!-- end -->` holds a table made from the signatures; `<!-- file: PATH -->` says that the
+fence below it is that file. `pytest --update-golden` writes both anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODEL = (
     'random("qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, '
     'num_key_value_heads=1, max_position_embeddings=128, tokenizer=chars("abcdefgh0123456789 +=>?"))'
 )
-TINY = '''
+TINY = """
 def rows():
     return [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "response": "ab", "chosen": "ab", "rejected": "ba",
              "id": i, "level": i % 3} for i in range(12)]
@@ -48,7 +48,7 @@ class Env:
         return "?"
     def step(self, action):
         return ">", float("a" in action), len(action) > 3
-'''
+"""
 
 STANDARD = {
     "actor": 'model actor = causal_lm("m")',
@@ -174,7 +174,7 @@ def _indent(text: str) -> str:
 
 def small(text: str, files: dict[str, str]) -> str:
     """The program with everything that costs time made tiny, and what is not there replaced."""
-    random = r'random\((?:[^()]|\([^()]*\))*\)'
+    random = r"random\((?:[^()]|\([^()]*\))*\)"
     text = re.sub(rf"(_lm\()\s*(?:\"[^\"]*\"|{random})", rf"\g<1>{_quote(MODEL)}", text)
     for name in set(re.findall(r"_lm\((\w+)", text)) - {"random"}:
         text = re.sub(rf"^(param +{name} *= *)(?:{random}|.*)", rf"\g<1>{_quote(MODEL)}", text, flags=re.MULTILINE)
@@ -185,12 +185,17 @@ def small(text: str, files: dict[str, str]) -> str:
     text = re.sub(r"^(\s*every) \d+", r"\1 2", text, flags=re.MULTILINE)
     text = re.sub(r"^(phase \w+)\(steps=\d+", r"\1(steps=1", text, flags=re.MULTILINE)
     text = re.sub(r"^(\s*collect \w+)\(\w+", r"\1(4", text, flags=re.MULTILINE)
-    for kind, tiny in (("data", 'python("tiny.py:rows", batch=4)'), ("func", 'python("tiny.py:score")'),
-                       ("env", 'python("tiny.py:Env")')):  # fmt: skip
+    for kind, tiny in (
+        ("data", 'python("tiny.py:rows", batch=4)'),
+        ("func", 'python("tiny.py:score")'),
+        ("env", 'python("tiny.py:Env")'),
+    ):
         text = re.sub(
             rf"^({kind} +\w+ *= *)(\w+\((?:[^()]|\([^()]*\))*\))",
-            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + tiny, text, flags=re.MULTILINE,
-        )  # fmt: skip
+            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + tiny,
+            text,
+            flags=re.MULTILINE,
+        )
     return text
 
 
@@ -223,16 +228,18 @@ def with_tables(page: Path, make: dict[str, str]) -> str:
     """The page with its tables made anew."""
     return re.sub(
         r"(<!-- table: (\S+) -->\n)(?:.*\n)*?(<!-- end -->)",
-        lambda m: m[1] + make[m[2]] + m[3], page.read_text("utf-8"),
-    )  # fmt: skip
+        lambda m: m[1] + make[m[2]] + m[3],
+        page.read_text("utf-8"),
+    )
 
 
 def with_files(text: str) -> str:
     """The text with every fence below `<!-- file: PATH -->` as that file is."""
     return re.sub(
         r"(<!-- file: (\S+) -->\n```.*\n)(?:.*\n)*?(```\n)",
-        lambda m: m[1] + (ROOT / m[2]).read_text("utf-8") + m[3], text,
-    )  # fmt: skip
+        lambda m: m[1] + (ROOT / m[2]).read_text("utf-8") + m[3],
+        text,
+    )
 
 
 def generated() -> dict[str, str]:
@@ -242,17 +249,29 @@ def generated() -> dict[str, str]:
 
     made: dict[str, str] = {}
     for kind in ("elementwise", "reduction", "scan"):
-        rows = [(_call(op.name, op.args), op.doc, _result(op.dtype)) for op in TENSOR.values() if op.function and op.kind == kind]
+        rows = [
+            (_call(op.name, op.args), op.doc, _result(op.dtype))
+            for op in TENSOR.values()
+            if op.function and op.kind == kind
+        ]
         made[f"functions.{kind}"] = _table(("function", "meaning", "result"), rows)
     for kind, methods in own.METHODS.items():
         for name, signature in methods.items():
             made[f"method.{kind}.{name}"] = _options(signature)
     for name, signature in own.STATEMENTS.items():
         made[f"statement.{name}"] = _options(signature)
-    groups = {"models": own.MODELS, "constructors": own.CONSTRUCTORS, "data": own.DATA, "funcs": own.FUNCS,
-              "envs": own.ENVS, "buffers": own.BUFFERS}  # fmt: skip
+    groups = {
+        "models": own.MODELS,
+        "constructors": own.CONSTRUCTORS,
+        "data": own.DATA,
+        "funcs": own.FUNCS,
+        "envs": own.ENVS,
+        "buffers": own.BUFFERS,
+    }
     for name, group in groups.items():
-        made[name] = _table(("form", "meaning"), [(f"`{_form(signature)}`", signature.doc) for signature in group.values()])
+        made[name] = _table(
+            ("form", "meaning"), [(f"`{_form(signature)}`", signature.doc) for signature in group.values()]
+        )
     made["data.options"] = _shared(own.DATA)
     made["called.options"] = _shared(own.FUNCS)
     made["prelude"] = _prelude()
@@ -301,8 +320,14 @@ def _options(signature) -> str:  # type: ignore[no-untyped-def]
 
 
 def _kind(opt) -> str:  # type: ignore[no-untyped-def]
-    name = {"int": "whole number", "float": "number", "bool": "true or false", "rate": "number or schedule",
-            "texts": "text or list of texts", "any": "constant"}.get(opt.kind, opt.kind)  # fmt: skip
+    name = {
+        "int": "whole number",
+        "float": "number",
+        "bool": "true or false",
+        "rate": "number or schedule",
+        "texts": "text or list of texts",
+        "any": "constant",
+    }.get(opt.kind, opt.kind)
     if opt.low is not None and opt.high is not None:
         return f"{name}, {opt.low:g} to {opt.high:g}"
     return f"{name}, at least {opt.low:g}" if opt.low else name
@@ -330,8 +355,10 @@ def _shared(group) -> str:  # type: ignore[no-untyped-def]
         for opt in signature.options:
             owners.setdefault(opt.name, []).append(signature.name)
             opts[opt.name] = opt
-    rows = [(f"`{n}`", "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own), _kind(opts[n]), opts[n].doc)
-            for n, own in owners.items()]  # fmt: skip
+    rows = [
+        (f"`{n}`", "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own), _kind(opts[n]), opts[n].doc)
+        for n, own in owners.items()
+    ]
     return _table(("option", "of", "kind", "meaning"), rows)
 
 

@@ -59,5 +59,9 @@ def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "rlgraph", *arguments],
-        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )

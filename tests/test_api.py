@@ -55,7 +55,9 @@ def test_warnings_do_not_stop_a_program() -> None:
 
 def test_compile_raises_everything_at_once() -> None:
     with pytest.raises(rlgraph.ProgramError) as wrong:
-        rlgraph.compile(PROGRAM.replace("rollout.", "rolout.").replace("reward)", "rewrd)").replace("n=n", "n=m"), name="<mine>")
+        rlgraph.compile(
+            PROGRAM.replace("rollout.", "rolout.").replace("reward)", "rewrd)").replace("n=n", "n=m"), name="<mine>"
+        )
     assert len(wrong.value.diagnostics) >= 2
     assert "--> <mine>:" in str(wrong.value)
     # Notebooks show this in place of a traceback.
@@ -90,9 +92,17 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3, "3"), (0.5, "0.5"), (1e-06, "1e-06"), (-1, "-1"), (True, "true"), ("n + 1", "n + 1"),
-     (Path('a "b"\\c'), '"a \\"b\\"\\\\c"'), ([1, Path("a")], '[1, "a"]')],
-)  # fmt: skip
+    [
+        (3, "3"),
+        (0.5, "0.5"),
+        (1e-06, "1e-06"),
+        (-1, "-1"),
+        (True, "true"),
+        ("n + 1", "n + 1"),
+        (Path('a "b"\\c'), '"a \\"b\\"\\\\c"'),
+        ([1, Path("a")], '[1, "a"]'),
+    ],
+)
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
     from rlgraph.api.programs import changes, settings_text
 
@@ -101,7 +111,7 @@ def test_values_from_python_are_expressions(value: Any, text: str) -> None:
 
 
 def test_a_setting_changes_the_program() -> None:
-    assert 'n=7, ' in rlgraph.compile(PROGRAM, set={"n": 7}).text()
+    assert "n=7, " in rlgraph.compile(PROGRAM, set={"n": 7}).text()
     assert rlgraph.compile(PROGRAM, set={"prompts": 'jsonl("prompts.jsonl", batch=3)'}).set == {
         "prompts": 'jsonl("prompts.jsonl", batch=3)'
     }
@@ -133,7 +143,9 @@ def test_a_run(folder: Path) -> None:
     rewards = [[step["reward"] for step in found.metrics] for found in (run, again, other)]
     assert rewards[0] == rewards[1] != rewards[2]
     # The saved folder is a model source: it goes on where it ended.
-    more = rlgraph.compile("tiny.rlf", set={"actor": 'causal_lm("here/models/actor")'}).run(1, threads=1, progress=False)
+    more = rlgraph.compile("tiny.rlf", set={"actor": 'causal_lm("here/models/actor")'}).run(
+        1, threads=1, progress=False
+    )
     assert more.models["actor"].answer(["a>"], max_tokens=5)
 
 
@@ -241,13 +253,13 @@ def test_groups_are_numbers_of_rows() -> None:
 
 def test_the_defs_of_a_file(folder: Path) -> None:
     (folder / "mine.rlf").write_text(
-        "algorithm mine\n\nparam weight = 2\nmodel actor = causal_lm(\"a\")\n\n"
+        'algorithm mine\n\nparam weight = 2\nmodel actor = causal_lm("a")\n\n'
         "def penalty(x, group):\n    m = mean(x, by=group)\n    return weight * k1(x, m)\n\n"
         "def best(x, group):\n    return max(x, by=group)\n\n"
         "def one():\n    return 1\n\n"
         "def hidden(mask):\n    return mask + 1\n\n"
         "def alive(rollout):\n    return actor.logprobs(rollout)\n"
-    )  # fmt: skip
+    )
     mine = rlgraph.functions(folder / "mine.rlf", set={"weight": 3})
     assert list(mine) == ["penalty", "best", "one", "hidden", "alive"] and "best" in dir(mine)
     x, group = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1, 1, 0])

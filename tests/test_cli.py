@@ -45,7 +45,10 @@ def test_check_of_a_right_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_check_of_a_wrong_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "wrong.rlf").write_text(BROKEN)
-    assert told(capsys, "check", "wrong.rlf", "tiny.rlf") == (1, "", """\
+    assert told(capsys, "check", "wrong.rlf", "tiny.rlf") == (
+        1,
+        "",
+        """\
 error[E0201]: nothing is called `rewards`
   --> wrong.rlf:14:22
    |
@@ -54,7 +57,8 @@ error[E0201]: nothing is called `rewards`
 help: did you mean `reward`?
 
 2 files: 1 error
-""")  # fmt: skip
+""",
+    )
 
 
 def test_check_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,10 +66,18 @@ def test_check_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, out, err = told(capsys, "check", "--message-format", "json", "wrong.rlf")
     assert (code, err) == (1, "")
     assert json.loads(out) == {
-        "type": "diagnostic", "severity": "error", "code": "E0201", "message": "nothing is called `rewards`",
-        "hint": "did you mean `reward`?", "file": "wrong.rlf", "line": 14, "column": 22, "end_line": 14, "end_column": 29,
+        "type": "diagnostic",
+        "severity": "error",
+        "code": "E0201",
+        "message": "nothing is called `rewards`",
+        "hint": "did you mean `reward`?",
+        "file": "wrong.rlf",
+        "line": 14,
+        "column": 22,
+        "end_line": 14,
+        "end_column": 29,
         "related": [],
-    }  # fmt: skip
+    }
 
 
 def test_check_looks_at_the_columns_of_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +96,10 @@ def test_check_of_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_check_of_a_schedule_without_its_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "lonely.rls").write_text("schedule lonely\n\npool all = 8 devices\n")
-    assert told(capsys, "check", "tiny.rlf", "lonely.rls") == (1, "", """\
+    assert told(capsys, "check", "tiny.rlf", "lonely.rls") == (
+        1,
+        "",
+        """\
 error[E0808]: there is no program `lonely.rlf` for this schedule
  --> lonely.rls:1:1
   |
@@ -93,14 +108,18 @@ error[E0808]: there is no program `lonely.rlf` for this schedule
 help: give the program too: `rlgraph check PROGRAM.rlf SCHEDULE.rls`
 
 2 files: 1 error
-""")  # fmt: skip
+""",
+    )
 
 
 def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "picture.rlf").write_bytes(b"algorithm a\n\xff\xfe\n")
     (folder / "huge.rlf").write_bytes(b"#" * 2_000_000)
     files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
-    assert told(capsys, "check", *files) == (1, "", f"""\
+    assert told(capsys, "check", *files) == (
+        1,
+        "",
+        f"""\
 error[E0805]: there is no file `tinny.rlf`
 help: did you mean `tiny.rlf`?
 
@@ -122,7 +141,8 @@ help: a program is a text of at most 1 MiB
 error[E0805]: `a\0b` cannot be read: embedded null byte
 
 7 files: 7 errors
-""")  # fmt: skip
+""",
+    )
 
 
 def test_an_empty_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +165,11 @@ print([name for name in ("torch", "ray", "transformers", "numpy", "rich") if nam
 """
     root = str(Path(__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env={**os.environ, "PYTHONPATH": root}, text=True, capture_output=True
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root},
+        text=True,
+        capture_output=True,
     )
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
 
@@ -187,7 +211,9 @@ def test_fmt_leaves_a_wrong_program_alone(folder: Path, capsys: pytest.CaptureFi
 def test_compile_tells_what_became_of_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys, "compile", str(ALGORITHMS / "grpo.rlf"), "--set", 'base="a folder"')
     assert (code, err) == (0, "")
-    assert out == """\
+    assert (
+        out
+        == """\
 grpo: 18 nodes, 2 models
   actor  causal_lm("a folder"), generate, train, logprobs
   ref    copy of actor, frozen, logprobs
@@ -197,6 +223,7 @@ grpo: 18 nodes, 2 models
   minibatch    per batch: slices are of the whole batch
   train actor  per batch: an optimizer step needs the gradient of all its rows
 """
+    )
 
 
 def test_compile_writes_every_form(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,12 +261,18 @@ def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFix
         (["compile"], "Missing argument 'FILE...'."),
         (["compile", "tiny.rlf", "--set", "n"], "Invalid value for '--set': `n` is not NAME=EXPR, as in `--set n=4`"),
         (["compile", "tiny.rlf", "--set", "n=1", "--set", "n=2"], "Invalid value for '--set': `n` is set twice"),
-        (["compile", "tiny.rlf", "--emit", "dot", "--emit", "svg"],
-         "say with -o DIR where the files go: only one form alone can go to stdout"),
-        (["compile", "tiny.rlf", "--visualize", "tiny.txt"],
-         "Invalid value for '--visualize': `tiny.txt` does not end in .html, .svg, .png or .dot"),
-        (["compile", "tiny.rlf", "--print-after", "simplfy"],
-         "Invalid value for '--print-after': there is no pass simplfy: did you mean simplify?"),
+        (
+            ["compile", "tiny.rlf", "--emit", "dot", "--emit", "svg"],
+            "say with -o DIR where the files go: only one form alone can go to stdout",
+        ),
+        (
+            ["compile", "tiny.rlf", "--visualize", "tiny.txt"],
+            "Invalid value for '--visualize': `tiny.txt` does not end in .html, .svg, .png or .dot",
+        ),
+        (
+            ["compile", "tiny.rlf", "--print-after", "simplfy"],
+            "Invalid value for '--print-after': there is no pass simplfy: did you mean simplify?",
+        ),
         (["run", "tiny.rlf", "--steps", "0"], "Invalid value for '--steps': 0 is not in the range x>=1."),
         (["run", "tiny.rlf", "--steps", "-3"], "Invalid value for '--steps': -3 is not in the range x>=1."),
         (["explain", "0805"], "Invalid value for 'CODE': there is no code 0805: did you mean E0805?"),
@@ -247,7 +280,7 @@ def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFix
         (["fmt", "-", "tiny.rlf"], "Invalid value for 'FILE...': `-` stands alone"),
         (["chekc", "tiny.rlf"], "No such command 'chekc'."),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_command(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys, *arguments)
     assert (code, out) == (2, "")
@@ -257,39 +290,51 @@ def test_a_wrong_command(arguments: list[str], message: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("m=4", """\
+        (
+            "m=4",
+            """\
 error[E0804]: the program declares nothing called `m`
  --> --set m:1:1
   |
 1 | 4
   | ^
 help: it declares `n`, `lr`, `actor`, `prompts`, `score`
-"""),
-        ("n=", """\
+""",
+        ),
+        (
+            "n=",
+            """\
 error[E0101]: an expression is missing
  --> --set n:1:1
   |
 1 |
   | ^
-"""),
-        ("actor=causal_lm(Qwen/Qwen2.5-7B)", """\
+""",
+        ),
+        (
+            "actor=causal_lm(Qwen/Qwen2.5-7B)",
+            """\
 error[E0106]: `7B` is not a number
  --> --set actor:1:24
   |
 1 | causal_lm(Qwen/Qwen2.5-7B)
   |                        ^^
 help: numbers are written 12, 1_000, 0.5, 1e-6
-"""),
-        ("n=Qwen/Qwen2.5-7B", """\
+""",
+        ),
+        (
+            "n=Qwen/Qwen2.5-7B",
+            """\
 error[E0106]: `7B` is not a number
  --> --set n:1:14
   |
 1 | Qwen/Qwen2.5-7B
   |              ^^
 help: a text has quotes of its own: `--set 'n="Qwen/Qwen2.5-7B"'`
-"""),
+""",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_setting(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "compile", "tiny.rlf", "--set", setting) == (1, "", f"{message}\n")
 

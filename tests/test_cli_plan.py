@@ -130,7 +130,9 @@ def plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 
 
 def test_what_differs_between_two_plans(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "diff", *plans) == (1, """\
+    assert told(capsys, "diff", *plans) == (
+        1,
+        """\
 pools
   play: 2 devices from 0 -> nothing
 work
@@ -140,13 +142,20 @@ groups
   learn.vllm: nothing -> learn vllm tp2 dp2 on 0-3: actor
 blocks
   rollout: 4 rows -> nothing
-""", "")  # fmt: skip
+""",
+        "",
+    )
     assert told(capsys, "diff", plans[0], plans[0]) == (0, "", "")
     code, out, err = told(capsys, "diff", *plans, "--message-format", "json")
     records = [json.loads(line) for line in out.splitlines()]
     assert (code, err, {record["type"] for record in records}) == (1, "", {"difference"})
-    assert records[1] == {"type": "difference", "section": "work", "name": "actor.generate",
-                          "before": "play vllm tp2", "after": "learn vllm tp2 dp2"}  # fmt: skip
+    assert records[1] == {
+        "type": "difference",
+        "section": "work",
+        "name": "actor.generate",
+        "before": "play vllm tp2",
+        "after": "learn vllm tp2 dp2",
+    }
 
 
 def test_the_graphs_of_two_plans(folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +167,9 @@ def test_the_graphs_of_two_plans(folder: Path, plans: tuple[str, str], capsys: p
     assert len(changed) == 2 and "max_tokens=8" in changed[0] and "max_tokens=9" in changed[1]
 
 
-def test_what_is_expected_of_two_plans(folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_expected_of_two_plans(
+    folder: Path, plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     document = json.loads((folder / "a.json").read_text())
     for name, seconds in zip(plans, (8.0, 7.0), strict=True):
         (folder / name).write_text(json.dumps({**document, "predicted": {"seconds": {"step": seconds, "train": 2.5}}}))
@@ -178,14 +189,23 @@ def test_files_that_are_no_plans(
     whole = (folder / "a.json").read_bytes()
     wide = json.dumps({**json.loads(whole), "plan": []}).encode()
     texts = {
-        "it is empty": b"", "unterminated string": whole[:-300], "no text in UTF-8": b"\x80\x81" * 99,
-        "expecting value": bytes(99), "more than 16 MiB": b'{"rlgraph": 2, "program": "' + b"x" * LARGEST_BYTES + b'"}',
+        "it is empty": b"",
+        "unterminated string": whole[:-300],
+        "no text in UTF-8": b"\x80\x81" * 99,
+        "expecting value": bytes(99),
+        "more than 16 MiB": b'{"rlgraph": 2, "program": "' + b"x" * LARGEST_BYTES + b'"}',
         "nested too deep": b'{"rlgraph": 2, "program": ' + b"[" * 90 + b"]" * 90 + b"}",
-        "too deep": b"[" * 200_000, "deep": b'{"a":' * 200_000, "it is a list": b"[]", "integer string": b"1" * 9999,
-        "no number Infinity": b'{"rlgraph": Infinity}', "two fields `rlgraph`": b'{"rlgraph": 2, "rlgraph": 2}',
-        "surrogate pair": b'{"rlgraph": 2, "\\ud800": 1}', "no field `rlgraph`": b'{"name": "a"}',
-        "no JSON": PROGRAM.encode(), "`plan` is a list": wide,
-    }  # fmt: skip
+        "too deep": b"[" * 200_000,
+        "deep": b'{"a":' * 200_000,
+        "it is a list": b"[]",
+        "integer string": b"1" * 9999,
+        "no number Infinity": b'{"rlgraph": Infinity}',
+        "two fields `rlgraph`": b'{"rlgraph": 2, "rlgraph": 2}',
+        "surrogate pair": b'{"rlgraph": 2, "\\ud800": 1}',
+        "no field `rlgraph`": b'{"name": "a"}',
+        "no JSON": PROGRAM.encode(),
+        "`plan` is a list": wide,
+    }
     for name, text in texts.items():
         (folder / "bad.json").write_bytes(text)
         code, out, err = told(capsys, *command, "bad.json")
@@ -212,7 +232,10 @@ def test_a_plan_that_was_changed_since(folder: Path, plans: tuple[str, str]) -> 
 
 def test_two_schedules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "small.rlf").write_text(f"{PROGRAM}\n{BLOCK}")
-    assert told(capsys, "compile", "small.rlf", "small.rls") == (1, "", """\
+    assert told(capsys, "compile", "small.rlf", "small.rls") == (
+        1,
+        "",
+        """\
 error[E0901]: the program `small` has a schedule of its own
  --> small.rls:1:1
   |
@@ -225,7 +248,8 @@ note: it is here
    | ^^^^^^^^
 help: keep one of them
 
-""")  # fmt: skip
+""",
+    )
 
 
 def test_a_schedule_that_the_model_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +261,9 @@ def test_a_schedule_that_the_model_does_not_fit(folder: Path, capsys: pytest.Cap
 
 
 def test_a_model_of_unknown_shape_is_placed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = told(capsys, "compile", "small.rlf", "small.rls", "--set", 'actor=causal_lm("nobody/knows")', "--emit", "transfers")
+    code, out, err = told(
+        capsys, "compile", "small.rlf", "small.rls", "--set", 'actor=causal_lm("nobody/knows")', "--emit", "transfers"
+    )
     assert code == 0
     assert err.startswith("warning[W0901]: the shape of `actor` is not known")
     assert "its layout is not known: its configuration is not here" in out
@@ -272,11 +298,19 @@ def test_the_transfers_of_the_schedule_that_ships(capsys: pytest.CaptureFixture[
     rows = [re.split(" {2,}", line.strip()) for line in out.partition("\nrows\n")[2].splitlines()]
     assert rows[:3] == [
         ["prompts", "host -> play.vllm", "1 process -> 4 copies: 0-1 | 2-3 | 4-5 | 6-7", "columns of the data"],
-        ["rollout", "play.vllm -> play.megatron", "4 copies: 0, 2, 4, 6 -> 8 copies: 0-7",
-         "12 bytes a token, 9 bytes a row of prompts, columns of the data"],
-        ["rollout", "play.vllm -> learn.megatron", "4 copies: 0, 2, 4, 6 -> 1 copy: 0-7",
-         "12 bytes a token, 9 bytes a row of prompts, columns of the data"],
-    ]  # fmt: skip
+        [
+            "rollout",
+            "play.vllm -> play.megatron",
+            "4 copies: 0, 2, 4, 6 -> 8 copies: 0-7",
+            "12 bytes a token, 9 bytes a row of prompts, columns of the data",
+        ],
+        [
+            "rollout",
+            "play.vllm -> learn.megatron",
+            "4 copies: 0, 2, 4, 6 -> 1 copy: 0-7",
+            "12 bytes a token, 9 bytes a row of prompts, columns of the data",
+        ],
+    ]
     assert ["score", "play.megatron -> host", "8 copies: 0-7 -> 1 process", "4 bytes a row of prompts"] in rows
     assert ["value", "learn.megatron -> host", "1 copy: 4 -> 1 process", "4 bytes a token"] in rows
 
@@ -324,6 +358,10 @@ print([name for name in ("torch", "ray", "transformers", "numpy", "vllm", "megat
 """
     root = str(Path(__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env={**os.environ, "PYTHONPATH": root}, text=True, capture_output=True
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root},
+        text=True,
+        capture_output=True,
     )
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

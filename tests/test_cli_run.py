@@ -98,8 +98,11 @@ def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[
     code, out, _ = told(capsys, *run, "--out", "a", "--record", "rec", "--trace", "t.json")
     assert (code, out.splitlines()[:3]) == (0, ["wrote a/metrics.jsonl", "wrote rec", "wrote t.json"])
     # Other weights would draw other rows; that the same rows are rewarded shows where they come from.
-    other = ("--set", 'actor=causal_lm(random("qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
-             'num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, tokenizer=chars("abcd>")))')  # fmt: skip
+    other = (
+        "--set",
+        'actor=causal_lm(random("qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
+        'num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, tokenizer=chars("abcd>")))',
+    )
     assert told(capsys, *run, "--out", "b", "--replay", "rec", "--block", "1", *other)[0] == 0
     assert told(capsys, *run, "--out", "c", *other)[0] == 0
     assert metrics(folder / "a") == metrics(folder / "b") != metrics(folder / "c")
@@ -112,7 +115,11 @@ def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_what_cannot_be_used_comes_out_before_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option, path, code in (("--replay", "nothing", "E0815"), ("--trace", "no/t.json", "E0818"), ("--record", "tiny.rlf", "E0814")):
+    for option, path, code in (
+        ("--replay", "nothing", "E0815"),
+        ("--trace", "no/t.json", "E0818"),
+        ("--record", "tiny.rlf", "E0814"),
+    ):
         failed, _, err = told(capsys, "run", "tiny.rlf", option, path)
         assert failed == 2 and f"error[{code}]" in err and "opening" not in err
     (folder / "prompts.jsonl").unlink()

@@ -1,4 +1,5 @@
-"""`rlgraph simulate`: the step as a table, as JSON, as a timeline and as a picture, and what is said where that cannot be."""
+"""`rlgraph simulate`: the step as a table, as JSON, as a timeline and as a picture, and what is said where that cannot
+be."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
     # 16 devices; a batch of 1,024 rows, prompts of 512 tokens and answers of a mean of less than 256.
     assert found["price_per_hour"] == pytest.approx(16 * read_cluster("1x1:a100-80gb").islands[0].device.price)
-    assert found["price_per_million_tokens"] == pytest.approx(found["price_per_hour"] / 3600 / found["tokens_per_second"] * 1e6)
+    assert found["price_per_million_tokens"] == pytest.approx(
+        found["price_per_hour"] / 3600 / found["tokens_per_second"] * 1e6
+    )
     assert found["rows"] == 1024 and 600 < found["tokens"] / 1024 < 768
 
 
@@ -141,7 +144,11 @@ def test_calls_that_make_no_sense() -> None:
 
 
 def test_groups_that_lost_all_rows() -> None:
-    text = (ALGORITHMS / "online_dpo.rlf").read_text().replace("    best ", "    keep rollout where score > 0\n    best ", 1)
+    text = (
+        (ALGORITHMS / "online_dpo.rlf")
+        .read_text()
+        .replace("    best ", "    keep rollout where score > 0\n    best ", 1)
+    )
     program = rlgraph.compile(text)
     with pytest.raises(ProgramError, match="E0961"):
         simulate(program, workload=Workload(kept=0.1))
@@ -149,7 +156,11 @@ def test_groups_that_lost_all_rows() -> None:
 
 
 def test_every_code_is_explained() -> None:
-    used = {code for path in Path(rlgraph.__file__).parent.rglob("*.py") for code in re.findall(r'"(E096\d)"', path.read_text())}
+    used = {
+        code
+        for path in Path(rlgraph.__file__).parent.rglob("*.py")
+        for code in re.findall(r'"(E096\d)"', path.read_text())
+    }
     assert used == set(re.findall(r"^## (E\d+)", CODES, re.MULTILINE))
 
 

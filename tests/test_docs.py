@@ -147,11 +147,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def _anchors(page: Path) -> set[str]:
     """Headings as forges make links of them."""
-    heads = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL), flags=re.MULTILINE)
+    heads = re.findall(
+        r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL), flags=re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name
+)
 def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = [fence for fence in fences(page) if fence.words[:1] == ["python"]]
@@ -187,7 +191,11 @@ def test_commands_exist(page: Path) -> None:
 
 def test_every_group_of_codes_is_told() -> None:
     text = (ROOT / "docs/errors.md").read_text("utf-8")
-    codes = {code for path in ROOT.glob("rlgraph/codes/*.md") for code in re.findall(r"^## ([EW]\d+)", path.read_text("utf-8"), re.MULTILINE)}
+    codes = {
+        code
+        for path in ROOT.glob("rlgraph/codes/*.md")
+        for code in re.findall(r"^## ([EW]\d+)", path.read_text("utf-8"), re.MULTILINE)
+    }
     assert {code[:3] for code in codes if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
 
 

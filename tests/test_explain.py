@@ -111,8 +111,9 @@ def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
     names = [part.name for part in ppo.choice.problem.parts]
     found = {
         way.name: {frozenset(names[number] for number in own) for own in sharing(way.found.blocks)}
-        for way in ways(ppo.choice) if way.found and way.name != "what was chosen"
-    }  # fmt: skip
+        for way in ways(ppo.choice)
+        if way.found and way.name != "what was chosen"
+    }
     everything = {"actor", "actor.generate", "critic", "ref"}
     assert found["all colocated"] == {frozenset(everything)}
     assert found["split"] == {frozenset(everything - {"critic"}), frozenset({"critic"})}

@@ -1,7 +1,7 @@
 """How the house is built: which module may import which, and what may be loaded when.
 
-A module imports from lower floors and from its own package. A plug-in file imports no sibling but its base, so that adding
-one is adding one file.
+A module imports from lower floors and from its own package. A plug-in file imports no sibling but its base, so that
+adding one is adding one file.
 """
 
 from __future__ import annotations
@@ -97,9 +97,13 @@ def test_a_module_imports_from_lower_floors(path: Path) -> None:
     wrong = [
         f"line {line}: {own} (floor {floor(own)}) imports {module} (floor {floor(module)})"
         for line, module in imports(path)
-        if module != "rlgraph" and module.split(".")[1] != package and floor(module) >= floor(own) and floor(own) != API
-        or floor(own) == API and floor(module) > API
-    ]  # fmt: skip
+        if module != "rlgraph"
+        and module.split(".")[1] != package
+        and floor(module) >= floor(own)
+        and floor(own) != API
+        or floor(own) == API
+        and floor(module) > API
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -156,7 +160,7 @@ def test_every_data_source_is_a_plugin() -> None:
         "import rlgraph.dsl.check",
         "import rlgraph.passes.pipeline",
         "import rlgraph.data, rlgraph.foreign",
-        "import rlgraph; rlgraph.compile('algorithm a\\nmodel m = causal_lm(\"m\")\\ndata d = jsonl(\"d\")\\n"
+        'import rlgraph; rlgraph.compile(\'algorithm a\\nmodel m = causal_lm("m")\\ndata d = jsonl("d")\\n'
         "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()",
         "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
         "import rlgraph.cli",

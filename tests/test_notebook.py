@@ -41,13 +41,16 @@ def test_a_mistake_is_shown_without_a_traceback(shell: Any, capsys: pytest.Captu
     done = shell.run_cell("%%rlf\n" + PROGRAM.replace("center(reward", "center(rewards"))
     assert not done.success
     out, err = capsys.readouterr()
-    assert (out + err).rstrip("\n") == """\
+    assert (
+        (out + err).rstrip("\n")
+        == """\
 error[E0201]: nothing is called `rewards`
   --> <cell>:14:22
    |
 14 |     adv     = center(rewards, prompts)
    |                      ^^^^^^^
 help: did you mean `reward`?"""
+    )
 
 
 def test_a_warning_is_shown(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,8 +74,9 @@ def test_a_wrong_magic(line: str, message: str, shell: Any, capsys: pytest.Captu
     assert not shell.run_cell(f"%%rlf {line}\n{PROGRAM}").success
     out, err = capsys.readouterr()
     assert (out + err).splitlines() == [
-        f"error[E0809]: {message}", "help: write `%%rlf [NAME] [--visualize] [--set NAME=EXPR]...`"
-    ]  # fmt: skip
+        f"error[E0809]: {message}",
+        "help: write `%%rlf [NAME] [--visualize] [--set NAME=EXPR]...`",
+    ]
 
 
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:

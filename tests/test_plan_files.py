@@ -1,4 +1,5 @@
-"""Plan files: what is written is read back, whatever the plan; what is wrong is told; a run of one is a run of its program."""
+"""Plan files: what is written is read back, whatever the plan; what is wrong is told; a run of one is a run of its
+program."""
 
 from __future__ import annotations
 
@@ -64,13 +65,16 @@ def test_the_document_can_be_read_by_a_person() -> None:
   "name": "ppo",
   "source": "ppo.rlf",
   "sha256": \"""")
-    assert """\
+    assert (
+        """\
   "folder": ".",
   "set": {},
   "graph": [
    "program ppo",
    "axis prompts",
-""" in text  # fmt: skip
+"""
+        in text
+    )
     assert text.endswith("""\
  "plan": {
   "pools": [
@@ -104,7 +108,7 @@ def test_the_document_can_be_read_by_a_person() -> None:
   "holdings": []
  }
 }
-""")  # fmt: skip
+""")
 
 
 @st.composite
@@ -131,15 +135,30 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     owners = {role.model: role.group for role in draw(st.permutations(roles))}
     held = [(model, group.name) for group in groups.values() for model in group.models]
     holdings = [
-        Holding(model, group, draw(st.integers(0, 1 << 20)), draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 1 << 40)))
+        Holding(
+            model,
+            group,
+            draw(st.integers(0, 1 << 20)),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            draw(st.integers(0, 1 << 40)),
+        )
         for model, group in held
         if draw(st.booleans())
     ]
     cluster = draw(st.sampled_from(["", "3x8:a100-80gb"]))
     placed = [replace(pool, first=8 * number) for number, pool in enumerate(pools)] if cluster else pools
     blocks = draw(st.dictionaries(st.text(max_size=8), st.integers(1, 1 << 20), max_size=2))
-    return Plan(program.name, (Pool(HOST, 0), *placed), tuple(groups.values()), tuple(roles), tuple(owners.items()),
-                tuple(blocks.items()), tuple(holdings), cluster)  # fmt: skip
+    return Plan(
+        program.name,
+        (Pool(HOST, 0), *placed),
+        tuple(groups.values()),
+        tuple(roles),
+        tuple(owners.items()),
+        tuple(blocks.items()),
+        tuple(holdings),
+        cluster,
+    )
 
 
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
@@ -156,7 +175,9 @@ ORIGIN = Origin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x8
 def test_what_is_written_is_read_back(data: st.DataObject) -> None:
     program = compiled(data.draw(st.sampled_from(["ppo", "async_grpo", "dapo"]))).program
     plan = data.draw(plans(program))
-    sections = data.draw(st.dictionaries(st.sampled_from(["assumptions", "predicted"]), st.dictionaries(WORDS, JSON, max_size=3)))
+    sections = data.draw(
+        st.dictionaries(st.sampled_from(["assumptions", "predicted"]), st.dictionaries(WORDS, JSON, max_size=3))
+    )
     if plan.cluster:
         sections["cluster"] = {"text": plan.cluster, "devices": 24}
     file = PlanFile(program, plan, ORIGIN, sections)
@@ -174,7 +195,9 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     for seed in ("0", "1", "2"):
         script = f"import rlgraph; print(rlgraph.compile({str(ALGORITHMS[0].parent / 'safe_rlhf.rlf')!r}, devices=8).plan_json(), end='')"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=True
+        )
         texts.add(ran.stdout)
     assert len(texts) == 1 and b"train" in texts.pop()
 
@@ -189,7 +212,13 @@ WRONG = [
     ('"rlgraph": 2', '"rlgraf": 2', "E0950", "{", "writes one"),
     (' "plan": {', ' "plam": {', "E0952", '"plam"', "did you mean `plan`?"),
     ('"name": "learn", "devices"', '"name": "learn", "device"', "E0952", '"device"', "did you mean `devices`?"),
-    ('"holdings": []', '"holdings": [{"model": "actor", "group": "play.vllm", "offlod": true}]', "E0952", '"offlod"', "`offload`"),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "actor", "group": "play.vllm", "offlod": true}]',
+        "E0952",
+        '"offlod"',
+        "`offload`",
+    ),
     ('"folder": "', '"folder": "\\u0000', "E0953", None, ""),
     ('"learn", "devices": 8', '"learn", "devices": "8"', "E0953", '"8"', ""),
     ('"learn", "devices": 8', '"learn", "devices": true', "E0953", "true", ""),
@@ -214,7 +243,13 @@ WRONG = [
     (TRAIN, TRAIN.replace("actor", "acter"), "E0955", '"acter"', "did you mean `actor`?"),
     (TRAIN, f"{TRAIN},\n   {TRAIN}", "E0955", '"train"', "keep one of them"),
     ('"actor": "learn', '"acter": "learn', "E0955", '"learn.megatron"', "did you mean `actor`?"),
-    ('"holdings": []', '"holdings": [{"model": "acto", "group": "play.vllm"}]', "E0955", '"acto"', "did you mean `actor`?"),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "acto", "group": "play.vllm"}]',
+        "E0955",
+        '"acto"',
+        "did you mean `actor`?",
+    ),
     (PLAY, PLAY.replace("0-7", "0-8"), "E0956", '"0-8"', "each rank has one device"),
     (PLAY, PLAY.replace("0-7", "1-8"), "E0956", '"1-8"', "counted from 0"),
     (PLAY, PLAY.replace("0-7", "0-3,0-3"), "E0956", '"0-3,0-3"', "one of its own"),
@@ -229,7 +264,7 @@ WRONG = [
     ('"actor": "learn.megatron",', "", "E0957", "{", "that is the group that trains it"),
     ('"actor": "learn.megatron"', '"actor": "play.megatron"', "E0957", '"play.megatron"', "add it to the `models`"),
     ('"holdings": []', '"holdings": [{"model": "ref", "group": "play.vllm"}]', "E0957", '"ref"', ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "code", "under", "hint"), WRONG)
@@ -277,7 +312,9 @@ def mutated(document: Any, draw: random.Random) -> str:
     if change == 2:
         del holder[path[-1]]
     elif change == 3:
-        holder[path[-1]] = draw.choice([None, True, -1, 0, 2.5, 1 << 70, "", "actor", "0-3", [], {}, [[]], {"a": 1}, "\ud800"])
+        holder[path[-1]] = draw.choice(
+            [None, True, -1, 0, 2.5, 1 << 70, "", "actor", "0-3", [], {}, [[]], {"a": 1}, "\ud800"]
+        )
     elif isinstance(holder[path[-1]], str):
         letters = list(holder[path[-1]])
         for _ in range(draw.randrange(3)):
@@ -336,20 +373,29 @@ def test_a_run_of_a_plan_file_is_the_run_of_its_program(options: dict[str, Any],
     assert weights(found) == weights(expected)
 
 
-def test_run_takes_a_plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_takes_a_plan_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_tiny(tmp_path)
     assert status(["compile", "tiny.rlf", "--emit", "plan", "-o", "plans"]) == 0
     for file, folder in (("tiny.rlf", "a"), ("plans/tiny.plan.json", "b")):
         assert status(["run", file, "--steps", "2", "--seed", "5", "--threads", "1", "--out", folder]) == 0
     assert "saved b/models/actor" in capsys.readouterr().out
-    rewards = [[json.loads(line)["reward"] for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()] for folder in "ab"]
+    rewards = [
+        [json.loads(line)["reward"] for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in "ab"
+    ]
     assert rewards[0] == rewards[1]
     assert json.loads((tmp_path / "b/run.json").read_text())["program"] == "plans/tiny.plan.json"
-    assert (tmp_path / "a/models/actor/model.safetensors").read_bytes() == (tmp_path / "b/models/actor/model.safetensors").read_bytes()
+    assert (tmp_path / "a/models/actor/model.safetensors").read_bytes() == (
+        tmp_path / "b/models/actor/model.safetensors"
+    ).read_bytes()
 
 
-def test_what_a_plan_file_holds_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_plan_file_holds_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = compiled("ppo")
     Path("ppo.json").write_text(made.plan_json())

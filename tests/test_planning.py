@@ -37,14 +37,29 @@ def random(family: str, fields: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("fields", [{}, {"hidden_size": 2048}, SMALL, {**SMALL, "head_dim": 32, "num_hidden_layers": 3}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"hidden_size": 2048}, SMALL, {**SMALL, "head_dim": 32, "num_hidden_layers": 3}], ids=str
+)
 def test_random_models_have_the_shape_that_transformers_gives_them(family: str, fields: dict[str, Any]) -> None:
     if family == "qwen2":
         fields = {name: value for name, value in fields.items() if name != "head_dim"}
     made = AutoConfig.for_model(family, **fields, vocab_size=259)
     expected = shape_of({name: value for name, value in made.to_dict().items() if value is not None})
     found = shapes(random(family, fields))
-    for name in ("family", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "tied", "qkv_bias", "qk_norm", "positions"):
+    for name in (
+        "family",
+        "vocab",
+        "hidden",
+        "ffn",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "tied",
+        "qkv_bias",
+        "qk_norm",
+        "positions",
+    ):
         assert getattr(found["actor"], name) == getattr(expected, name), name
     assert found["ref"] == found["actor"]
 
@@ -76,13 +91,18 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(planning.PACKAGES, "megatron", "no_such_package.core")
-    schedule = "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
+    schedule = (
+        "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
+    )
     compiled = rlgraph.compile(PROGRAM.format(source=random("llama", SMALL)), schedule=schedule)
     (found,) = planning.not_installed(compiled.plan, compiled.schedule)
-    assert found.render() == """\
+    assert (
+        found.render()
+        == """\
 error[E0913]: the engine `megatron` is not installed
  --> <schedule>:3:18
   |
 3 | place ref on one(engine=megatron)
   |                  ^^^^^^^^^^^^^^^
 help: pip install 'rlgraph[megatron]'"""
+    )

@@ -46,7 +46,9 @@ def test_constants_are_positive(file: Path) -> None:
 
 def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
-    (tmp_path / "rewards.py").write_text("def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n")
+    (tmp_path / "rewards.py").write_text(
+        "def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n"
+    )
     (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
     schedule = "schedule probe\npool all = 1 devices\nplace m0, r0 on all(engine=transformers)\n"
     compiled, known = compile(tmp_path / "p.rlf", schedule=schedule), Workload(Lengths((8.0,)))
@@ -56,9 +58,7 @@ def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
     assert here.seconds != pytest.approx(plain.seconds, rel=0.01)
 
 
-def test_the_command_takes_a_calibration(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_a_calibration(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
     assert status(["simulate", str(tmp_path / "p.rlf"), "--cluster", "1x1:cpu", "--calibration", str(file)]) == 0
     assert str(file) in capsys.readouterr().out

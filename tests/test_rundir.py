@@ -50,8 +50,14 @@ def test_what_a_run_leaves(here: Path) -> None:
     assert json.loads((here / "a/b/run.json").read_text()) == {"seed": 1}
     plain = [name for name in inside(here / "a/b") if not name.startswith("tensorboard")]
     assert plain == [
-        "graph.txt", "metrics.jsonl", "models", "models/actor", "models/actor/model.safetensors", "program.rlf", "run.json"
-    ]  # fmt: skip
+        "graph.txt",
+        "metrics.jsonl",
+        "models",
+        "models/actor",
+        "models/actor/model.safetensors",
+        "program.rlf",
+        "run.json",
+    ]
 
 
 def test_a_step_is_on_the_disk_at_once(here: Path) -> None:
@@ -123,8 +129,7 @@ def test_one_of_two_runs_in_a_folder_is_refused(here: Path, monkeypatch: pytest.
     with pytest.raises(UsageMistake) as refused:
         RunFolder.at(Path("a"))
     assert str(refused.value) == (
-        "error[E0811]: `a` cannot hold a run: another run has just begun in it\n"
-        "help: take another folder with `--out`"
+        "error[E0811]: `a` cannot hold a run: another run has just begun in it\nhelp: take another folder with `--out`"
     )
     first.step({"step": 1})
     assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'

@@ -92,13 +92,24 @@ def test_ranks_and_transfers(folder: Path) -> None:
     trace.flow(drawn, trained[0], "never", 1)
     trace.write(folder / "t.json")
     events = read(folder / "t.json")
-    named = {(event["name"], event["pid"]): event["args"]["name"] for event in events if event["name"] == "process_name"}
+    named = {
+        (event["name"], event["pid"]): event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
     assert sorted(named.values()) == ["roll", "train"]
-    assert sorted(event["args"]["name"] for event in events if event["name"] == "thread_name") == ["rank 0", "rank 0", "rank 1", "rank 1"]
+    assert sorted(event["args"]["name"] for event in events if event["name"] == "thread_name") == [
+        "rank 0",
+        "rank 0",
+        "rank 1",
+        "rank 1",
+    ]
     sync = slices(events, "sync")
     assert [event["args"] for event in sync] == [{"bytes": 10, "peak": 7}] * 2
     assert all(event["dur"] == pytest.approx(5e5, abs=1) and event["ts"] == pytest.approx(1e6, abs=1) for event in sync)
-    assert [(e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "s"] == [("actor", 10), ("actor", 10), ("rollout", 99)]
+    assert [(e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "s"] == [
+        ("actor", 10),
+        ("actor", 10),
+        ("rollout", 99),
+    ]
     assert [e["args"]["tokens/s"] for e in events if e["ph"] == "C"] == [pytest.approx(300, rel=1e-3), 0]
 
 
@@ -119,7 +130,11 @@ def test_a_run(folder: Path) -> None:
     assert all(event["args"]["tokens"] > 0 and event["args"]["seconds"] * 1e6 <= event["dur"] for event in generated)
     assert len(slices(events, "train")) == 2
     ends = [event["ts"] + event["dur"] for event in slices(events, "step")]
-    assert all(event["ts"] + event["dur"] <= ends[event["args"]["step"] - 1] for event in slices(events) if event["cat"] != "step")
+    assert all(
+        event["ts"] + event["dur"] <= ends[event["args"]["step"] - 1]
+        for event in slices(events)
+        if event["cat"] != "step"
+    )
     assert sum(event["ph"] == "C" for event in events) == 4
     assert list(folder.glob(".t.json*")) == []
 

@@ -28,7 +28,10 @@ def test_a_line_tells_what_weights_cost() -> None:
     lines.synced("actor", "train", "judge", 0.25, 500_000, 1_000)
     lines.step(1, "step", 2.0, {"reward": 0.5})
     lines.step(2, "step", 2.0, {})
-    assert stream.getvalue().splitlines() == ["step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB", "step 2/2  2 s"]
+    assert stream.getvalue().splitlines() == [
+        "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
+        "step 2/2  2 s",
+    ]
 
 
 def test_a_bar_has_a_line_for_each_pool() -> None:
@@ -76,7 +79,9 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     if not frozen:
         list(backend.steps(2))
     expected = backend.session.models["actor"].engine.state()
-    weights = Elsewhere(backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), tmp_path), frozen)
+    weights = Elsewhere(
+        backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), tmp_path), frozen
+    )
     saved = tmp_path / to if to else None
     if saved:
         weights.save(saved)

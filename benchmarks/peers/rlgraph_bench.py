@@ -1,11 +1,13 @@
-"""rlgraph on the toy task, CPU: the whole system, from `toy_grpo.rlf` to the last optimizer step, in one process or on Ray.
+"""rlgraph on the toy task, CPU: the whole system, from `toy_grpo.rlf` to the last optimizer step, in one process or on
+Ray.
 
     python rlgraph_bench.py --steps 25 --threads 2
     python rlgraph_bench.py --plan vllm-transformers-dp2 --steps 15
     python rlgraph_bench.py --plan my.rls
 
-On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add; `driver_cpu_s` is the
-CPU time of the controller's process, Ray's threads in it included. The first three steps do not count.
+On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add;
+`driver_cpu_s` is the CPU time of the controller's process, Ray's threads in it included. The first three steps do not
+count.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def schedule(pools: dict[str, int], train: str, generate: str) -> str:
 
 
 def plans() -> dict[str, str]:
-    """Schedules for two cores: one process of each kind, which take turns (`one`) or have a pool each (`two`), or two of each
-    kind, which share the rows (`dp2`) or the weights (`tp2`)."""
+    """Schedules for two cores: one process of each kind, which take turns (`one`) or have a pool each (`two`), or two
+    of each kind, which share the rows (`dp2`) or the weights (`tp2`)."""
     found = {}
     for engine in ("transformers", "megatron"):
         train, generate = f"engine={engine}", "engine=vllm"
@@ -52,15 +54,19 @@ def plans() -> dict[str, str]:
             f"vllm-{engine}-dp2": schedule({"all": 2}, f"all({train}, dp=2)", f"all({generate}, dp=2)"),
         }
     tp = schedule({"all": 2}, "all(engine=megatron, tp=2)", "all(engine=vllm, dp=2)")
-    own = {f"own-{name}": text.replace("vllm", "transformers") for name, text in (
-        ("one", found["vllm-transformers-one"]), ("dp2", found["vllm-transformers-dp2"]))}  # fmt: skip
+    own = {
+        f"own-{name}": text.replace("vllm", "transformers")
+        for name, text in (("one", found["vllm-transformers-one"]), ("dp2", found["vllm-transformers-dp2"]))
+    }
     return found | {"vllm-megatron-tp2": tp} | own
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     named = ", ".join(plans())
-    parser.add_argument("--plan", default="", help=f"run on Ray by an .rls file or one of {named}; else in this process")
+    parser.add_argument(
+        "--plan", default="", help=f"run on Ray by an .rls file or one of {named}; else in this process"
+    )
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples per prompt")
     parser.add_argument("--new", type=int, default=32)
@@ -107,9 +113,14 @@ def main() -> None:
     trace = Path(options.trace or folder / "trace.json")
     began = time.time()
     made = rlgraph.compile(HERE / "toy_grpo.rlf", set=changes, schedule=text).run(
-        options.steps, seed=options.seed, threads=options.threads, progress=False, observer=watch, trace=trace,
+        options.steps,
+        seed=options.seed,
+        threads=options.threads,
+        progress=False,
+        observer=watch,
+        trace=trace,
         backend="ray" if options.plan else "local",
-    )  # fmt: skip
+    )
     rows = options.prompts * options.n
     pairs = list(zip(watch.ends, watch.ends[1:], strict=False))[SKIPPED:]
     step = [after[0] - before[0] for before, after in pairs]
@@ -117,18 +128,34 @@ def main() -> None:
     seconds = {name: clock.med(found[SKIPPED:]) for name, found in watch.seconds.items()}
     middle = clock.med(step)
     result = {
-        "what": "rlgraph", "algo": "grpo", "plan": options.plan, "gen_backend": options.plan.split("-")[0] or "own",
-        "prompts": options.prompts, "n": options.n, "new_tokens": options.new, "threads": options.threads,
-        "samples_per_step": rows, "steps": len(made.metrics), "step_s": middle, "samples_per_s": rows / middle,
-        "tokens_per_s": rows * options.new / middle, "cpu_s_per_step": clock.med([b[1] - a[1] for a, b in pairs]),
-        "generate_s": seconds["generate"], "generate_tok_s": rows * options.new / seconds["generate"],
-        "train_s": seconds["train"], "sync_s": seconds["sync"], "rest_s": middle - seconds["generate"],
+        "what": "rlgraph",
+        "algo": "grpo",
+        "plan": options.plan,
+        "gen_backend": options.plan.split("-")[0] or "own",
+        "prompts": options.prompts,
+        "n": options.n,
+        "new_tokens": options.new,
+        "threads": options.threads,
+        "samples_per_step": rows,
+        "steps": len(made.metrics),
+        "step_s": middle,
+        "samples_per_s": rows / middle,
+        "tokens_per_s": rows * options.new / middle,
+        "cpu_s_per_step": clock.med([b[1] - a[1] for a, b in pairs]),
+        "generate_s": seconds["generate"],
+        "generate_tok_s": rows * options.new / seconds["generate"],
+        "train_s": seconds["train"],
+        "sync_s": seconds["sync"],
+        "rest_s": middle - seconds["generate"],
         "nobody_s": clock.med(idle(trace)[SKIPPED:]),
         "driver_cpu_s": clock.med([b[2] - a[2] for a, b in pairs]),
         "open_s": watch.ends[0][0] - began - middle,
-        "reward_curve": [round(row["reward"], 4) for row in made.metrics], "step_min": min(step), "step_max": max(step),
-        "host_busy": clock.med(busy), "env": clock.stamp(),
-    }  # fmt: skip
+        "reward_curve": [round(row["reward"], 4) for row in made.metrics],
+        "step_min": min(step),
+        "step_max": max(step),
+        "host_busy": clock.med(busy),
+        "env": clock.stamp(),
+    }
     print(json.dumps(result))
     if options.out:
         with open(options.out, "a") as file:

@@ -22,9 +22,16 @@ def _device_module():
     m.current_device = lambda: "cpu"
     m.device_count = lambda: 1
     for n in (
-        "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
-        "reset_peak_memory_stats", "set_per_process_memory_fraction", "set_rng_state",
-    ):  # fmt: skip
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "manual_seed",
+        "manual_seed_all",
+        "reset_peak_memory_stats",
+        "set_per_process_memory_fraction",
+        "set_rng_state",
+    ):
         setattr(m, n, none)
     for n in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
         setattr(m, n, zero)
@@ -119,7 +126,8 @@ torch.distributed.init_process_group = _init_pg
 
 
 # vLLM's CPU backend packs each linear weight and drops the parameter, so nothing can be loaded into it again
-# (verl's sync dies with "'Parameter' object has no attribute 'weight_loader'").  Keep the parameter and use it directly.
+# (verl's sync dies with "'Parameter' object has no attribute 'weight_loader'").  Keep the parameter and use it
+# directly.
 import sys
 
 if "vllm" in sys.modules:
@@ -153,7 +161,8 @@ try:
 except (ImportError, AttributeError):
     pass
 
-# PEERS_VERL_POLL=0.02: verl's V1 replay buffer sleeps 2 s between looks, which no real step notices and a toy step is made of
+# PEERS_VERL_POLL=0.02: verl's V1 replay buffer sleeps 2 s between looks, which no real step notices and a toy step is
+# made of
 import os
 
 if os.environ.get("PEERS_VERL_POLL"):
@@ -161,5 +170,11 @@ if os.environ.get("PEERS_VERL_POLL"):
 
     import verl.trainer.ppo.v1.replay_buffer as _rb
 
-    _rb.time = type("T", (), {"sleep": staticmethod(lambda s: time.sleep(min(s, float(os.environ["PEERS_VERL_POLL"])))),
-                              "__getattr__": lambda self, k: getattr(time, k)})()
+    _rb.time = type(
+        "T",
+        (),
+        {
+            "sleep": staticmethod(lambda s: time.sleep(min(s, float(os.environ["PEERS_VERL_POLL"])))),
+            "__getattr__": lambda self, k: getattr(time, k),
+        },
+    )()

@@ -3,8 +3,8 @@
     python verl_grpo.py --steps 12
     python verl_grpo.py --steps 12 --gpus 2 --poll 0.02
 
-verl looks every 2 s whether generation is done; no real step notices that, and a step of the toy task is largely made of it.
-`--poll` makes that time shorter. The first two steps do not count. Options that are not known here go to verl.
+verl looks every 2 s whether generation is done; no real step notices that, and a step of the toy task is largely made
+of it. `--poll` makes that time shorter. The first two steps do not count. Options that are not known here go to verl.
 """
 
 from __future__ import annotations
@@ -48,10 +48,15 @@ def prepare(folder: Path, prompts: int) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder / "model")
     rows = [
-        {"data_source": "toy", "prompt": [{"role": "user", "content": text}], "ability": "toy",
-         "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": index}}
+        {
+            "data_source": "toy",
+            "prompt": [{"role": "user", "content": text}],
+            "ability": "toy",
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index},
+        }
         for index, text in enumerate(toy.prompt_texts(prompts))
-    ]  # fmt: skip
+    ]
     pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
 
 
@@ -83,7 +88,8 @@ actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_
 {rollout}.agent.num_workers=1
 reward.num_workers=1 reward.custom_reward_function.path={HERE}/verl_reward.py
 trainer.nnodes=1 trainer.n_gpus_per_node={options.gpus} trainer.logger=[console] trainer.val_before_train=False
-trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_epochs={options.steps} trainer.total_training_steps={options.steps}
+trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_epochs={options.steps}
+trainer.total_training_steps={options.steps}
 trainer.resume_mode=disable trainer.default_local_dir={folder}/ckpt trainer.v1.trainer_mode=sync trainer.use_v1=True
 +ray_kwargs.ray_init.num_gpus={options.gpus} ray_kwargs.ray_init.num_cpus=32 trainer.device=cpu
 """.split()
@@ -91,12 +97,21 @@ trainer.resume_mode=disable trainer.default_local_dir={folder}/ckpt trainer.v1.t
 
 def environment(poll: float | None) -> dict[str, str]:
     found = {
-        "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "GLOO_SOCKET_IFNAME": "lo", "WANDB_MODE": "disabled", "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
-        "VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WANDB_MODE": "disabled",
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_ENGINE_VENDOR": "",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-    }  # fmt: skip
+    }
     return found if poll is None else found | {"PEERS_VERL_POLL": str(poll)}
 
 
@@ -112,8 +127,14 @@ def main() -> None:
     prepare(folder, options.prompts)
     mark, before = clock.Tree(), clock.host_busy()
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(options, folder), *rest]
-    process = subprocess.Popen(command, env={**os.environ, **environment(options.poll), **mark.env}, cwd=folder,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment(options.poll), **mark.env},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     steps: list[dict[str, float]] = []
     cpu: list[float] = []
     tail: list[str] = []
@@ -133,15 +154,27 @@ def main() -> None:
 
     rows, seconds, generate = options.prompts * options.n, middle("timing_s/step"), middle("timing_s/gen")
     result = {
-        "what": "verl", "algo": "grpo", "gen_backend": "vllm server", "gpus": options.gpus, "poll": options.poll,
-        "prompts": options.prompts, "n": options.n, "new_tokens": options.new, "samples_per_step": rows, "steps": len(steps),
-        "step_s": seconds, "samples_per_s": rows / seconds, "tokens_per_s": rows * options.new / seconds,
+        "what": "verl",
+        "algo": "grpo",
+        "gen_backend": "vllm server",
+        "gpus": options.gpus,
+        "poll": options.poll,
+        "prompts": options.prompts,
+        "n": options.n,
+        "new_tokens": options.new,
+        "samples_per_step": rows,
+        "steps": len(steps),
+        "step_s": seconds,
+        "samples_per_s": rows / seconds,
+        "tokens_per_s": rows * options.new / seconds,
         "cpu_s_per_step": clock.med([b - a for a, b in zip(cpu[1:], cpu[2:], strict=False)]),
-        "generate_s": generate, "rest_s": seconds - generate,
+        "generate_s": generate,
+        "rest_s": seconds - generate,
         "spans": {name.removeprefix("timing_s/"): middle(name) for name in steps[-1] if name.startswith("timing_s/")},
         "reward_curve": [round(step["critic/score/mean"], 4) for step in steps],
-        "host_busy": (after[0] - before[0]) / max(1, after[1] - before[1]), "env": clock.stamp(),
-    }  # fmt: skip
+        "host_busy": (after[0] - before[0]) / max(1, after[1] - before[1]),
+        "env": clock.stamp(),
+    }
     print(json.dumps(result))
     if options.out:
         with open(options.out, "a") as file:

@@ -13,7 +13,8 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 
 
 class Echo(Worker):
-    """Does nothing with what it gets. Every worker is a data-parallel rank, as in verl's own trainers without splits."""
+    """Does nothing with what it gets. Every worker is a data-parallel rank, as in verl's own trainers without
+    splits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,9 @@ class Echo(Worker):
 def ways(count: int, rows: int) -> tuple[dict[str, Any], list[Any]]:
     """Calls to time on a group of so many workers, with so many float32 numbers; the workers."""
     pool = RayResourcePool(process_on_nodes=[count], use_gpu=False, max_colocate_count=1)
-    group = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(Echo)), use_gpu=False)
+    group = RayWorkerGroup(
+        resource_pool=pool, ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(Echo)), use_gpu=False
+    )
     group.ready()
     numbers = DataProto.from_dict(tensors={"numbers": torch.zeros(rows, 1)})
     return {"verl ack": lambda: group.ack(numbers), "verl echo": lambda: group.echo(numbers)}, group.workers

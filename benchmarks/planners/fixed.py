@@ -4,7 +4,8 @@ DeepSpeed-Chat: all models on all devices, ZeRO's third stage, tensor parallelis
 OpenRLHF: a pool for each model, ZeRO's third stage, and a pool for generation.
 NeMo-Aligner: actor and reference on one half, critic and the rest on the other, generation split as training is.
 
-What differs beside the placement is not counted: kernels, batching, and how generation is written are ours for all of them.
+What differs beside the placement is not counted: kernels, batching, and how generation is written are ours for all of
+them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _power_below_a_machine(count: int) -> int:
 
 
 def _best(problem: Problem, blocks: Blocks, devices: tuple[int, ...], gathered: bool, tensor: int = 0) -> float:
-    """The fastest choice of knobs, one part after the other in the memory that is left; all is trained with `tensor`."""
+    """The fastest choice of knobs, one part after the other in the memory that is left; all is trained with
+    `tensor`."""
     chosen: dict[int, Piece] = {}
     for block, count in zip(blocks, devices, strict=True):
         order = sorted(block.parts, key=lambda at: ("train", "read", "draw").index(problem.parts[at].work))
@@ -112,7 +114,8 @@ def _pool(
 def _pieces(
     problem: Problem, number: int, devices: int, gathered: bool, tensor: int, chosen: Mapping[int, Piece]
 ) -> Iterator[Piece]:
-    """The ways to do a part's work. Without ZeRO, what generates is split as what is chosen for training, once that is."""
+    """The ways to do a part's work. Without ZeRO, what generates is split as what is chosen for training, once that
+    is."""
     part, island = problem.parts[number], problem.cluster.islands[0]
     if gathered and part.work != "draw":
         yield from _zero(problem, part, devices)
@@ -130,8 +133,8 @@ def _pieces(
 
 
 def _staged(problem: Problem, part: Part, option: Option, trained: Spot) -> Piece:
-    """Generating with the stages of training: a token passes one after the other, and each has its share of the weights and of
-    the cache."""
+    """Generating with the stages of training: a token passes one after the other, and each has its share of the weights
+    and of the cache."""
     tasks = [problem.tasks[number] for number in part.tasks]
     spot = replace(option.spot, dp=trained.dp, kv_bytes=option.spot.kv_bytes * trained.pp)
     passes = [
@@ -143,8 +146,8 @@ def _staged(problem: Problem, part: Part, option: Option, trained: Spot) -> Piec
 
 
 def _zero(problem: Problem, part: Part, devices: int) -> Iterator[Piece]:
-    """ZeRO's third stage: all weights, gradients and moments are shared out, and gathered for each micro-batch. Copies on one
-    machine use its adapters together. As everywhere in the cost model, computing hides no communication."""
+    """ZeRO's third stage: all weights, gradients and moments are shared out, and gathered for each micro-batch. Copies
+    on one machine use its adapters together. As everywhere in the cost model, computing hides no communication."""
     island, constants = problem.cluster.islands[0], problem.constants
     weights = work.stage_parameters(part.subject.shape, part.subject.kind, 1)
     reach = island.device.link if devices <= island.per_node else island.network * island.per_node

@@ -1,8 +1,9 @@
-"""HybridFlow's placement (arXiv 2409.19256, algorithms 1 and 2), with our times of single pieces of work as its simulator.
+"""HybridFlow's placement (arXiv 2409.19256, algorithms 1 and 2), with our times of single pieces of work as its
+simulator.
 
-For every set partition of the models and every allocation of whole machines to its sets, each model gets the split with the
-least latency; the cost is the sum over the three stages of the slowest set's sum. The actor generates on the devices that it
-is trained on. On one machine allocations are counted in devices.
+For every set partition of the models and every allocation of whole machines to its sets, each model gets the split with
+the least latency; the cost is the sum over the three stages of the slowest set's sum. The actor generates on the
+devices that it is trained on. On one machine allocations are counted in devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The problems that placements are compared on: HybridFlow's evaluation (arXiv 2409.19256, section 8.1).
 
-Machines of eight A100-80GB behind 200 Gb/s each; Llama models in bfloat16; prompts and answers of 1,024 tokens each, 1,024
-prompts a step; one epoch of eight updates.
+Machines of eight A100-80GB behind 200 Gb/s each; Llama models in bfloat16; prompts and answers of 1,024 tokens each,
+1,024 prompts a step; one epoch of eight updates.
 """
 
 from __future__ import annotations

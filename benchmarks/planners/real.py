@@ -1,9 +1,9 @@
 """ReaL's placement (arXiv 2406.14088, section 5): a Metropolis search, on our problem and with our cost model.
 
-A state says for each part its pool and its split, and for each pool its devices. A move draws a part and something new for it:
-a split, another pool, or a size of its pool. A worse state is taken with probability exp(-beta * what it loses), where the loss
-is a share of the first state's time; what does not fit counts three times. The first state has each part as fast as it can be on
-all devices. Several chains with different betas share the time.
+A state says for each part its pool and its split, and for each pool its devices. A move draws a part and something new
+for it: a split, another pool, or a size of its pool. A worse state is taken with probability exp(-beta * what it
+loses), where the loss is a share of the first state's time; what does not fit counts three times. The first state has
+each part as fast as it can be on all devices. Several chains with different betas share the time.
 """
 
 from __future__ import annotations

@@ -3,6 +3,4 @@
 
 def echo(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
     """The share of an answer's letters that are the prompt's letter."""
-    return [
-        answer.count(prompt[0]) / max(len(answer), 1) for prompt, answer in zip(prompts, completions, strict=True)
-    ]
+    return [answer.count(prompt[0]) / max(len(answer), 1) for prompt, answer in zip(prompts, completions, strict=True)]

@@ -1,8 +1,8 @@
 """Teaches a small language model, from random weights, to spell words backward.
 
-A short supervised warm-up (`sft.rlf`), then reinforcement learning on the task's own verifier: GRPO (`grpo.rlf`), or with
-`--ppo` PPO (`ppo.rlf`) against a reward model that `reward_model.rlf` trained on pairs made from that verifier. Accuracy is
-measured on words that are in no training batch.
+A short supervised warm-up (`sft.rlf`), then reinforcement learning on the task's own verifier: GRPO (`grpo.rlf`), or
+with `--ppo` PPO (`ppo.rlf`) against a reward model that `reward_model.rlf` trained on pairs made from that verifier.
+Accuracy is measured on words that are in no training batch.
 
     python examples/spell_backward/demo.py [--ppo] [--seed 0] [--out runs/spell_backward]
 """
@@ -72,12 +72,19 @@ def demo(ppo: bool, seed: int, out: Path) -> None:
         print(f"  {word:<8} {mark(word, old):<15} {mark(word, new):<15}")
     print()
     print(f"  reward of samples   {first:.2f} -> {last:.2f}   (means of the first and the last 10 steps)")
-    print(f"  held-out accuracy   {accuracy_before:.1%} -> {accuracy_after:.1%}   (400 words that were never trained on)")
+    print(
+        f"  held-out accuracy   {accuracy_before:.1%} -> {accuracy_after:.1%}   (400 words that were never trained on)"
+    )
     print(f"  reward curve        {picture}")
     print(f"  trained model       {after.folder / 'models' / 'actor'}")
     print(f"  took                {time.perf_counter() - began:.0f} s")
-    summary = {"reward_first": first, "reward_last": last, "accuracy_before": accuracy_before,
-               "accuracy_after": accuracy_after, "rewards": rewards}  # fmt: skip
+    summary = {
+        "reward_first": first,
+        "reward_last": last,
+        "accuracy_before": accuracy_before,
+        "accuracy_after": accuracy_after,
+        "rewards": rewards,
+    }
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
 
 

@@ -20,8 +20,15 @@ def words(split: str, size: int) -> list[dict]:
         held_out = crc32(word.encode()) % 5 == 0
         if held_out == (split == "held_out") and word not in seen:
             seen.add(word)
-            rows.append({"prompt": f"{word}>", "answer": entry["answer"], "task": "spell_backward",
-                         "metadata": entry["metadata"], "index": index})
+            rows.append(
+                {
+                    "prompt": f"{word}>",
+                    "answer": entry["answer"],
+                    "task": "spell_backward",
+                    "metadata": entry["metadata"],
+                    "index": index,
+                }
+            )
         if len(rows) == size:
             break
     return rows

@@ -70,10 +70,10 @@ def compile(
     schedule: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says the
     same. devices: how many there are, where neither declares pools.
 
-    cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest one;
-    what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote. offload:
-    models may be in the host's memory while they are not at work; no engine can do that yet, so set it to False for a plan
-    that is to run.
+    cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest
+    one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
+    offload: models may be in the host's memory while they are not at work; no engine can do that yet, so set it to
+    False for a plan that is to run.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.dsl.check import check_all

@@ -63,7 +63,9 @@ class Backend(Protocol):
 
 
 @contextmanager
-def open_backend(compiled: Compiled, options: Options, observer: Observer) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
+def open_backend(
+    compiled: Compiled, options: Options, observer: Observer
+) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
     """The backend, and the models of the program as they are in it. Raises ProgramError for what cannot be opened."""
     with warnings.catch_warnings():
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
@@ -71,9 +73,14 @@ def open_backend(compiled: Compiled, options: Options, observer: Observer) -> It
         from rlgraph.backends.local.session import Settings
 
     settings = Settings(
-        options.seed, options.threads or 1, options.block, options.token_budget, folder=compiled.folder,
-        record=options.record and options.record.resolve(), replay=options.replay and options.replay.resolve(),
-    )  # fmt: skip
+        options.seed,
+        options.threads or 1,
+        options.block,
+        options.token_budget,
+        folder=compiled.folder,
+        record=options.record and options.record.resolve(),
+        replay=options.replay and options.replay.resolve(),
+    )
     make = {"local": _local, "ray": _ray}[options.backend]
     with _one_torch_thread():
         backend, models = make(compiled, options, settings, observer)
@@ -109,15 +116,25 @@ def _ray(
 
     program = compiled.program
     backend = RayBackend(
-        program, compiled.plan, settings, observer, address=options.address, debug=options.debug, seconds=options.timeout,
+        program,
+        compiled.plan,
+        settings,
+        observer,
+        address=options.address,
+        debug=options.debug,
+        seconds=options.timeout,
         memory=least_memory(program, compiled.plan, compiled.placed.shapes),
-    )  # fmt: skip
+    )
     models = {
         # What nobody works with stays as its source is, like what is frozen.
-        model.name: Elsewhere(backend, model.name, model_spec(program, model, compiled.folder),
-                              model.frozen or model.name not in dict(compiled.plan.owners))
+        model.name: Elsewhere(
+            backend,
+            model.name,
+            model_spec(program, model, compiled.folder),
+            model.frozen or model.name not in dict(compiled.plan.owners),
+        )
         for model in program.models
-    }  # fmt: skip
+    }
     return backend, {name: TrainedModel(name, 0, weights) for name, weights in models.items()}
 
 

@@ -24,8 +24,8 @@ SPECIAL = ("megatron", "vllm")
 
 
 def chosen(compiled: Compiled, target: Target) -> Choice:
-    """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape is not
-    known, and where nothing fits."""
+    """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape
+    is not known, and where nothing fits."""
     asked = question(compiled, target)
     try:
         return choose(replace(asked, offload=False))
@@ -41,7 +41,9 @@ def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
     if not away:
         return ()
     names = ", ".join(f"`{each.model}`" for each in away)
-    message = f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
+    message = (
+        f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
+    )
     hint = "it can be compiled and simulated; for a plan that can run, take more devices (`--no-offload` says how many)"
     return (Diagnostic("W0930", message, NO_SPAN, hint, "warning"),)
 
@@ -51,16 +53,27 @@ def question(compiled: Compiled, target: Target) -> Question:
     shapes = find_shapes(compiled.program, compiled.folder)
     work = operations(compiled.program)
     wrong = [
-        Diagnostic("E0935", f"the work of `{model.name}` cannot be planned: {shape}", model.span,
-                   "take a well-known model, or a folder with its `config.json`")
+        Diagnostic(
+            "E0935",
+            f"the work of `{model.name}` cannot be planned: {shape}",
+            model.span,
+            "take a well-known model, or a folder with its `config.json`",
+        )
         for model in compiled.program.models
         if work[model.name] and not isinstance(shape := shapes.get(model.name, "its configuration is not here"), Shape)
-    ]  # fmt: skip
+    ]
     if wrong:
         raise ProgramError(wrong)
     there = tuple(sorted(set(SPECIAL) & installed())) if target.on_cpus else SPECIAL
     return Question(
-        compiled.program, compiled.schedule, shapes, target.cluster, target.workload, target.constants, there, target.goal,
+        compiled.program,
+        compiled.schedule,
+        shapes,
+        target.cluster,
+        target.workload,
+        target.constants,
+        there,
+        target.goal,
         target.offload,
     )
 
@@ -127,8 +140,11 @@ def show_choice(choice: Choice) -> Iterator[str]:
     for pool in choice.plan.pools[1:]:
         peak = full[pool.name]
         yield ""
-        yield (f"{pool.devices} devices in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of {show(peak.capacity, 'bytes')}, "
-               f"during {peak.moment}")  # fmt: skip
+        yield (
+            f"{pool.devices} devices in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
+            f"{show(peak.capacity, 'bytes')}, "
+            f"during {peak.moment}"
+        )
         yield from _rows(choice, pool.name)
 
 

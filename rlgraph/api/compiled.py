@@ -104,7 +104,8 @@ class Compiled:
         return chosen(self, self.target)
 
     def explain(self) -> Explanation:
-        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a cluster."""
+        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a
+        cluster."""
         from rlgraph.api.explain import explain
 
         return explain(self)
@@ -235,7 +236,17 @@ class Compiled:
 
         record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))
         options = Options(
-            steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace,
+            steps,
+            seed,
+            threads,
+            block,
+            token_budget,
+            backend,
+            address,
+            debug,
+            record=record,
+            replay=replay,
+            trace=trace,
             timeout=timeout,
         )
         return run(self, options, out, overwrite, progress, observer)

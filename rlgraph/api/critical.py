@@ -19,9 +19,13 @@ KINDS = ("generation", "reading", "training", "weights", "host")
 """Of works: sampling, forward passes, training, new weights that are brought, what needs no model."""
 
 BOUNDS = {
-    "compute": "compute", "memory": "memory bandwidth", "communication": "communication", "bubble": "pipeline bubbles",
-    "overhead": "overhead", "offload": "off-loading",
-}  # fmt: skip
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "communication": "communication",
+    "bubble": "pipeline bubbles",
+    "overhead": "overhead",
+    "offload": "off-loading",
+}
 """What a work's seconds go to, as people call it."""
 
 
@@ -62,8 +66,8 @@ def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
 
 
 def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
-    """From the job that ends last back to one that waited for nothing: each started when one before it ended, which made its
-    input or had its pool."""
+    """From the job that ends last back to one that waited for nothing: each started when one before it ended, which
+    made its input or had its pool."""
     ends = [start + length for start, length in zip(begun, seconds, strict=True)]
     chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
     while chain and begun[chain[-1]] > 0:

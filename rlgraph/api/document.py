@@ -23,8 +23,15 @@ WIDEST = 300
 """Characters of a line that is worth showing."""
 
 _BLANK = re.compile(r"[ \t\n\r]*")
-_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a whole number",
-          float: "a number", type(None): "null"}  # fmt: skip
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
+}
 
 
 class Document:
@@ -37,7 +44,8 @@ class Document:
         self.top = Part(self, _object(source), ())
 
     def say(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
-        """Notes a mistake in a piece; with `field`, the caret is under its name. Raises ProgramError when there are many."""
+        """Notes a mistake in a piece; with `field`, the caret is under its name. Raises ProgramError when there are
+        many."""
         self.wrong.append(Diagnostic(code, message, self.span(path, field), hint))
         if len(self.wrong) == MOST:
             self.done()
@@ -205,8 +213,12 @@ def _is_text(value: object) -> bool:
 def _depth(value: object) -> int:
     level, depth = [value], 0
     while level:
-        level = [inner for each in level if isinstance(each, (dict, list))
-                 for inner in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
         depth += 1
     return depth
 
@@ -215,7 +227,8 @@ def _depth(value: object) -> int:
 
 
 def _find(text: str, path: Path) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Begin and end of the name of a piece, and of the piece. An item has no name: the bracket it begins with is taken."""
+    """Begin and end of the name of a piece, and of the piece. An item has no name: the bracket it begins with is
+    taken."""
     read = json.JSONDecoder().raw_decode
     at = _blank(text, 0)
     name = at, at + 1
@@ -243,7 +256,8 @@ def _blank(text: str, at: int) -> int:
 
 
 def _span(source: Source, start: int, end: int) -> Span:
-    """From one character to another one, of the first line only; the whole file where that line is not worth showing."""
+    """From one character to another one, of the first line only; the whole file where that line is not worth
+    showing."""
     before = f"{source.text[:start]}.".splitlines()
     line, column = len(before), len(before[-1])
     text = source.line(line)

@@ -24,7 +24,8 @@ COARSE = 0.03
 """How near the best plan of a changed question is looked for: a change saves at least what is told."""
 
 LARGE = 64
-"""Devices, or ways to share them, beyond which only some ways are searched after a change: a search of all takes seconds."""
+"""Devices, or ways to share them, beyond which only some ways are searched after a change: a search of all takes
+seconds."""
 
 WORTH = 0.01
 """The least saving that is told."""
@@ -108,25 +109,47 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
         return {
-            "program": self.program, "cluster": self.choice.question.cluster.text, "minimize": self.choice.question.goal,
-            "seconds": self.seconds, "price": self.price, "gap": self.choice.found.gap,
+            "program": self.program,
+            "cluster": self.choice.question.cluster.text,
+            "minimize": self.choice.question.goal,
+            "seconds": self.seconds,
+            "price": self.price,
+            "gap": self.choice.found.gap,
             "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
             "goes_to": self.goes_to,
             "critical_path": [
-                {"name": each.name, "kind": each.kind, "start": each.start, "seconds": each.seconds, "parts": dict(each.parts)}
+                {
+                    "name": each.name,
+                    "kind": each.kind,
+                    "start": each.start,
+                    "seconds": each.seconds,
+                    "parts": dict(each.parts),
+                }
                 for each in self.path
             ],
             "alternatives": [
-                {"name": each.name, "chosen": each.chosen, "seconds": each.seconds, "price": each.price, "pools": each.pools,
-                 "refused": each.refused or None, "goes_to": dict(each.goes_to)}
+                {
+                    "name": each.name,
+                    "chosen": each.chosen,
+                    "seconds": each.seconds,
+                    "price": each.price,
+                    "pools": each.pools,
+                    "refused": each.refused or None,
+                    "goes_to": dict(each.goes_to),
+                }
                 for each in self.alternatives
             ],
             "changes": [
-                {"name": each.name, "detail": each.detail, "seconds": each.seconds, "price": each.price,
-                 "saves": None if each.seconds is None else each.saves}
+                {
+                    "name": each.name,
+                    "detail": each.detail,
+                    "seconds": each.seconds,
+                    "price": each.price,
+                    "saves": None if each.seconds is None else each.saves,
+                }
                 for each in self.changes
             ],
-        }  # fmt: skip
+        }
 
     def to_svg(self) -> str:
         """A bar for each way to share pools."""

@@ -1,8 +1,8 @@
 """Constants of the cost model from what work took: the ones with which the model errs least.
 
-With the shares of the peak and of the bandwidth taken as their inverses, the model's seconds are nearly linear in its constants.
-So the slopes at some constants give a linear least-squares problem, whose solution is a better place to take slopes at, and
-so on (Gauss and Newton).
+With the shares of the peak and of the bandwidth taken as their inverses, the model's seconds are nearly linear in its
+constants. So the slopes at some constants give a linear least-squares problem, whose solution is a better place to take
+slopes at, and so on (Gauss and Newton).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _slopes(model: Model, at: np.ndarray) -> np.ndarray:
 
 
 def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of Lawson and Hanson
-    (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
+    """x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of Lawson and
+    Hanson (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
     sizes = np.linalg.norm(matrix, axis=0)
     scaled = matrix / np.where(sizes > 0, sizes, 1.0)
     count = matrix.shape[1]

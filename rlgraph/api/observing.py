@@ -1,7 +1,7 @@
 """Some steps of a run, and how long each node of them took.
 
-On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is taken off, so that
-what is left is what the machine would take alone. Of processes on Ray it is that of their main threads.
+On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is taken off, so
+that what is left is what the machine would take alone. Of processes on Ray it is that of their main threads.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ class Cores:
         if self.others:
             return [_waited(f"/proc/{pid}/schedstat") for pid in self.others]
         folder = Path("/proc/self/task")
-        return [_waited(f"{folder}/{thread}/schedstat") for thread in sorted(os.listdir(folder))] if folder.is_dir() else []
+        return (
+            [_waited(f"{folder}/{thread}/schedstat") for thread in sorted(os.listdir(folder))]
+            if folder.is_dir()
+            else []
+        )
 
     def since(self, before: list[float]) -> float:
         """What who waited longest has waited."""
@@ -104,7 +108,9 @@ class Watch(Silent):
         self._inside: dict[int, float] = {}
         """For each thread the longest work that it was told of since its last node was done."""
 
-    def span(self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object) -> int:
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
         thread = threading.get_ident()
         self._inside[thread] = max(self._inside.get(thread, 0.0), end - start)
         return 0
@@ -118,7 +124,9 @@ class Watch(Silent):
             waited = self.cores.since(self._begun[threading.get_ident()])
             self.add(title(node), node.op, seconds, inside, waited)
 
-    def synced(self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int) -> None:
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
         self._inside.pop(threading.get_ident(), None)
         self.add(f"sync {model}", "sync", seconds, seconds)
 

@@ -1,4 +1,5 @@
-"""What can be wrong with a plan whose fields are all of the right kind: names, devices, and work that is not covered."""
+"""What can be wrong with a plan whose fields are all of the right kind: names, devices, and work that is not
+covered."""
 
 from __future__ import annotations
 

@@ -160,9 +160,15 @@ def load_plan(path: str | Path) -> Compiled:
     head = Schedule(span=document.span(("plan",), field=True))
     changed = _changed(document, file.origin, beside)
     return Compiled(
-        source, beside / file.origin.folder, file.origin.set, (Stage("plan", file.program),), changed, head,
-        file=file, sections=file.sections,
-    )  # fmt: skip
+        source,
+        beside / file.origin.folder,
+        file.origin.set,
+        (Stage("plan", file.program),),
+        changed,
+        head,
+        file=file,
+        sections=file.sections,
+    )
 
 
 def open_plan_file(path: str | Path) -> Source:
@@ -282,8 +288,16 @@ def _plan(part: Part, program: str, cluster: str) -> Plan:
     blocks = tuple((table, rows.number(least=1)) for table, rows in part.part("blocks").entries())
     holdings = [_holding(each) for each in part.part("holdings").items()]
     part.document.done()
-    return Plan(program, tuple(filter(None, pools)), tuple(filter(None, groups)), tuple(filter(None, roles)), owners, blocks,
-                tuple(filter(None, holdings)), cluster)  # fmt: skip
+    return Plan(
+        program,
+        tuple(filter(None, pools)),
+        tuple(filter(None, groups)),
+        tuple(filter(None, roles)),
+        owners,
+        blocks,
+        tuple(filter(None, holdings)),
+        cluster,
+    )
 
 
 def _pool(part: Part) -> Pool | None:

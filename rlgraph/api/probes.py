@@ -77,11 +77,15 @@ class Probe:
         yield "step:"
         for number, _ in enumerate(self.sizes):
             for place, point in enumerate(self.points):
-                yield from (f"    {line}" for line in self._point(f"m{number}", f"r{number}", f"{number}_{place}", point))
+                yield from (
+                    f"    {line}" for line in self._point(f"m{number}", f"r{number}", f"{number}_{place}", point)
+                )
 
     def _point(self, model: str, frozen: str, place: str, point: Point) -> Iterator[str]:
-        yield (f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
-               f"min_tokens={point.tokens})")  # fmt: skip
+        yield (
+            f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
+            f"min_tokens={point.tokens})"
+        )
         yield f"p{place} = {frozen}.logprobs(g{place})"
         yield f"s{place} = score(g{place})"
         yield f"a{place} = (s{place} - mean(s{place}, by=prompts)) / (std(s{place}, by=prompts) + 0.001)"
@@ -111,4 +115,6 @@ class Probe:
 
     def trained(self) -> Sequence[tuple[int, Point]]:
         """Model and point of each optimizer step, in the order in which a model takes its own."""
-        return [(number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)]
+        return [
+            (number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)
+        ]

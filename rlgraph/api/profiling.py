@@ -1,7 +1,8 @@
-"""`rlgraph profile`: what the engines of this machine take for work of known sizes, and the cost model's constants from that.
+"""`rlgraph profile`: what the engines of this machine take for work of known sizes, and the cost model's constants from
+that.
 
-Each engine does the points of a few small models, all of them several times in turn; of each piece of work the time counts that
-three quarters of its repetitions need at least: others may be at work on the machine.
+Each engine does the points of a few small models, all of them several times in turn; of each piece of work the time
+counts that three quarters of its repetitions need at least: others may be at work on the machine.
 """
 
 from __future__ import annotations
@@ -75,14 +76,18 @@ class Session:
 
 
 def profile(
-    engines: Sequence[str] | None = None, *, threads: int = 2, quick: bool = False, note: Note = lambda text: None,
+    engines: Sequence[str] | None = None,
+    *,
+    threads: int = 2,
+    quick: bool = False,
+    note: Note = lambda text: None,
     beside: Beside = lambda what: (),
-) -> Calibration:  # fmt: skip
+) -> Calibration:
     """Measures this machine.
 
-    engines: those to measure; None: all that are installed. threads: of the transformers engine, beside one. quick: fewer
-    repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured next, other
-    runs that go on step by step between its repetitions.
+    engines: those to measure; None: all that are installed. threads: of the transformers engine, beside one. quick:
+    fewer repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured
+    next, other runs that go on step by step between its repetitions.
     """
     wanted = [engine for engine in ("transformers", "megatron", "vllm") if engine in (engines or installed())]
     note("matrix products and memory")
@@ -144,7 +149,9 @@ def _in_turn(
         for session in sessions:
             note(f"{session.what}: starting")
             compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), session.schedule)
-            options = Options(backend="local" if session.threads else "ray", threads=session.threads or 1, timeout=TIMEOUT)
+            options = Options(
+                backend="local" if session.threads else "ray", threads=session.threads or 1, timeout=TIMEOUT
+            )
             found.append((session, compiled, stack.enter_context(observed(compiled, options))))
         others = beside(sessions[0].what) if sessions else ()
         for turn in range(WARM + rounds):
@@ -251,7 +258,11 @@ def _matters(name: str, samples: Sequence[Sample]) -> bool:
         return kind == "train"
     if name == "memory":
         return kind != "forward"
-    needed = {"reduce": lambda spot: spot.tp > 1, "crowd": lambda spot: spot.size > 1, "lock": lambda spot: spot.threads > 1}
+    needed = {
+        "reduce": lambda spot: spot.tp > 1,
+        "crowd": lambda spot: spot.size > 1,
+        "lock": lambda spot: spot.threads > 1,
+    }
     return name not in needed or any(needed[name](sample.spot) for sample in samples)
 
 
@@ -344,7 +355,12 @@ def machine() -> dict[str, str]:
     import torch
 
     cores = os.cpu_count() or 1
-    return {"processor": _processor(), "cores": str(cores), "python": platform.python_version(), "torch": torch.__version__}
+    return {
+        "processor": _processor(),
+        "cores": str(cores),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def _processor() -> str:

@@ -31,8 +31,8 @@ class _Pool:
 
 
 class Bar:
-    """A bar over all steps, the node at work, and the metrics of finished steps above it; a line for each pool where there
-    are several."""
+    """A bar over all steps, the node at work, and the metrics of finished steps above it; a line for each pool where
+    there are several."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)

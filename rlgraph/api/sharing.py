@@ -1,7 +1,7 @@
 """The ways to share pools that systems for RLHF have, and how well each would do.
 
-`all colocated` is what DeepSpeed-Chat does, `split` NeMo-Aligner, `standalone` OpenRLHF (HybridFlow, arXiv 2409.19256, table 1);
-`disaggregated` is that of asynchronous systems, where generation has devices of its own.
+`all colocated` is what DeepSpeed-Chat does, `split` NeMo-Aligner, `standalone` OpenRLHF (HybridFlow, arXiv 2409.19256,
+table 1); `disaggregated` is that of asynchronous systems, where generation has devices of its own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Way:
 
 
 def ways(choice: Choice) -> list[Way]:
-    """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none of
-    them."""
+    """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
+    of them."""
     problem = choice.problem
     own = sharing(choice.found.blocks)
     every = candidates(problem, choice.question)
@@ -125,8 +125,11 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
         return f"{total} devices are needed ({told}), and there are {problem.cluster.devices}"
     crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.parts))
     room = usable(problem.island(crowd), problem.constants)
-    return (f"together {_parts(problem, crowd.parts)} need {show(_least(problem, blocks, crowd.parts), 'bytes')} on each device, "
-            f"and {show(room, 'bytes')} can be used")  # fmt: skip
+    return (
+        f"together {_parts(problem, crowd.parts)} need {show(_least(problem, blocks, crowd.parts), 'bytes')} on each "
+        "device, "
+        f"and {show(room, 'bytes')} can be used"
+    )
 
 
 def _fewest(problem: Problem, number: int, island: Island) -> int | None:

@@ -61,7 +61,8 @@ class Simulation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv 2409.19256)."""
+        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
+        2409.19256)."""
         return self.tokens / (self.ends[-1] - self.began)
 
     @property
@@ -104,24 +105,41 @@ class Simulation:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; times are in seconds."""
         return {
-            "program": self.program, "cluster": self.cluster.text, "constants": self.source, "steps": self.steps,
+            "program": self.program,
+            "cluster": self.cluster.text,
+            "constants": self.source,
+            "steps": self.steps,
             "seconds": self.seconds,
             "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
-            "tokens": self.tokens / self.steps, "rows": self.rows / self.steps,
-            "tokens_per_second": self.tokens_per_second, "rows_per_second": self.rows_per_second,
-            "price_per_hour": self.price, "price_per_million_tokens": self.price_per_million,
+            "tokens": self.tokens / self.steps,
+            "rows": self.rows / self.steps,
+            "tokens_per_second": self.tokens_per_second,
+            "rows_per_second": self.rows_per_second,
+            "price_per_hour": self.price,
+            "price_per_million_tokens": self.price_per_million,
             "pools": [
-                {"pool": each.pool, "busy": each.busy / self.steps, "idle": each.idle / self.steps,
-                 "waited": {name: seconds / self.steps for name, seconds in each.waited}}
+                {
+                    "pool": each.pool,
+                    "busy": each.busy / self.steps,
+                    "idle": each.idle / self.steps,
+                    "waited": {name: seconds / self.steps for name, seconds in each.waited},
+                }
                 for each in self.pools
             ],
             "critical_path": [
-                {"name": work.name, "op": work.op, "pools": list(work.pools), "start": work.start - self.last,
-                 "seconds": work.seconds, "parts": dict(work.parts), "after": work.after.name if work.after else None,
-                 "because": "pool" if work.queued else "input"}
+                {
+                    "name": work.name,
+                    "op": work.op,
+                    "pools": list(work.pools),
+                    "start": work.start - self.last,
+                    "seconds": work.seconds,
+                    "parts": dict(work.parts),
+                    "after": work.after.name if work.after else None,
+                    "because": "pool" if work.queued else "input",
+                }
                 for work in self.path
             ],
-        }  # fmt: skip
+        }
 
     def to_svg(self) -> str:
         """The last step as a Gantt chart."""
@@ -130,8 +148,10 @@ class Simulation:
         critical = set(map(id, self.path))
         bars = [
             Bar(pool, work.name, _kind(work), work.start - self.last, work.end - self.last, id(work) in critical)
-            for work in self.works if work.start >= self.last for pool in dict.fromkeys(work.pools)
-        ]  # fmt: skip
+            for work in self.works
+            if work.start >= self.last
+            for pool in dict.fromkeys(work.pools)
+        ]
         lanes = [
             Lane(pool.name, f"{_devices(pool.devices)}, {_share(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
@@ -162,14 +182,20 @@ class Simulation:
 
 
 def simulate(
-    compiled: Compiled, cluster: Cluster | None = None, *, steps: int = 1, workload: Workload | None = None,
-    constants: Constants | None = None, calibration: Calibration | None = None, seed: int = 0,
-) -> Simulation:  # fmt: skip
+    compiled: Compiled,
+    cluster: Cluster | None = None,
+    *,
+    steps: int = 1,
+    workload: Workload | None = None,
+    constants: Constants | None = None,
+    calibration: Calibration | None = None,
+    seed: int = 0,
+) -> Simulation:
     """Steps of a compiled program's plan, from the middle of a run.
 
-    cluster: what it runs on; None: the one that the plan was made for, or CPUs of this machine. workload: how long rows are, and
-    how many of them filters leave. constants: of the cost model; None: the defaults for the devices. calibration: constants, and
-    rates of a device, that were measured. Raises ProgramError.
+    cluster: what it runs on; None: the one that the plan was made for, or CPUs of this machine. workload: how long rows
+    are, and how many of them filters leave. constants: of the cost model; None: the defaults for the devices.
+    calibration: constants, and rates of a device, that were measured. Raises ProgramError.
     """
     workload = workload or _assumed(compiled)
     _check(steps, workload)
@@ -178,7 +204,9 @@ def simulate(
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
         message = f"the plan needs {_devices(needed)}, and `{cluster.text}` has {cluster.devices}"
-        raise ProgramError(Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools"))
+        raise ProgramError(
+            Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
+        )
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants
     if constants is None and compiled.target is not None:
@@ -191,15 +219,22 @@ def simulate(
 
 
 def simulated(
-    compiled: Compiled, plan: Plan, cluster: Cluster, predictor: Prediction, workload: Workload, steps: int = 1, seed: int = 0,
+    compiled: Compiled,
+    plan: Plan,
+    cluster: Cluster,
+    predictor: Prediction,
+    workload: Workload,
+    steps: int = 1,
+    seed: int = 0,
     source: str = "",
-) -> Simulation:  # fmt: skip
+) -> Simulation:
     """The same with whatever predicts the seconds."""
     from rlgraph.backends.sim.backend import SimBackend
 
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
     phase = main_step(compiled.program)
-    # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag behind.
+    # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
+    # behind.
     first = 1 + phase.staleness
     for number in range(1, first + 1):
         backend.step(phase, number)
@@ -269,22 +304,47 @@ def _lines(found: Simulation) -> Iterator[str]:
     yield f"{found.program} on {found.cluster.text}: {steps}{_shown(found.seconds)} a step"
     yield ""
     devices = {pool.name: pool.devices for pool in found.plan.pools}
-    yield from _table("><<>><>><", ("", "pool", "devices", "busy", "", "", "idle", "", "waiting for"), (
-        ("", each.pool, str(devices[each.pool]) if each.pool != HOST else "-",
-         _shown(each.busy / found.steps), _share(each.busy, each.busy + each.idle), "",
-         _shown(each.idle / found.steps), _share(each.idle, each.busy + each.idle), _waits(each, found.steps))
-        for each in found.pools
-    ))  # fmt: skip
+    yield from _table(
+        "><<>><>><",
+        ("", "pool", "devices", "busy", "", "", "idle", "", "waiting for"),
+        (
+            (
+                "",
+                each.pool,
+                str(devices[each.pool]) if each.pool != HOST else "-",
+                _shown(each.busy / found.steps),
+                _share(each.busy, each.busy + each.idle),
+                "",
+                _shown(each.idle / found.steps),
+                _share(each.idle, each.busy + each.idle),
+                _waits(each, found.steps),
+            )
+            for each in found.pools
+        ),
+    )
     yield ""
     total = found.ends[-1] - found.last
-    yield from _table(">>>><<<", ("", "start", "seconds", "", "critical path", "on", "began after"), (
-        ("", _shown(first.start - found.last), _shown(seconds), _share(seconds, total),
-         first.name + (f" x{count}" if count > 1 else ""), " and ".join(dict.fromkeys(first.pools)), _because(first, found.last))
-        for first, count, seconds in _folded(found.path)
-    ))  # fmt: skip
+    yield from _table(
+        ">>>><<<",
+        ("", "start", "seconds", "", "critical path", "on", "began after"),
+        (
+            (
+                "",
+                _shown(first.start - found.last),
+                _shown(seconds),
+                _share(seconds, total),
+                first.name + (f" x{count}" if count > 1 else ""),
+                " and ".join(dict.fromkeys(first.pools)),
+                _because(first, found.last),
+            )
+            for first, count, seconds in _folded(found.path)
+        ),
+    )
     yield ""
-    yield (f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
-           f"{found.tokens_per_second:,.0f} tokens/s, {found.rows_per_second:,.4g} rows/s")  # fmt: skip
+    yield (
+        f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
+        f"{found.tokens_per_second:,.0f} tokens/s, {found.rows_per_second:,.4g} rows/s"
+    )
     if found.price:
         yield f"${found.price:,.2f} an hour: ${found.price_per_million:,.4g} for a million tokens"
     yield f"constants of the cost model: {found.source}"

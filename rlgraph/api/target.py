@@ -61,7 +61,8 @@ def target(
 
 
 def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:
-    """From texts as `rlgraph.cost.lengths` reads them; None is the default. Raises ProgramError for one that it cannot read."""
+    """From texts as `rlgraph.cost.lengths` reads them; None is the default. Raises ProgramError for one that it cannot
+    read."""
     from rlgraph.cost.lengths import read_lengths
 
     found = Workload(kept=kept)

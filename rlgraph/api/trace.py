@@ -1,7 +1,8 @@
 """A run as a timeline, in the trace-event format that Perfetto (ui.perfetto.dev) and Chrome open.
 
-A process for each pool, a track for each of its ranks, a slice for each piece of work, arrows for what was sent. See "Trace Event
-Format" (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) for what the letters mean.
+A process for each pool, a track for each of its ranks, a slice for each piece of work, arrows for what was sent. See
+"Trace Event Format" (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) for what the
+letters mean.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Trace:
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """Adds a piece of work on a rank and gives its id. Times are those of `time.time()`, of any process, in seconds."""
-        self._slices.append(_Slice((pool, rank), name, category, round(start * 1e9), round(max(start, end) * 1e9), args))
+        """Adds a piece of work on a rank and gives its id. Times are those of `time.time()`, of any process, in
+        seconds."""
+        self._slices.append(
+            _Slice((pool, rank), name, category, round(start * 1e9), round(max(start, end) * 1e9), args)
+        )
         return len(self._slices) - 1
 
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
@@ -73,7 +77,8 @@ class Trace:
             draft.unlink(missing_ok=True)
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """Names first, then everything in the order of time; outer slices before inner ones, arrows behind their slices."""
+        """Names first, then everything in the order of time; outer slices before inner ones, arrows behind their
+        slices."""
         pools = {pool: place for place, pool in enumerate(dict.fromkeys(s.track[0] for s in self._slices), 1)}
         tracks = {track: place for place, track in enumerate(dict.fromkeys(s.track for s in self._slices), 1)}
         for pool, pid in pools.items():
@@ -90,14 +95,23 @@ class Trace:
         """Events with their time and their order among those of the same time."""
         for found in self._slices:
             length = found.end - found.start
-            yield found.start, -length - 1, {
-                "ph": "X", "track": found.track, "name": found.name, "cat": found.category, "dur": length / 1e3,
-                "args": dict(found.args),
-            }  # fmt: skip
+            yield (
+                found.start,
+                -length - 1,
+                {
+                    "ph": "X",
+                    "track": found.track,
+                    "name": found.name,
+                    "cat": found.category,
+                    "dur": length / 1e3,
+                    "args": dict(found.args),
+                },
+            )
             yield from _rates(found)
         for number, flow in enumerate(self._flows, 1):
             source, target = self._slices[flow.source], self._slices[flow.target]
-            # An arrow belongs to the slice that is there at its time, and does not fly back, though clocks of machines differ.
+            # An arrow belongs to the slice that is there at its time, and does not fly back, though clocks of machines
+            # differ.
             leaves = max(source.start, min(source.end - 1, target.start))
             lands = max(target.start, min(leaves, target.end - 1))
             if lands < leaves:
@@ -136,5 +150,9 @@ def _draft(path: Path) -> Path:
 
 def _unwritable(path: Path, error: OSError) -> Diagnostic:
     said = error.strerror or str(error)
-    return Diagnostic("E0818", f"the trace `{path}` cannot be written: {said[:1].lower()}{said[1:]}", NO_SPAN,
-                      "give another file with `--trace`")  # fmt: skip
+    return Diagnostic(
+        "E0818",
+        f"the trace `{path}` cannot be written: {said[:1].lower()}{said[1:]}",
+        NO_SPAN,
+        "give another file with `--trace`",
+    )

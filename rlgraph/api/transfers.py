@@ -51,8 +51,14 @@ def _weights(program: Program, placed: Placed, title: str, model: str, source: s
     head = f"{title}: {source} ({plan.group(source).mesh}) -> {target} ({plan.group(target).mesh})\n"
     if not isinstance(shape, Shape):
         return f"{head}  its layout is not known: {shape or 'its configuration is not here'}\n"
-    moves = transfer(plan, plan.group(source), plan.group(target), shape, program.model(model).kind,
-                     ITEM_BYTES[dtype_of(program.model(model), program)])  # fmt: skip
+    moves = transfer(
+        plan,
+        plan.group(source),
+        plan.group(target),
+        shape,
+        program.model(model).kind,
+        ITEM_BYTES[dtype_of(program.model(model), program)],
+    )
     first = plan.group(source).mesh.size
     numbers = f"ranks of {source} from 0, those of {target} from {first}"
     return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))

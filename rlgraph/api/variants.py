@@ -80,9 +80,13 @@ def with_nodes(asked: Question, number: int, nodes: int) -> Question:
 def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
     """Nodes with as many devices of another kind, and the network that these come with."""
     return _with(
-        asked, number, device=listed.device, network=listed.device.network, link_latency=listed.link_latency,
+        asked,
+        number,
+        device=listed.device,
+        network=listed.device.network,
+        link_latency=listed.link_latency,
         network_latency=listed.network_latency,
-    )  # fmt: skip
+    )
 
 
 def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None = None) -> Question:

@@ -83,15 +83,25 @@ class Sweep:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
         return {
-            "program": self.program, "cluster": self.cluster, "minimize": self.goal, "name": self.name,
+            "program": self.program,
+            "cluster": self.cluster,
+            "minimize": self.goal,
+            "name": self.name,
             "points": [
-                {"value": each.value, "fits": each.seconds is not None, "seconds": each.seconds,
-                 "tokens_per_second": each.tokens_per_second, "price": each.price,
-                 "price_per_million_tokens": each.price_per_million, "devices": each.devices, "gap": each.gap,
-                 "pools": each.pools}
+                {
+                    "value": each.value,
+                    "fits": each.seconds is not None,
+                    "seconds": each.seconds,
+                    "tokens_per_second": each.tokens_per_second,
+                    "price": each.price,
+                    "price_per_million_tokens": each.price_per_million,
+                    "devices": each.devices,
+                    "gap": each.gap,
+                    "pools": each.pools,
+                }
                 for each in self.points
             ],
-        }  # fmt: skip
+        }
 
     def to_svg(self) -> str:
         """Seconds and price over the values."""
@@ -112,8 +122,8 @@ class Sweep:
 
 
 def what_if(compiled: Compiled, text: str) -> Sweep:
-    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. Raises ProgramError with
-    a caret under what is wrong."""
+    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. Raises
+    ProgramError with a caret under what is wrong."""
     asked = compiled.choice.question
     name, values = _read(text)
     points = [_point(value.text, *_PARAMETERS[name](asked, value)) for value in values]
@@ -200,9 +210,15 @@ def _kept(asked: Question, value: Word) -> tuple[Question, float]:
 
 
 _PARAMETERS: Mapping[str, Callable[[Question, Word], tuple[Question, float | None]]] = {
-    "devices": _devices, "nodes": _nodes, "network": _network, "memory": _memory, "device": _device,
-    "prompt_tokens": _prompts, "response_tokens": _responses, "kept": _kept,
-}  # fmt: skip
+    "devices": _devices,
+    "nodes": _nodes,
+    "network": _network,
+    "memory": _memory,
+    "device": _device,
+    "prompt_tokens": _prompts,
+    "response_tokens": _responses,
+    "kept": _kept,
+}
 
 
 # Reading

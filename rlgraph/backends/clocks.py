@@ -1,8 +1,9 @@
 """Clocks: how the work of nodes that do not wait for each other goes on at the same time.
 
-There are three, and one executor. `InLine` does a node's work at once: one process, one thing after the other. `Threads` has a
-thread for each node that is at work: the processes of a cluster work meanwhile. `Virtual` has these threads too, but lets one of
-them run at a time, and moves its time on when all wait: a simulation, in which the same order comes out every time.
+There are three, and one executor. `InLine` does a node's work at once: one process, one thing after the other.
+`Threads` has a thread for each node that is at work: the processes of a cluster work meanwhile. `Virtual` has these
+threads too, but lets one of them run at a time, and moves its time on when all wait: a simulation, in which the same
+order comes out every time.
 """
 
 from __future__ import annotations
@@ -152,9 +153,10 @@ class _Thread:
 class Virtual:
     """Time that passes when everybody waits.
 
-    Exactly one thread has the baton; it gives it on where it sleeps, waits for a lock, or waits to be told something. Who was
-    woken first goes on first; when nobody can, the earliest sleeper wakes, of several the one that lay down first. So the
-    order of everything is a function of the seconds that are slept. The thread that makes the clock is the first to run.
+    Exactly one thread has the baton; it gives it on where it sleeps, waits for a lock, or waits to be told something.
+    Who was woken first goes on first; when nobody can, the earliest sleeper wakes, of several the one that lay down
+    first. So the order of everything is a function of the seconds that are slept. The thread that makes the clock is
+    the first to run.
     """
 
     together = True

@@ -1,8 +1,8 @@
 """The executor: moves blocks of rows through a graph.
 
 A node fires when a block of its unit is ready on all its inputs. With one block for the batch this is the classical
-step, node after node; with small blocks rows stream from one node to the next, and only what is over the whole batch waits.
-A backend says what firing means.
+step, node after node; with small blocks rows stream from one node to the next, and only what is over the whole batch
+waits. A backend says what firing means.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Backend(Protocol):
         ...
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
-        """Does the work of a node on all rows of a frame: what it made of the first so many rows of its unit, of the next
-        ones, and so on, each as soon as it is there."""
+        """Does the work of a node on all rows of a frame: what it made of the first so many rows of its unit, of the
+        next ones, and so on, each as soon as it is there."""
         ...
 
     def abort(self, why: BaseException) -> None:
@@ -122,7 +122,8 @@ class _Run:
         self.crew.begin(partial(self.work, task, work, then))
 
     def work(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
-        """What there is to do is left to the thread that runs the graph: only that one changes the frame. A failure is, too."""
+        """What there is to do is left to the thread that runs the graph: only that one changes the frame. A failure is,
+        too."""
         try:
             for number, made in enumerate(work()):
                 self.crew.tell(partial(then, number, made))
@@ -198,7 +199,9 @@ class _Run:
     def made(self, made: Made, first: dict[str, int]) -> None:
         """Adds what a block made to the frame; `first` is the block's first row on each sliced axis."""
         frame = self.frame
-        before = {rows.axis.key: frame.rows[rows.axis.key].size if rows.axis.key in frame.rows else 0 for rows in made.rows}
+        before = {
+            rows.axis.key: frame.rows[rows.axis.key].size if rows.axis.key in frame.rows else 0 for rows in made.rows
+        }
         for rows in made.rows:
             above = rows.axis.parent
             offset = (before[above.key] if above.key in before else first.get(above.key, 0)) if above else 0

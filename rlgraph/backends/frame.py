@@ -115,7 +115,9 @@ class Frame:
             for part in parts:
                 rows = part.rows[key]
                 above = rows.axis.parent
-                self.add_rows(Rows(rows.axis, rows.size, None if rows.parent is None else rows.parent + start, rows.ids))
+                self.add_rows(
+                    Rows(rows.axis, rows.size, None if rows.parent is None else rows.parent + start, rows.ids)
+                )
                 start += part.size(above.key) if above else 0
         for name in names:
             self.values[name] = join([part.values[name] for part in parts])

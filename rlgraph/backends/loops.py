@@ -87,8 +87,14 @@ def collect(node: Node, frame: Frame, run: Executor, note: Callable[[str], None]
     rounds = 0
     while kept < wanted:
         if rounds == node.attr("rounds"):
-            raise RunError(Diagnostic("E0737", f"{kept} of {wanted} rows were kept after {rounds} batches", node.span,
-                                      "keep more of them, raise `rounds`, or lower the number of rows"))  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0737",
+                    f"{kept} of {wanted} rows were kept after {rounds} batches",
+                    node.span,
+                    "keep more of them, raise `rounds`, or lower the number of rows",
+                )
+            )
         body = frame.child()
         body.values.update(zip((value.name for value in region.inputs), handles, strict=True))
         run.run(region, body)

@@ -1,7 +1,7 @@
 """Recordings: everything that was sampled in a run, kept in a folder, and given to another run in place of sampling.
 
-A recorded row is known by the node that sampled it, the step, the turn of its episode and its own identity, and by nothing
-else. So a run with any other plan, backend, block size or number of processes finds its rows.
+A recorded row is known by the node that sampled it, the step, the turn of its episode and its own identity, and by
+nothing else. So a run with any other plan, backend, block size or number of processes finds its rows.
 
     recording.json                 format, program, seed, versions
     step-000001.HOST-PID-ID.jsonl  what one process sampled in step 1, a line for each row
@@ -11,9 +11,10 @@ A line, broken here:
     {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...",
      "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "finished": true}
 
-`row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is a hash
-of the tokens before the response: a row that is asked something else is not answered from the recording. Where nothing was
-asked, `start` has the tokens that the engine began with instead. Numbers are written so that reading them gives the same bits.
+`row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is
+a hash of the tokens before the response: a row that is asked something else is not answered from the recording. Where
+nothing was asked, `start` has the tokens that the engine began with instead. Numbers are written so that reading them
+gives the same bits.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ def _begin(folder: Path, program: str, seed: int) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageMistake(Diagnostic("E0814", f"the folder `{folder}` is not empty", NO_SPAN,
-                                          "a recording goes into a folder of its own"))  # fmt: skip
+            raise UsageMistake(
+                Diagnostic(
+                    "E0814", f"the folder `{folder}` is not empty", NO_SPAN, "a recording goes into a folder of its own"
+                )
+            )
         # Mode x: of two runs that saw an empty folder at once, one gets it.
         with (folder / HEADER).open("x", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=2) + "\n")
@@ -84,10 +88,14 @@ def read_header(folder: Path, program: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise _not_for_this(f"`{folder}` is no recording", "give a folder that `--record` wrote") from None
     if form != FORMAT:
-        raise _not_for_this(f"`{folder}` has format {form}, and this version of rlgraph reads {FORMAT}", "record it again")
+        raise _not_for_this(
+            f"`{folder}` has format {form}, and this version of rlgraph reads {FORMAT}", "record it again"
+        )
     if recorded != program:
-        raise _not_for_this(f"`{folder}` was recorded by `{recorded}`, and this program is `{program}`",
-                            "replay it with the program that recorded it")  # fmt: skip
+        raise _not_for_this(
+            f"`{folder}` was recorded by `{recorded}`, and this program is `{program}`",
+            "replay it with the program that recorded it",
+        )
     return dict(found)
 
 
@@ -100,7 +108,13 @@ class Recorder:
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
     def write(
-        self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]], made: Generation
+        self,
+        node: Node,
+        step: int,
+        turn: int | None,
+        ids: Sequence[RowId],
+        prompts: Sequence[Sequence[int]],
+        made: Generation,
     ) -> None:
         """Keeps the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
         chances = iter(made.logprobs.tolist())
@@ -109,9 +123,14 @@ class Recorder:
             ids, prompts, made.sequences.rows(), made.sequences.scored_rows(), made.finished.tolist(), strict=True
         ):
             record = {
-                "node": node.attr("key"), "turn": turn, "row": row, "prompt": _hash(prompt), "tokens": response,
-                "logprobs": list(islice(chances, len(response))), "finished": finished,
-            }  # fmt: skip
+                "node": node.attr("key"),
+                "turn": turn,
+                "row": row,
+                "prompt": _hash(prompt),
+                "tokens": response,
+                "logprobs": list(islice(chances, len(response))),
+                "finished": finished,
+            }
             if not prompt:
                 record["start"] = tokens[: len(tokens) - len(response)]
             lines.append(json.dumps(record) + "\n")
@@ -156,19 +175,33 @@ class Replay:
         )
 
     def _row(
-        self, rows: dict[_Key, dict[str, Any]], node: Node, step: int, turn: int | None, row: RowId, prompt: Sequence[int]
+        self,
+        rows: dict[_Key, dict[str, Any]],
+        node: Node,
+        step: int,
+        turn: int | None,
+        row: RowId,
+        prompt: Sequence[int],
     ) -> dict[str, Any]:
         who = show_id(row) + (f", turn {turn + 1}" if turn is not None else "")
         record = rows.get((node.attr("key"), turn, row))
         if not rows:
-            raise RunError(Diagnostic("E0816", f"the recording has no step {step}", node.span,
-                                      f"it ends after step {self._last()}: run as many with `--steps`"))  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0816",
+                    f"the recording has no step {step}",
+                    node.span,
+                    f"it ends after step {self._last()}: run as many with `--steps`",
+                )
+            )
         if record is None:
             message = f"the recording has no `{node.attr('key')}` for {who} in step {step}"
             raise RunError(Diagnostic("E0816", message, node.span, self._hint))
         if record["prompt"] != _hash(prompt):
             message = f"{who} of step {step} was recorded with another prompt"
-            raise RunError(Diagnostic("E0816", message, node.span, "replay with the data and the tokenizer that were recorded"))
+            raise RunError(
+                Diagnostic("E0816", message, node.span, "replay with the data and the tokenizer that were recorded")
+            )
         return record
 
     def _of_step(self, step: int) -> dict[_Key, dict[str, Any]]:
@@ -184,8 +217,14 @@ class Replay:
                 try:
                     yield _record(line)
                 except (ValueError, KeyError, TypeError):
-                    raise RunError(Diagnostic("E0817", f"line {number} of `{file}` is damaged", NO_SPAN,
-                                              f"replay the steps before step {step}, or record again")) from None  # fmt: skip
+                    raise RunError(
+                        Diagnostic(
+                            "E0817",
+                            f"line {number} of `{file}` is damaged",
+                            NO_SPAN,
+                            f"replay the steps before step {step}, or record again",
+                        )
+                    ) from None
 
     def _last(self) -> int:
         return max((int(file.name[5:].split(".")[0]) for file in self.folder.glob("step-*.jsonl")), default=0)
@@ -210,8 +249,12 @@ def _stem(step: int) -> str:
 
 def _unwritable(folder: Path, error: OSError) -> Diagnostic:
     said = error.strerror or str(error)
-    return Diagnostic("E0814", f"`{folder}` cannot hold a recording: {said[:1].lower()}{said[1:]}", NO_SPAN,
-                      "take another folder with `--record`")  # fmt: skip
+    return Diagnostic(
+        "E0814",
+        f"`{folder}` cannot hold a recording: {said[:1].lower()}{said[1:]}",
+        NO_SPAN,
+        "take another folder with `--record`",
+    )
 
 
 def _not_for_this(message: str, hint: str) -> UsageMistake:

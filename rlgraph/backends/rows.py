@@ -14,7 +14,8 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.types import Axis, Table
 
 RowId = tuple[Any, ...]
-"""Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change it."""
+"""Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change
+it."""
 
 
 class Elsewhere(ABC):

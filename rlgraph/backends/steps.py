@@ -30,7 +30,8 @@ class Observer(Protocol):
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
-        """A model's weights went from one group of processes to another; `peak_bytes`: buffers of the fullest process."""
+        """A model's weights went from one group of processes to another; `peak_bytes`: buffers of the fullest
+        process."""
         ...
 
     def span(

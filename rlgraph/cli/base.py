@@ -50,7 +50,8 @@ _TARGET = (
     click.option(
         "--cluster",
         metavar="TEXT",
-        help="Search for the best plan on NODESxDEVICES:NAME such as 4x8:h100-80gb, several joined by +, or a .toml file.",
+        help="Search for the best plan on NODESxDEVICES:NAME such as 4x8:h100-80gb, several joined by +, "
+        "or a .toml file.",
     ),
     click.option(
         "--prompt-tokens", metavar="LENGTHS", help="Of prompts: a number, mean=350,p99=1500, or a file.  [default: 512]"
@@ -67,12 +68,15 @@ _TARGET = (
         metavar="SHARE",
         help="Of the rows that a `keep` looks at.  [default: 1]",
     ),
-    click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help="What `rlgraph profile` measured."),
+    click.option(
+        "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="What `rlgraph profile` measured."
+    ),
 )
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `kept`, `calibration`."""
+    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `kept`,
+    `calibration`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

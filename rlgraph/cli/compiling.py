@@ -25,9 +25,15 @@ from rlgraph.cli.shown import Format, show
     show_default=True,
     help="With a cluster: seconds or dollars of a step.",
 )
-@click.option("--no-offload", is_flag=True, help="With a cluster: all models stay on their devices, as engines can do it today.")
-@click.option("--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help.")
-@click.option("--what-if", metavar="NAME=V1,V2,...", help="With a cluster: the best plan for each of some values, devices=16,32.")
+@click.option(
+    "--no-offload", is_flag=True, help="With a cluster: all models stay on their devices, as engines can do it today."
+)
+@click.option(
+    "--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help."
+)
+@click.option(
+    "--what-if", metavar="NAME=V1,V2,...", help="With a cluster: the best plan for each of some values, devices=16,32."
+)
 @click.option(
     "--emit",
     "emitted",
@@ -90,7 +96,9 @@ def compile_(
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
     if cluster is None and (explained or what_if or calibration or no_offload or minimize != "time"):
-        raise click.UsageError("`--explain`, `--what-if`, `--calibration`, `--minimize` and `--no-offload` go with `--cluster`")
+        raise click.UsageError(
+            "`--explain`, `--what-if`, `--calibration`, `--minimize` and `--no-offload` go with `--cluster`"
+        )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with telling(form):
@@ -98,9 +106,20 @@ def compile_(
         lengths = workload(prompt_tokens, response_tokens, kept)
         if saved and (settings or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
-        compiled = load_plan(programs[0]) if saved else compile(
-            programs[0], settings_of(settings), schedule=schedule, devices=devices, cluster=cluster, workload=lengths,
-            calibration=calibration, minimize=minimize, offload=not no_offload,
+        compiled = (
+            load_plan(programs[0])
+            if saved
+            else compile(
+                programs[0],
+                settings_of(settings),
+                schedule=schedule,
+                devices=devices,
+                cluster=cluster,
+                workload=lengths,
+                calibration=calibration,
+                minimize=minimize,
+                offload=not no_offload,
+            )
         )
         show(compiled.diagnostics, form)
         told = [compiled.explain()] if explained else []

@@ -22,7 +22,9 @@ ENGINES = ("transformers", "megatron", "vllm")
     help="The calibration file.",
 )
 @click.option("--engines", metavar="NAME,NAME", help="transformers, megatron, vllm.  [default: all that are installed]")
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Of the engine transformers, beside one.")
+@click.option(
+    "--threads", type=click.IntRange(1), default=2, show_default=True, help="Of the engine transformers, beside one."
+)
 @click.option("--quick", is_flag=True, help="Fewer models and repetitions, and no engine that is split or copied.")
 @message_format
 def profile(output: Path, engines: str | None, threads: int, quick: bool, form: Format) -> int:
@@ -34,7 +36,9 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
     wanted = None if engines is None else [name.strip() for name in engines.split(",")]
     for name in wanted or ():
         if name not in ENGINES:
-            raise click.BadParameter(f"there is no engine `{name}`: there are {', '.join(ENGINES)}", param_hint="'--engines'")
+            raise click.BadParameter(
+                f"there is no engine `{name}`: there are {', '.join(ENGINES)}", param_hint="'--engines'"
+            )
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
     from rlgraph.api.planning import installed
@@ -42,7 +46,9 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
 
     for name in wanted or ():
         if name not in installed():
-            raise click.BadParameter(f"`{name}` is not installed: pip install 'rlgraph[{name}]'", param_hint="'--engines'")
+            raise click.BadParameter(
+                f"`{name}` is not installed: pip install 'rlgraph[{name}]'", param_hint="'--engines'"
+            )
     with telling(form):
         found = profile(wanted, threads=threads, quick=quick, note=lambda text: click.echo(f"  {text}", err=True))
     output.write_text(found.to_text(), "utf-8")

@@ -47,8 +47,12 @@ if TYPE_CHECKING:
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
 @click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
-@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it.")
-@click.option("--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing.")
+@click.option(
+    "--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it."
+)
+@click.option(
+    "--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing."
+)
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @click.option(
     "--timeout",
@@ -94,7 +98,17 @@ def run(
     if backend != "ray" and (address or debug):
         raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")
     options = Options(
-        steps, seed, threads, block, token_budget, backend, address, debug, record=record, replay=replay, trace=trace,
+        steps,
+        seed,
+        threads,
+        block,
+        token_budget,
+        backend,
+        address,
+        debug,
+        record=record,
+        replay=replay,
+        trace=trace,
         timeout=timeout,
     )
     with telling(form):

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
 @set_option
 @target_options
-@click.option("--steps", type=click.IntRange(1), default=1, show_default=True, help="How many, from the middle of a run.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=1, show_default=True, help="How many, from the middle of a run."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of which rows are long, and which are kept.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--svg", type=click.Path(path_type=Path), metavar="PATH", help="Draw the last step.")
@@ -41,8 +43,8 @@ def simulate(
     svg: Path | None,
     form: Format,
 ) -> int:
-    """Say how long a step takes on a cluster, without running it: a program here, or as a schedule (.rls) or a plan file
-    (.json) says.
+    """Say how long a step takes on a cluster, without running it: a program here, or as a schedule (.rls) or a plan
+    file (.json) says.
 
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
@@ -75,7 +77,12 @@ def simulate(
 
 
 def _compiled(
-    file: str, schedule: Path | None, settings: dict[str, str], cluster: str | None, lengths: Workload, calibration: Path | None
+    file: str,
+    schedule: Path | None,
+    settings: dict[str, str],
+    cluster: str | None,
+    lengths: Workload,
+    calibration: Path | None,
 ) -> Compiled:
     """A program and its plan for a cluster, or what a plan file has of both."""
     from rlgraph.api import compile, load_plan

@@ -56,12 +56,17 @@ class Calibration:
         document = {
             "rlgraph_calibration": VERSION,
             "machine": dict(self.machine),
-            "device": {"name": self.device.name, "flops": _short(self.device.flops), "bandwidth": _digits(self.device.bandwidth)},
-            "constants": {name: getattr(self.constants, name) for name in SCALARS} | {"sync": _digits(self.constants.sync)},
+            "device": {
+                "name": self.device.name,
+                "flops": _short(self.device.flops),
+                "bandwidth": _digits(self.device.bandwidth),
+            },
+            "constants": {name: getattr(self.constants, name) for name in SCALARS}
+            | {"sync": _digits(self.constants.sync)},
             "host": _short(asdict(self.constants.host)),
             "rates": rates,
             "errors": _short(self.errors),
-        }  # fmt: skip
+        }
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 

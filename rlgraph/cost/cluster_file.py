@@ -38,7 +38,8 @@ _KINDS: Mapping[str, Kind] = {**FIELDS, "between": "bandwidth", "between_latency
 
 
 def read_file(path: str) -> Request:
-    """What a file asks for. Raises ProgramError where it cannot be read, is no TOML, or has fields that mean nothing."""
+    """What a file asks for. Raises ProgramError where it cannot be read, is no TOML, or has fields that mean
+    nothing."""
     file = _File(_source(path))
     file.only(file.content, _TOP)
     islands = file.tables("island")

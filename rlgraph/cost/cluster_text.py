@@ -1,4 +1,5 @@
-"""Clusters in one line, `4x8:h100-80gb + 8x8:h20-96gb@200Gb/s/node ~ 10Gb/s`: what is asked for, each word with its place.
+"""Clusters in one line, `4x8:h100-80gb + 8x8:h20-96gb@200Gb/s/node ~ 10Gb/s`: what is asked for, each word with its
+place.
 
     cluster   = group {"+" group} ["~" BANDWIDTH ["," TIME]]
     group     = NODES "x" PER_NODE ":" DEVICE ["(" FIELD "=" VALUE {"," FIELD "=" VALUE} ")"] ["@" BANDWIDTH]

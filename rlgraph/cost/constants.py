@@ -5,8 +5,9 @@ Work of a kind with an engine takes
     seconds = call + block * micro-batches + layer * layers * micro-batches + row * rows + token * tokens * layers
               + FLOPs / (compute * peak) + bytes / (memory * bandwidth)
 
-on each rank, where the FLOPs, bytes and layers are the rank's own. Of `generate`, a decoding step is what a micro-batch is
-elsewhere, and the larger one of the last two terms counts. Ranks that work side by side take longer, and wait for each other.
+on each rank, where the FLOPs, bytes and layers are the rank's own. Of `generate`, a decoding step is what a micro-batch
+is elsewhere, and the larger one of the last two terms counts. Ranks that work side by side take longer, and wait for
+each other.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Rates:
     reduce: float = 0.0
     """Seconds of each sum over tensor-parallel ranks beside what the link takes: until all of them are there."""
     crowd: float = 0.0
-    """How much longer work takes where other processes of the group work beside it: 0.1 is a tenth. On CPUs that share their
-    memory, or their cores."""
+    """How much longer work takes where other processes of the group work beside it: 0.1 is a tenth. On CPUs that share
+    their memory, or their cores."""
     lock: float = 0.0
     """The same of threads that work side by side in one process, and wait for Python's lock."""
 
@@ -92,9 +93,9 @@ GPU = Constants(
         ("transformers", "generate"): Rates(0.3, 0.4, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
     }
 )
-"""Of a data-centre GPU in bfloat16. Shares of the peak are those that training and serving systems publish (Megatron-LM, arXiv
-2104.04473: 0.44 to 0.52 on A100; vLLM decodes at 0.7 to 0.8 of the bandwidth with CUDA graphs); overheads are of the order
-that kernel launches and Python take. `rlgraph profile` measures a machine's own."""
+"""Of a data-centre GPU in bfloat16. Shares of the peak are those that training and serving systems publish
+(Megatron-LM, arXiv 2104.04473: 0.44 to 0.52 on A100; vLLM decodes at 0.7 to 0.8 of the bandwidth with CUDA graphs);
+overheads are of the order that kernel launches and Python take. `rlgraph profile` measures a machine's own."""
 
 CPU = Constants(
     {

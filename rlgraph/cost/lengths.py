@@ -230,8 +230,8 @@ def _deviation(mean: float, x: float, z: float, name: str) -> float:
 
 
 def _shares(mean: float, s: float) -> tuple[float, ...]:
-    """Mean of each share: that of a log-normal between two bounds is the whole mean times a piece of a normal one that lies s
-    further down."""
+    """Mean of each share: that of a log-normal between two bounds is the whole mean times a piece of a normal one that
+    lies s further down."""
     bounds = [-math.inf, *(NormalDist().inv_cdf(number / STEPS) for number in range(1, STEPS)), math.inf]
     below = [0.5 * math.erfc((s - bound) / math.sqrt(2)) for bound in bounds]
     return tuple(sorted(STEPS * mean * (high - low) for low, high in zip(below, below[1:], strict=False)))
@@ -244,7 +244,8 @@ def _percent(name: str) -> float:
 
 
 def _share(ordered: list[float], number: int) -> float:
-    """Mean of one of `STEPS` equal shares. Rows that lie in two are divided: counted in pieces, each row has `STEPS`."""
+    """Mean of one of `STEPS` equal shares. Rows that lie in two are divided: counted in pieces, each row has
+    `STEPS`."""
     pieces = len(ordered)
     start, stop = number * pieces, (number + 1) * pieces
     rows = range(start // STEPS, -(-stop // STEPS))

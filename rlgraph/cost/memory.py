@@ -1,4 +1,5 @@
-"""How many bytes a model needs on the fullest rank of a group: what stays, and what each kind of work needs for a while."""
+"""How many bytes a model needs on the fullest rank of a group: what stays, and what each kind of work needs for a
+while."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ class Need:
 
 
 def training(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
-    """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv 1710.03740).
-    Megatron's copies share those out, which is ZeRO's first stage (arXiv 1910.02054), and have wide gradients that stay."""
+    """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv
+    1710.03740). Megatron's copies share those out, which is ZeRO's first stage (arXiv 1910.02054), and have wide
+    gradients that stay."""
     weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
     wide = 0 if subject.item >= 4 else 4
     own = Bytes((("weights", weights * subject.item),))
@@ -101,8 +103,8 @@ def _activations(subject: Subject, spot: Spot, micro: Tokens) -> Activations:
 
 
 def _pipeline(subject: Subject, spot: Spot, kept: Activations, scores: float, blocks: float) -> Bytes:
-    """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way as
-    stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
+    """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
+    as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
     layers = subject.shape.layers / spot.pp
     first = Bytes((("activations", layers * kept.layer * min(spot.pp, blocks) + kept.working),))
     ends = kept.ends - scores
@@ -117,8 +119,8 @@ def _turn(activations: float, kept: Activations) -> Bytes:
 
 
 def _passes(subject: Subject, spot: Spot, kept: Activations, blocks: float, gradients: float) -> Bytes:
-    """Of transformers' engine: beside the sum of the gradients those of the last micro-batch are there while the next ones are
-    computed, and each of these has its activations at first and its gradients in the end."""
+    """Of transformers' engine: beside the sum of the gradients those of the last micro-batch are there while the next
+    ones are computed, and each of these has its activations at first and its gradients in the end."""
     shape = subject.shape
     side = min(spot.threads, blocks)
     before = Bytes((("gradients", min(2.0, blocks - side) * gradients),))
@@ -168,9 +170,7 @@ def reading(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
     layer = work.forward_bytes(shape, micro, itemsize=item, tp=spot.tp, flash=flash)
     logits = work.logits_bytes(shape, subject.kind, micro, item, spot.tp, flash)
     chosen = micro.scored * shape.hidden * item
-    active = _larger(
-        Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
-    )
+    active = _larger(Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits))))
     if not flash:
         own += Bytes((("buffers", work.scores_bytes(shape, micro, itemsize=item, tp=spot.tp)),))
     return Need(own, _times(active, min(spot.threads, blocks)))
@@ -219,9 +219,7 @@ def _decoded(subject: Subject, spot: Spot, batch: Batch) -> Bytes:
     kv = work.kv_bytes(shape, item)
     prompts = math.ceil(rows / batch.samples)
     read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
-    reading_ = Bytes(
-        (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
-    )
+    reading_ = Bytes((("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item))))
     cache = kv * rows * room
     # A layer's keys and values are there twice while they move to where there is more room.
     grown = Bytes((("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab)))
@@ -242,8 +240,9 @@ def _room(first: float, needed: float) -> tuple[float, float]:
 
 
 def _micro(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> tuple[Tokens, float]:
-    """The largest micro-batch as it is fed, each row without its last token, and how many of them a copy has. Rows of several
-    tables go together; as the engines do it, blocks are of about the same size, of the longest rows or of usual ones."""
+    """The largest micro-batch as it is fed, each row without its last token, and how many of them a copy has. Rows of
+    several tables go together; as the engines do it, blocks are of about the same size, of the longest rows or of usual
+    ones."""
     widths = [batch.row.longest for batch in batches] or [1.0]
     usual = sum(batch.row.tokens for batch in batches) or 1.0
     available = max((batch.share(spot.dp) for batch in batches), default=1.0) or 1.0

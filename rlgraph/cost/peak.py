@@ -1,7 +1,7 @@
 """The fullest moment of each pool over a step, and what fills its devices then.
 
-Groups of a pool take turns: all of them hold their models, and one of them works. A model that is off-loaded is there only
-while it works.
+Groups of a pool take turns: all of them hold their models, and one of them works. A model that is off-loaded is there
+only while it works.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def need(operation: str, subject: Subject, spot: Spot, batches: Sequence[Batch])
 
 
 def wake(operation: str, held: float, spot: Spot, synced: bool) -> Cost:
-    """A model that is off-loaded comes from the host's memory, and goes back if it changed. Weights that are brought from
-    where they are trained need not come."""
+    """A model that is off-loaded comes from the host's memory, and goes back if it changed. Weights that are brought
+    from where they are trained need not come."""
     trips = 2 if operation == "train" else 0 if synced else 1
     return Cost(memory=trips * held / spot.island.device.host)
 
@@ -54,9 +54,7 @@ def rows(tokens: float, copies: int, island: Island, constants: Constants) -> Co
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def piece(
-    operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]
-) -> Cost:
+def piece(operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
     """A task with a model from its order to its answer, the model being there."""
     tokens = sum(batch.tokens().tokens for batch in batches)
     found = work(operation, subject, spot, constants, batches) + order(spot.size, constants)

@@ -22,8 +22,8 @@ MOST_DEVICES = 131_072
 
 
 def read_cluster(text: str) -> Cluster:
-    """A cluster from a line, or from a file where the text ends in `.toml`. `Cluster.text` gives the same cluster again,
-    without the file. Raises ProgramError with a caret under what is wrong."""
+    """A cluster from a line, or from a file where the text ends in `.toml`. `Cluster.text` gives the same cluster
+    again, without the file. Raises ProgramError with a caret under what is wrong."""
     request = read_file(text.strip()) if text.strip().endswith(".toml") else read_text(text)
     islands = tuple(_island(group) for group in request.groups)
     _few_enough(request, islands)

@@ -54,7 +54,8 @@ class Spot:
         return self.tp * self.pp * self.dp
 
     def links(self, constants: Constants) -> tuple[Link, Link, Link]:
-        """Between tensor-parallel ranks, between neighbouring stages, between copies: the innermost lie next to each other."""
+        """Between tensor-parallel ranks, between neighbouring stages, between copies: the innermost lie next to each
+        other."""
         share = constants.collective
         return (
             link(self.island, self.tp, share),

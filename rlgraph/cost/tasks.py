@@ -1,8 +1,9 @@
-"""The work of a step, one task for each node that costs time: on how many rows of which lengths, and after which others.
+"""The work of a step, one task for each node that costs time: on how many rows of which lengths, and after which
+others.
 
-Loops are laid out flat. A body that runs K times one after the other takes K times as long, so its tasks stand here once and
-say how often they are done. A step is one in the middle of a run: what was trained in the last one is not yet where it is
-generated with.
+Loops are laid out flat. A body that runs K times one after the other takes K times as long, so its tasks stand here
+once and say how often they are done. A step is one in the middle of a run: what was trained in the last one is not yet
+where it is generated with.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ class _Laying:
             name = f"train {held.name}" if node.op == "train" else node.name
             task = replace(task, name=name, model=held.name, batches=tuple(self.read(node, scope)))
         else:
-            axes = [axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))]
+            axes = [
+                axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
+            ]
             task = replace(task, rows=max((self.count(axis.row.key, scope) for axis in axes), default=1.0))
         self.found.append(task)
         return len(self.found) - 1

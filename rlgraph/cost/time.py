@@ -1,8 +1,9 @@
-"""How long the work of a model takes on a group of devices: rooflines, alpha-beta collectives, pipelines, and overheads.
+"""How long the work of a model takes on a group of devices: rooflines, alpha-beta collectives, pipelines, and
+overheads.
 
-Training and reading are bound by matrix products, decoding by the memory's bandwidth. Pipelines run one-forward-one-backward:
-with m micro-batches and p stages a step has m + p - 1 turns (arXiv 2104.04473). `rlgraph.cost.constants` says what each
-constant is.
+Training and reading are bound by matrix products, decoding by the memory's bandwidth. Pipelines run
+one-forward-one-backward: with m micro-batches and p stages a step has m + p - 1 turns (arXiv 2104.04473).
+`rlgraph.cost.constants` says what each constant is.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Batch:
         return min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
 
     def blocks(self, budget: float) -> tuple[float, Tokens]:
-        """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its padding: the
-        longest rows come first, and those of a micro-batch are as long as its longest."""
+        """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
+        padding: the longest rows come first, and those of a micro-batch are as long as its longest."""
         blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
@@ -73,7 +74,10 @@ class Batch:
             else:
                 blocks += 1 / max(self.rows, 1.0)
             padded = replace(
-                padded, rows=1.0, tokens=padded.tokens + part * longest, squares=padded.squares + part * longest * longest
+                padded,
+                rows=1.0,
+                tokens=padded.tokens + part * longest,
+                squares=padded.squares + part * longest * longest,
             )
             done += part
         return blocks, padded
@@ -174,7 +178,8 @@ def share(batches: Sequence[Batch], spot: Spot) -> float:
 def pace(
     kind: Literal["forward", "train"], subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]
 ) -> Pace:
-    """Of one copy's forward pass, or of its forward and backward passes; it does not depend on how many copies there are."""
+    """Of one copy's forward pass, or of its forward and backward passes; it does not depend on how many copies there
+    are."""
     shape, rates = subject.shape, constants.rates[spot.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if spot.recompute else (3.0, 4)
     whole = sum(batch.rows for batch in batches) or 1.0
@@ -254,7 +259,8 @@ def update(subject: Subject, spot: Spot, constants: Constants) -> Update:
 
 
 def generate(subject: Subject, spot: Spot, constants: Constants, batch: Batch) -> Cost:
-    """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded together."""
+    """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded
+    together."""
     rates = constants.rates[spot.engine, "generate"]
     rows = batch.share(spot.dp * spot.threads)
     if rows == 0:
@@ -343,11 +349,11 @@ class _Step:
 def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants: Constants) -> Cost:
     """New weights from where they are trained to where they are generated with.
 
-    together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the overlap
-    (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some device holds nothing of its
-    part. Else all nodes of the target get them once over the
-    network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a node
-    get them from each other.
+    together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the
+    overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some device holds
+    nothing of its part. Else all nodes of the target get them once over the
+    network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a
+    node get them from each other.
     """
     size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
     one = target.tp * target.pp

@@ -1,6 +1,7 @@
 """When each task of a step starts and ends, and the least time that a step can take.
 
-A task asks for its pools when all that it waits for is done, and pools serve in the order of asking: as the executor does it.
+A task asks for its pools when all that it waits for is done, and pools serve in the order of asking: as the executor
+does it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def makespan(order: Order, seconds: Sequence[float], pools: Pools) -> float:
 
 
 Chains = tuple[tuple[tuple[int, ...], ...], ...]
-"""For each task, and after the last one for the end of the step, the tasks before it that share a pool, pool by pool."""
+"""For each task, and after the last one for the end of the step, the tasks before it that share a pool, pool by
+pool."""
 
 
 def chains(order: Order, pools: Pools, count: int) -> Chains:
@@ -80,8 +82,8 @@ def chains(order: Order, pools: Pools, count: int) -> Chains:
 
 
 def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
-    """A time that no order of the tasks can beat: on a pool, all that come before a task are done one after the other. It does
-    not fall when a task takes longer."""
+    """A time that no order of the tasks can beat: on a pool, all that come before a task are done one after the other.
+    It does not fall when a task takes longer."""
     earliest: list[float] = []
     ends: list[float] = []
     for number, length in enumerate(seconds):
@@ -97,8 +99,8 @@ def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
 
 
 def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]) -> float:
-    """When a pool at the earliest is done with some tasks, or a time that is later. Those that cannot start before some time
-    are done after it, one after the other."""
+    """When a pool at the earliest is done with some tasks, or a time that is later. Those that cannot start before some
+    time are done after it, one after the other."""
     for chain in chained:
         total = 0.0
         for number in sorted(chain, key=earliest.__getitem__, reverse=True):
@@ -111,8 +113,8 @@ def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[floa
 def _followed(
     found: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
 ) -> float:
-    """The same for the whole step: after the last of some tasks of a pool comes at least the least of what follows any of them
-    (the bound of one machine with heads and tails, Carlier 1982)."""
+    """The same for the whole step: after the last of some tasks of a pool comes at least the least of what follows any
+    of them (the bound of one machine with heads and tails, Carlier 1982)."""
     after = [0.0] * len(seconds)
     for number in range(len(seconds) - 1, -1, -1):
         for later in order.before[number]:

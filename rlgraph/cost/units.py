@@ -1,4 +1,5 @@
-"""Quantities with units: `80GB`, `3.35TB/s`, `200Gb/s`, `5us`, `312TFLOP/s`. A small `b` is a bit, a large `B` a byte."""
+"""Quantities with units: `80GB`, `3.35TB/s`, `200Gb/s`, `5us`, `312TFLOP/s`. A small `b` is a bit, a large `B` a
+byte."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\
 
 
 def parse(text: str, kind: Kind) -> float:
-    """The value in the base unit of its kind. Raises ValueError, which says what was expected, for another unit or none, for
-    what is no number, and for what is negative or not finite."""
+    """The value in the base unit of its kind. Raises ValueError, which says what was expected, for another unit or
+    none, for what is no number, and for what is negative or not finite."""
     found = _QUANTITY.fullmatch(text)
     if not found:
         raise ValueError(f"`{text}` is no number with a unit: expected {EXAMPLES[kind]}")

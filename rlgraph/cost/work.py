@@ -57,8 +57,8 @@ def active_parameters(shape: Shape, kind: Kind = "causal_lm") -> int:
 
 @cache
 def stage_parameters(shape: Shape, kind: Kind, pp: int) -> int:
-    """Of the fullest of equal pipeline stages. The first has the embedding, the last the last norm and the head; a tied head
-    is a tensor of its own there."""
+    """Of the fullest of equal pipeline stages. The first has the embedding, the last the last norm and the head; a tied
+    head is a tensor of its own there."""
     if pp == 1:
         return count(shape, kind)
     layers = layer_parameters(shape) * -(-shape.layers // pp)
@@ -71,9 +71,9 @@ def stage_parameters(shape: Shape, kind: Kind, pp: int) -> int:
 
 
 def forward_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
-    """Of the matrix products of a pass over rows, a multiplication and an addition counted as two: 2 for each weight and token,
-    and those of the attention. Embeddings are looked up, which is none; norms and activations are left out (Kaplan et al.,
-    arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473, appendix)."""
+    """Of the matrix products of a pass over rows, a multiplication and an addition counted as two: 2 for each weight
+    and token, and those of the attention. Embeddings are looked up, which is none; norms and activations are left out
+    (Kaplan et al., arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473, appendix)."""
     return layers_flops(shape, work) + head_flops(shape, kind, work)
 
 
@@ -83,8 +83,8 @@ def layers_flops(shape: Shape, work: Tokens) -> float:
 
 
 def attention_flops(shape: Shape, work: Tokens) -> float:
-    """The part of queries with keys, and of weights with values, in `layers_flops`. Counted in full, what the causal mask hides
-    included, as torch's counter does it."""
+    """The part of queries with keys, and of weights with values, in `layers_flops`. Counted in full, what the causal
+    mask hides included, as torch's counter does it."""
     return 4.0 * shape.layers * shape.heads * shape.head_dim * work.squares
 
 
@@ -96,8 +96,8 @@ def head_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
 
 
 def backward_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
-    """Twice those forward: each product has two gradients. Attention that keeps no weights computes them once more, which is
-    two and a half times as much (Dao, arXiv 2307.08691, section 4.1)."""
+    """Twice those forward: each product has two gradients. Attention that keeps no weights computes them once more,
+    which is two and a half times as much (Dao, arXiv 2307.08691, section 4.1)."""
     return 2 * forward_flops(shape, kind, work) + attention_flops(shape, work) / 2
 
 
@@ -140,14 +140,16 @@ class Activations:
     layer: float
     """What each layer keeps from its forward to its backward pass."""
     working: float
-    """What a layer's backward pass needs beside that, at most; with recomputation all that the layer would have kept, too."""
+    """What a layer's backward pass needs beside that, at most; with recomputation all that the layer would have kept,
+    too."""
     ends: float
     """What the last norm, the scored hidden states and the rotary positions keep, and buffers that layers share."""
     head: float
     """What the head has at its peak: logits, their softmax and its gradient."""
 
     def peak(self, layers: float) -> float:
-        """The most that there is at any moment, with so many layers: while the head is at work, or a backward pass begins."""
+        """The most that there is at any moment, with so many layers: while the head is at work, or a backward pass
+        begins."""
         return layers * self.layer + self.ends + max(self.working, self.head)
 
 
@@ -163,13 +165,15 @@ def activation_bytes(
     fused_norms: bool = True,
     entropy: bool = False,
 ) -> Activations:
-    """What autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section 4.1), for RMS norms,
-    grouped queries and gated networks; without sequence parallelism the residual stream is whole on each tensor-parallel rank.
+    """What autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section 4.1), for
+    RMS norms, grouped queries and gated networks; without sequence parallelism the residual stream is whole on each
+    tensor-parallel rank.
 
-    micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone. flash: the layers
-    of transformers, whose attention keeps no weights; without it those that Megatron-core has without Transformer Engine, which
-    keeps them. fused_norms: norms keep what they read or its normal form; without it they are written out and compute in
-    float32, as transformers' do but in a float32 model on a CPU, and Megatron's on a CPU. entropy: the loss asks for it, too.
+    micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone. flash:
+    the layers of transformers, whose attention keeps no weights; without it those that Megatron-core has without
+    Transformer Engine, which keeps them. fused_norms: norms keep what they read or its normal form; without it they are
+    written out and compute in float32, as transformers' do but in a float32 model on a CPU, and Megatron's on a CPU.
+    entropy: the loss asks for it, too.
     """
     part = _Part(shape, micro, itemsize, tp, flash, fused_norms)
     kept, working = part.kept(), part.working()
@@ -180,14 +184,15 @@ def activation_bytes(
 
 
 def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, flash: bool = True) -> float:
-    """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its parts.
-    flash: as in `activation_bytes`."""
+    """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
+    parts. flash: as in `activation_bytes`."""
     return _Part(shape, micro, itemsize, tp, flash, False).forward()
 
 
 def logits_bytes(shape: Shape, kind: Kind, micro: Tokens, itemsize: int = 4, tp: int = 1, flash: bool = True) -> float:
-    """What the head has at its peak where no gradient is kept, in float32. transformers has logits and their softmax, of
-    at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices, and narrow logits."""
+    """What the head has at its peak where no gradient is kept, in float32. transformers has logits and their softmax,
+    of at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices, and narrow
+    logits."""
     if kind != "causal_lm":
         return 0.0
     numbers = micro.scored * shape.vocab / tp
@@ -200,9 +205,9 @@ def scores_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1) -> 
 
 
 def _head(shape: Shape, kind: Kind, micro: Tokens, itemsize: int, tp: int, flash: bool, entropy: bool) -> float:
-    """Three float32 matrices of transformers' loss: log-softmax, and the gradients behind and before it; with the entropy,
-    which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it asks for: logits, those
-    less the largest, their exponentials and a product; and narrow logits."""
+    """Three float32 matrices of transformers' loss: log-softmax, and the gradients behind and before it; with the
+    entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it asks for:
+    logits, those less the largest, their exponentials and a product; and narrow logits."""
     if kind != "causal_lm":
         return 0.0
     each = 12 * (1 + entropy) if flash else 16 + itemsize * (itemsize < 4)
@@ -227,8 +232,8 @@ class _Part:
         return self.micro.tokens * (token + self._attention()) + self._weights() + 2 * self._angles()
 
     def working(self) -> float:
-        """The backward pass of the feed-forward network, of a norm that is written out, or of attention that keeps weights;
-        before the last the layer has given back what its network and a norm had kept."""
+        """The backward pass of the feed-forward network, of a norm that is written out, or of attention that keeps
+        weights; before the last the layer has given back what its network and a norm had kept."""
         stream = self.shape.hidden * self.itemsize
         network = stream + 2 * _ffn(self.shape) / self.tp * self.itemsize
         norm = 0 if self.fused_norms else 20 * self.shape.hidden + stream
@@ -239,8 +244,8 @@ class _Part:
         return max(found, self._scores() * (12 + self.itemsize) - self._weights() - back)
 
     def forward(self) -> float:
-        """The feed-forward network, the rotation of queries and keys, scores and their softmax, or a norm that is written out,
-        beside the residual stream, what entered this layer and the first, and what came out of a norm."""
+        """The feed-forward network, the rotation of queries and keys, scores and their softmax, or a norm that is
+        written out, beside the residual stream, what entered this layer and the first, and what came out of a norm."""
         queries, keys, _ = self._sizes()
         item, hidden = self.itemsize, self.shape.hidden
         experts = self.shape.experts_per_token
@@ -264,13 +269,14 @@ class _Part:
         return found + (self._angles() if self.flash else self._scores() * self.itemsize)
 
     def _norm(self) -> float:
-        """For each token: what comes in, its normal form where the norm is written out, what goes out, and a float32 scale."""
+        """For each token: what comes in, its normal form where the norm is written out, what goes out, and a float32
+        scale."""
         wide = 0 if self.fused_norms else 4
         return self.shape.hidden * (wide + 2 * self.itemsize) + 4
 
     def _network(self) -> float:
-        """For each token: gate, up, SiLU of the gate, and product; Megatron adds 0 to `up` and keeps the sum, too. Experts also
-        keep a token's copy for each of them, and what they make of it."""
+        """For each token: gate, up, SiLU of the gate, and product; Megatron adds 0 to `up` and keeps the sum, too.
+        Experts also keep a token's copy for each of them, and what they make of it."""
         each = 4 if self.flash else 5
         copies = 2 * self.shape.experts_per_token * self.shape.hidden
         return (each * _ffn(self.shape) / self.tp + copies) * self.itemsize
@@ -286,9 +292,9 @@ class _Part:
         return found
 
     def _attention(self) -> float:
-        """For each token beside the weights: queries, what comes out, and keys and values, repeated for each query of a group.
-        The fused projection stays where one of its parts is used as it is: values of ungrouped queries, or keys that are
-        normalized."""
+        """For each token beside the weights: queries, what comes out, and keys and values, repeated for each query of a
+        group. The fused projection stays where one of its parts is used as it is: values of ungrouped queries, or keys
+        that are normalized."""
         queries, keys, _ = self._sizes()
         grouped = self.shape.heads != self.shape.kv_heads
         found = queries * (4 if grouped else 3)

@@ -87,9 +87,7 @@ def _checked_stream(source: DataSource, name: str) -> DataSource:
     spec = source.spec
     if source.shuffle:
         message = f"{name} yields its rows one after the other, so they cannot be shuffled"
-        raise ProgramError(
-            Diagnostic(BAD_ARGUMENT, message, spec.at("shuffle"), "return a list of rows instead")
-        )
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("shuffle"), "return a list of rows instead"))
     if source.batch is None:
         message = f"{name} yields its rows one after the other, so it must be said how many a step takes"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, "add `batch=64`"))

@@ -115,9 +115,7 @@ def _align_words(paragraph: Paragraph) -> None:
     """`env  shell` keeps its two blanks under `data tasks`."""
     names = [len(row.word) + row.word_blanks for row in paragraph]
     for at, row in enumerate(paragraph):
-        beside = [
-            other for other in (*paragraph[max(0, at - 1) : at], *paragraph[at + 1 : at + 2]) if other.word
-        ]
+        beside = [other for other in (*paragraph[max(0, at - 1) : at], *paragraph[at + 1 : at + 2]) if other.word]
         if not row.word or names[at] not in [len(other.word) + 1 for other in beside]:
             row.word_blanks = 1
 

@@ -89,16 +89,12 @@ class Builder(Transformer_NonRecursive[Token, Any]):
                     "a `def` ends in its one `return`",
                 )
         if not isinstance(body[-1], tree.Return):
-            self._fail(
-                "E0123", f"`{name}` returns nothing", header, "end its block with `return` and the value"
-            )
+            self._fail("E0123", f"`{name}` returns nothing", header, "end its block with `return` and the value")
         names: dict[str, tree.Name] = {}
         for parameter in parameters.names:
             if parameter.id in names:
                 first = Related(names[parameter.id].span, "first named here")
-                self._fail(
-                    "E0119", f"the parameter `{parameter.id}` is named twice", parameter.span, "", first
-                )
+                self._fail("E0119", f"the parameter `{parameter.id}` is named twice", parameter.span, "", first)
             names[parameter.id] = parameter
         return tree.Def(str(name), parameters.names, body, self._at(name), header)
 
@@ -272,9 +268,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         for option in options:
             if option.name in seen:
                 first = Related(seen[option.name].name_span, "first given here")
-                self._fail(
-                    "E0119", f"`{option.name}` is given twice", option.name_span, "keep one of them", first
-                )
+                self._fail("E0119", f"`{option.name}` is given twice", option.name_span, "keep one of them", first)
             seen.setdefault(option.name, option)
 
     def _options(self, statement: str, found: Any) -> tuple[tree.Option, ...]:

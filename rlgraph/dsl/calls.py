@@ -140,8 +140,10 @@ class Calls(Reporter):
         """The expression, parts of it under names of their own where it is deep: whoever reads it may call itself."""
         levels = [self.levels.get(id(arg), (arg, 0))[1] for arg in expr.args]
         if max(levels) >= MOST_LEVELS:
-            named = tuple(Ref(self.materialize(arg, "part"), arg.type, expr.span) if isinstance(arg, Apply) else arg
-                          for arg in expr.args)  # fmt: skip
+            named = tuple(
+                Ref(self.materialize(arg, "part"), arg.type, expr.span) if isinstance(arg, Apply) else arg
+                for arg in expr.args
+            )
             expr, levels = replace(expr, args=named), [0]
         self.levels[id(expr)] = (expr, max(levels) + 1)
         return expr
@@ -152,19 +154,31 @@ class Calls(Reporter):
     # Looking things up
 
     def data(self, meaning: OutsideName, span: Span) -> TableValue:
-        raise self.stop("E0603", f"`{meaning.outside.name}` is drawn inside `collect`, further down", span,
-                        "use it in the body of `collect`, or after it")  # fmt: skip
+        raise self.stop(
+            "E0603",
+            f"`{meaning.outside.name}` is drawn inside `collect`, further down",
+            span,
+            "use it in the body of `collect`, or after it",
+        )
 
     def keyed_state(self, expr: tree.Index) -> State:
         meaning = self.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
         if isinstance(meaning, Wrong):
             raise Stop
         if isinstance(meaning, StateName) and not meaning.state.keyed:
-            raise self.stop("E0601", f"`{meaning.state.name}` is one value and takes no `[...]`", expr.base.span,
-                            f"declare it with a key: `state {meaning.state.name}[key] = ...`")  # fmt: skip
+            raise self.stop(
+                "E0601",
+                f"`{meaning.state.name}` is one value and takes no `[...]`",
+                expr.base.span,
+                f"declare it with a key: `state {meaning.state.name}[key] = ...`",
+            )
         if not isinstance(meaning, StateName):
-            raise self.stop("E0601", "only a state that was declared with a key has `[...]`", expr.base.span,
-                            "declare `state NAME[key] = 0.0`")  # fmt: skip
+            raise self.stop(
+                "E0601",
+                "only a state that was declared with a key has `[...]`",
+                expr.base.span,
+                "declare `state NAME[key] = 0.0`",
+            )
         self.used.add(meaning.state.name)
         return meaning.state
 
@@ -178,8 +192,12 @@ class Calls(Reporter):
             hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""
             raise self.stop("E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint)
         if meaning.type.token is None:
-            raise self.stop("E0305", f"{what} needs rows with tokens, and `{expr.span.text}` is plain data", expr.span,
-                            "generate from it, or make tokens with `encode(prompt, answer)`")  # fmt: skip
+            raise self.stop(
+                "E0305",
+                f"{what} needs rows with tokens, and `{expr.span.text}` is plain data",
+                expr.span,
+                "generate from it, or make tokens with `encode(prompt, answer)`",
+            )
         return meaning
 
     # Models
@@ -191,11 +209,18 @@ class Calls(Reporter):
         if isinstance(base, OutsideName) and base.outside.kind == "buffer":
             return self.sample(expr, base.outside, hint)
         if isinstance(base, TableValue) and name in base.type.columns():
-            raise self.stop("E0206", f"`{name}` is a column, which cannot be called", expr.func.name_span,
-                            f"write `{expr.func.span.text}`")  # fmt: skip
+            raise self.stop(
+                "E0206",
+                f"`{name}` is a column, which cannot be called",
+                expr.func.name_span,
+                f"write `{expr.func.span.text}`",
+            )
         if not isinstance(base, ModelName):
-            raise self.stop("E0206", f"`{expr.func.base.span.text}` is {describe(base)}, and has no `{name}` to call",
-                            expr.func.name_span)  # fmt: skip
+            raise self.stop(
+                "E0206",
+                f"`{expr.func.base.span.text}` is {describe(base)}, and has no `{name}` to call",
+                expr.func.name_span,
+            )
         model = base.model
         known = self.methods(model)
         if name not in known:
@@ -210,17 +235,19 @@ class Calls(Reporter):
             said = {"generate": "the rows to answer", "interact": "an environment and the rows to start from"}
             shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
             example = {"generate": "prompts, max_tokens=512", "interact": "shell, tasks, max_turns=8, max_tokens=4096"}
-            raise self.stop("E0405", f"`{name}` takes {said.get(name, 'a table')} by place, and this is {shown}", expr.span,
-                            f"`{model.name}.{name}({example.get(name, 'rollout')})`")  # fmt: skip
+            raise self.stop(
+                "E0405",
+                f"`{name}` takes {said.get(name, 'a table')} by place, and this is {shown}",
+                expr.span,
+                f"`{model.name}.{name}({example.get(name, 'rollout')})`",
+            )
         if name in ("generate", "interact"):
             if self.block.training:
                 raise self.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
             return self.generate(expr, name, model, options, hint)
         return self.forward(expr, name, model, options, hint)
 
-    def forward(
-        self, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str
-    ) -> Ref:
+    def forward(self, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str) -> Ref:
         """What a model computes for rows that are there."""
         table = self.table(expr.args[0], f"`{name}`")
         if options.get("temperature", 0) is None:
@@ -232,27 +259,36 @@ class Calls(Reporter):
         self.emit(Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
         return Ref(value.name, Tensor("float", axis), expr.span)
 
-    def generate(
-        self, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str
-    ) -> TableValue:
+    def generate(self, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str) -> TableValue:
         """A new table of rows that the model samples."""
         if name == "interact":
             env = self.evaluate(expr.args[0])
             if not isinstance(env, OutsideName) or env.outside.kind != "env":
-                raise self.stop("E0206", f"an environment is needed here, and this is {describe(env)}",
-                                expr.args[0].span, 'declare `env NAME = python("file.py:Class")`')  # fmt: skip
+                raise self.stop(
+                    "E0206",
+                    f"an environment is needed here, and this is {describe(env)}",
+                    expr.args[0].span,
+                    'declare `env NAME = python("file.py:Class")`',
+                )
             options["env"] = env.outside.name
         source = self.evaluate(expr.args[-1])
         if isinstance(source, TableValue):
             given, parent, data = source.name, source.type.axis, source.type.data
             if data is not None and "prompt" not in data and name == "generate":
-                raise self.stop("E0204", "the table has no column `prompt`", expr.args[-1].span,
-                                f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "")  # fmt: skip
-        elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and name == "generate":
+                raise self.stop(
+                    "E0204",
+                    "the table has no column `prompt`",
+                    expr.args[-1].span,
+                    f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "",
+                )
+        elif (
+            isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and name == "generate"
+        ):
             given, parent, data = source.name, source.type.axis, None
         else:
-            raise self.stop("E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}",
-                            expr.args[-1].span)  # fmt: skip
+            raise self.stop(
+                "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
+            )
         label = self.fresh(hint or ("rollout" if name == "generate" else "episode"))
         least, most = options.get("min_tokens", 0), options["max_tokens"]
         if isinstance(least, int) and isinstance(most, int) and least > most:
@@ -280,18 +316,29 @@ class Calls(Reporter):
     def function(self, expr: tree.Call, func: Outside, hint: str) -> Ref:
         """A Python function on the rows of a table; more columns by name."""
         if self.block.training:
-            raise self.stop("E0505", f"`{func.name}` cannot be called in a `train` body: no gradient goes through it",
-                            expr.span, "move it above `train`")  # fmt: skip
+            raise self.stop(
+                "E0505",
+                f"`{func.name}` cannot be called in a `train` body: no gradient goes through it",
+                expr.span,
+                "move it above `train`",
+            )
         if len(expr.args) != 1:
-            raise self.stop("E0405", f"`{func.name}` takes one table by place, not {len(expr.args)} values", expr.span,
-                            "give other columns by name: `f(rollout, length=rollout.length)`")  # fmt: skip
+            raise self.stop(
+                "E0405",
+                f"`{func.name}` takes one table by place, not {len(expr.args)} values",
+                expr.span,
+                "give other columns by name: `f(rollout, length=rollout.length)`",
+            )
         table = self.table(expr.args[0], f"`{func.name}`")
         names, inputs = [], [table.name]
         for option in expr.options:
             column = self.tensor(option.value)
             if column.type.axis is None or not table.type.axis.within(column.type.axis):
-                raise self.stop("E0301", f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is "
-                                f"{describe(column)}", option.value.span)  # fmt: skip
+                raise self.stop(
+                    "E0301",
+                    f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is {describe(column)}",
+                    option.value.span,
+                )
             names.append(option.name)
             inputs.append(self.materialize(column, option.name))
         value = Value(self.fresh(hint or func.name), Tensor("float", table.type.axis))
@@ -302,24 +349,37 @@ class Calls(Reporter):
     def pick(self, expr: tree.Call, hint: str) -> TableValue:
         """`pick(table, argmax(x, by=group))`: the rows are the group's from there on."""
         if len(expr.args) != 2 or expr.options:
-            raise self.stop("E0405", "`pick` takes a table and a choice of rows", expr.span,
-                            "`pick(rollout, argmax(score, by=prompts))`")  # fmt: skip
+            raise self.stop(
+                "E0405",
+                "`pick` takes a table and a choice of rows",
+                expr.span,
+                "`pick(rollout, argmax(score, by=prompts))`",
+            )
         table = self.table(expr.args[0], "`pick`")
         choice = self.tensor(expr.args[1])
         if choice.type.dtype != "row" or choice.type.axis is None:
-            raise self.stop("E0308", f"a choice of rows is needed here, and this is {describe(choice)}", expr.args[1].span,
-                            "`argmax(x, by=group)` or `argmin(x, by=group)`")  # fmt: skip
+            raise self.stop(
+                "E0308",
+                f"a choice of rows is needed here, and this is {describe(choice)}",
+                expr.args[1].span,
+                "`argmax(x, by=group)` or `argmin(x, by=group)`",
+            )
         index = self.materialize(choice, f"{hint or 'pick'}.row")
         source = self.chosen[index]
         if source.key != table.type.axis.key:
-            raise self.stop("E0308", f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
-                            expr.args[1].span)  # fmt: skip
+            raise self.stop(
+                "E0308",
+                f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
+                expr.args[1].span,
+            )
         label = self.fresh(hint or "pick")
         axis = choice.type.axis
         token = self.inner_axis("token", label, axis)
         turn = self.inner_axis("turn", label, axis) if table.type.turn else None
         moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
-        extra = tuple((n, replace(t, axis=moved.get(t.axis.key if t.axis else "", t.axis))) for n, t in table.type.extra)
+        extra = tuple(
+            (n, replace(t, axis=moved.get(t.axis.key if t.axis else "", t.axis))) for n, t in table.type.extra
+        )
         kind = replace(table.type, axis=axis, token=token, turn=turn, extra=extra)
         self.emit(Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
         return TableValue(label, kind)
@@ -327,15 +387,18 @@ class Calls(Reporter):
     def encode(self, expr: tree.Call, hint: str) -> TableValue:
         """`encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
         if len(expr.args) != 2 or expr.options:
-            raise self.stop("E0405", "`encode` takes a prompt and an answer", expr.span,
-                            "`encode(pairs.prompt, pairs.response)`")  # fmt: skip
+            raise self.stop(
+                "E0405", "`encode` takes a prompt and an answer", expr.span, "`encode(pairs.prompt, pairs.response)`"
+            )
         sides: list[Expr] = []
         for arg in expr.args:
             side = self.evaluate(arg)
             column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
             if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
                 hint = f"name its column: `{arg.span.text}.prompt` for example" if isinstance(side, TableValue) else ""
-                raise self.stop("E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint)
+                raise self.stop(
+                    "E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint
+                )
             sides.append(side)
         if sides[0].type.axis != sides[1].type.axis:
             raise self.stop("E0301", "the prompt and the answer are columns of different tables", expr.span)
@@ -355,8 +418,12 @@ class Calls(Reporter):
         args, _ = self.constants.bind(STATEMENTS["sample"], expr.args, expr.options, expr.span, self.block.scope)
         held = self.buffers.get(buffer.name)
         if held is None:
-            raise self.stop("E0605", f"nothing has been pushed into `{buffer.name}` above this line", expr.span,
-                            f"`push {buffer.name}(rollout)` comes first")  # fmt: skip
+            raise self.stop(
+                "E0605",
+                f"nothing has been pushed into `{buffer.name}` above this line",
+                expr.span,
+                f"`push {buffer.name}(rollout)` comes first",
+            )
         self.used.add(buffer.name)
         label = self.fresh(hint or buffer.name)
         axis = self.axis(label, None)

@@ -60,9 +60,12 @@ class Checked:
 
 
 def check(
-    source: Source, changes: Mapping[str, tree.Expr] | None = None, *,
-    columns: Columns = lambda record: None, read: Read | None = None,
-) -> tuple[Program, list[Diagnostic]]:  # fmt: skip
+    source: Source,
+    changes: Mapping[str, tree.Expr] | None = None,
+    *,
+    columns: Columns = lambda record: None,
+    read: Read | None = None,
+) -> tuple[Program, list[Diagnostic]]:
     """The program that a text says, and warnings about it.
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
@@ -72,9 +75,12 @@ def check(
 
 
 def check_all(
-    source: Source, changes: Mapping[str, tree.Expr] | None = None, *,
-    columns: Columns = lambda record: None, read: Read | None = None,
-) -> Checked:  # fmt: skip
+    source: Source,
+    changes: Mapping[str, tree.Expr] | None = None,
+    *,
+    columns: Columns = lambda record: None,
+    read: Read | None = None,
+) -> Checked:
     """The same with all that a text says beside the program."""
     checker = Checker(columns)
     file = assemble(parse(source), source, checker, read)
@@ -122,7 +128,9 @@ class Checker(Statements):
         self.scope.update({name: Wrong() for name in wrong})
         heads = [item for item in declared if isinstance(item, tree.Algorithm)]
         if not heads:
-            self.say("E0609", "the file does not say what its algorithm is called", top, "begin it with `algorithm NAME`")
+            self.say(
+                "E0609", "the file does not say what its algorithm is called", top, "begin it with `algorithm NAME`"
+            )
         for extra in heads[1:]:
             self.say("E0203", "a file is one algorithm", extra.span, related=(Related(heads[0].span, "the first one"),))
         phases = self.phases([item for item in declared if isinstance(item, tree.Phase)], top)
@@ -175,9 +183,16 @@ class Checker(Statements):
             if item.name in AXES:
                 raise self.stop("E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name")
             function = item.name in FUNCTIONS or item.name in ("min", "max", "pick", "encode")
-            if function and (isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")):
-                self.say("W0202", f"`{item.name}` takes the place of a built-in function", item.name_span,
-                         "choose another name", "warning")  # fmt: skip
+            if function and (
+                isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
+            ):
+                self.say(
+                    "W0202",
+                    f"`{item.name}` takes the place of a built-in function",
+                    item.name_span,
+                    "choose another name",
+                    "warning",
+                )
         if isinstance(item, tree.Declaration):
             changed = changes.get(item.name)
             self.scope[item.name] = self.declare(replace(item, value=changed) if changed else item)
@@ -213,11 +228,17 @@ class Checker(Statements):
                 raise Stop
             if isinstance(held, ModelName):
                 self.used.add(value.id)
-                return replace(held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen,
-                               options=(), span=item.span)  # fmt: skip
+                return replace(
+                    held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
+                )
             if held is None and value.id in self.below:
-                raise self.stop("E0202", f"`{value.id}` is used before it is declared", value.span, "move its line up",
-                                (Related(self.below[value.id], "it is declared here"),))  # fmt: skip
+                raise self.stop(
+                    "E0202",
+                    f"`{value.id}` is used before it is declared",
+                    value.span,
+                    "move its line up",
+                    (Related(self.below[value.id], "it is declared here"),),
+                )
             known = [name for name, found in self.scope.items() if isinstance(found, ModelName)]
             shown = f"`{value.id}` is {describe(held)}, not a model" if held else f"nothing is called `{value.id}`"
             hint = nearest(value.id, known) or f"load one: `causal_lm({value.id})`"
@@ -226,12 +247,18 @@ class Checker(Statements):
             name = value.value if isinstance(value, tree.String) else "folder or hub name"
             raise self.stop("E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example')
         if value.func.id == "random":
-            raise self.stop("E0406", "`random` makes weights, and the kind of model is missing", value.func.span,
-                            "`causal_lm(random(...))` for example")  # fmt: skip
+            raise self.stop(
+                "E0406",
+                "`random` makes weights, and the kind of model is missing",
+                value.func.span,
+                "`causal_lm(random(...))` for example",
+            )
         record = self.constants.record(value, MODELS, self.scope, "model")
         if record.option("dtype") not in (None, "float32", "float64", "bfloat16"):
             place = next(option.value.span for option in value.options if option.name == "dtype")
-            raise self.stop("E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place)
+            raise self.stop(
+                "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
+            )
         return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
 
     def declare_state(self, item: tree.State, expr: tree.Expr) -> Meaning:
@@ -271,8 +298,12 @@ class Checker(Statements):
         phases: list[Phase] = []
         for item in found:
             if item.name in seen:
-                self.say("E0203", f"there are two phases `{item.name}`", item.span,
-                         related=(Related(seen[item.name], "the first one"),))  # fmt: skip
+                self.say(
+                    "E0203",
+                    f"there are two phases `{item.name}`",
+                    item.span,
+                    related=(Related(seen[item.name], "the first one"),),
+                )
             seen[item.name] = item.span
             try:
                 phases.append(self.phase(item))
@@ -291,8 +322,12 @@ class Checker(Statements):
         elif item.name != "step":
             steps = self.constants.options(STATEMENTS["phase"], item.options, item.span, self.scope)["steps"]
         elif item.options:
-            raise self.stop("E0401", f"`step` has no option `{item.options[0].name}`", item.options[0].name_span,
-                            "write `step async(staleness=2):` to let sampling run ahead")  # fmt: skip
+            raise self.stop(
+                "E0401",
+                f"`step` has no option `{item.options[0].name}`",
+                item.options[0].name_span,
+                "write `step async(staleness=2):` to let sampling run ahead",
+            )
         self.taken, self.axis_keys, self.columns, self.chosen = {}, set(), {}, {}
         self.used -= set(self.assigned)
         self.reported, self.assigned, self.levels = {}, {}, {}
@@ -373,5 +408,3 @@ def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:
         if isinstance(statement, (tree.Collect, tree.Every)):
             found += _walk(statement.body)
     return found
-
-

@@ -14,10 +14,20 @@ from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
 
 _ARITHMETIC = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-    "%": operator.mod, "**": operator.pow, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-    ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 LARGEST_PARTS = 100_000
 """Characters of a text, entries of a list with all that lies in them."""
@@ -56,16 +66,23 @@ class Constants:
         if isinstance(meaning, Literal):
             return meaning.value
         if meaning is None and expr.id in self.reporter.below:
-            raise self.reporter.stop("E0202", f"`{expr.id}` is used before it is declared", expr.span, "move its line up",
-                                     (Related(self.reporter.below[expr.id], "it is declared here"),))  # fmt: skip
+            raise self.reporter.stop(
+                "E0202",
+                f"`{expr.id}` is used before it is declared",
+                expr.span,
+                "move its line up",
+                (Related(self.reporter.below[expr.id], "it is declared here"),),
+            )
         if meaning is None:
             known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
             hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
             raise self.reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
         raise self.reporter.stop(
-            "E0404", f"this has to be a constant, and `{expr.id}` is {describe(meaning)}", expr.span,
+            "E0404",
+            f"this has to be a constant, and `{expr.id}` is {describe(meaning)}",
+            expr.span,
             "use a number, a text or a `param`",
-        )  # fmt: skip
+        )
 
     def _unary(self, expr: tree.Unary, scope: Mapping[str, Meaning]) -> Constant:
         value = self.evaluate(expr.operand, scope)
@@ -128,13 +145,21 @@ class Constants:
         return record
 
     def bind(
-        self, signature: Signature, args: Sequence[tree.Expr], options: Sequence[tree.Option], span: Span,
+        self,
+        signature: Signature,
+        args: Sequence[tree.Expr],
+        options: Sequence[tree.Option],
+        span: Span,
         scope: Mapping[str, Meaning],
-    ) -> tuple[dict[str, Constant], dict[str, Constant]]:  # fmt: skip
+    ) -> tuple[dict[str, Constant], dict[str, Constant]]:
         """Values of arguments and of options, with defaults, checked for kind and range."""
         if len(args) != len(signature.args):
             named = ", ".join(f"`{opt.name}`" for opt in signature.args)
-            wanted = f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}" if named else "nothing"
+            wanted = (
+                f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}"
+                if named
+                else "nothing"
+            )
             place = args[len(signature.args)].span if len(args) > len(signature.args) else span
             raise self.reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
         found = {o.name: self.value(o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
@@ -166,7 +191,10 @@ class Constants:
         for opt in signature.options:
             if opt.name not in given and isinstance(opt.default, Required):
                 raise self.reporter.stop(
-                    "E0402", f"`{signature.name}` needs `{opt.name}`", span, f"add `{opt.name}=...`: {opt.doc}".rstrip(": ")
+                    "E0402",
+                    f"`{signature.name}` needs `{opt.name}`",
+                    span,
+                    f"add `{opt.name}=...`: {opt.doc}".rstrip(": "),
                 )
         found: dict[str, Constant] = {}
         for opt in signature.options:
@@ -185,9 +213,13 @@ class Constants:
             value = float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if opt.low is not None and value < opt.low:
-                raise self.reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about)
+                raise self.reporter.stop(
+                    "E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about
+                )
             if opt.high is not None and value > opt.high:
-                raise self.reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about)
+                raise self.reporter.stop(
+                    "E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about
+                )
         return value
 
 
@@ -207,10 +239,15 @@ def _constructor(name: str) -> bool:
 
 
 _KINDS = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "text": "a text in quotes",
-    "texts": "a text or a list of texts", "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
-    "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`', "any": "a constant",
-}  # fmt: skip
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "text": "a text in quotes",
+    "texts": "a text or a list of texts",
+    "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
+    "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`',
+    "any": "a constant",
+}
 
 
 def _is(opt: Opt, value: Constant) -> bool:

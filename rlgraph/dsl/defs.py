@@ -42,20 +42,29 @@ class Defs(Calls):
             raise self.stop("E0401", f"`{definition.name}` takes its values by place", expr.options[0].name_span)
         if len(expr.args) != len(definition.parameters):
             names = ", ".join(parameter.id for parameter in definition.parameters)
-            raise self.stop("E0405", f"`{definition.name}({names})` takes {len(definition.parameters)} values, "
-                            f"not {len(expr.args)}", expr.span)  # fmt: skip
+            raise self.stop(
+                "E0405",
+                f"`{definition.name}({names})` takes {len(definition.parameters)} values, not {len(expr.args)}",
+                expr.span,
+            )
         self.written += 1
         if self.written > MOST_CALLS:
-            raise self.stop("E0210", f"defs are written out where they are called, and these make more than {MOST_CALLS} calls",
-                            expr.span, "a def that calls another twice, level over level, doubles at each")  # fmt: skip
+            raise self.stop(
+                "E0210",
+                f"defs are written out where they are called, and these make more than {MOST_CALLS} calls",
+                expr.span,
+                "a def that calls another twice, level over level, doubles at each",
+            )
         if any(definition is outer for outer in self.active):
             raise self.stop("E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive")
         uses = Counter(name.id for name in names_in(definition.body))
         if not self.active:
             self.step_scope = self.block.scope
         # What is declared has its meaning of the step: data are tables there, and `keep` may have replaced them.
-        scope = {name: self.step_scope.get(name, held) if name in self.declared else held
-                 for name, held in called.scope.items()}  # fmt: skip
+        scope = {
+            name: self.step_scope.get(name, held) if name in self.declared else held
+            for name, held in called.scope.items()
+        }
         for parameter, arg in zip(definition.parameters, expr.args, strict=True):
             meaning = self.evaluate(arg)
             # An argument that is used twice is computed once.
@@ -89,7 +98,9 @@ class Defs(Calls):
         """Says which names of a def mean nothing, whether it is called or not."""
         free = free_names(definition)
         built_in = {*FUNCTIONS, *AXES, "min", "max", "pick", "encode"}
-        unknown = [n for n in names_in(definition.body) if n.id in free and n.id not in self.scope and n.id not in built_in]
+        unknown = [
+            n for n in names_in(definition.body) if n.id in free and n.id not in self.scope and n.id not in built_in
+        ]
         known = {*self.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
         for name in unknown:
             self.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, known))

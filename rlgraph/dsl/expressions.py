@@ -26,9 +26,23 @@ from rlgraph.ir.types import Axis, Tensor, join
 from rlgraph.ops import TENSOR
 
 _SIGNS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod", "**": "pow", "<": "lt", "<=": "le",
-    ">": "gt", ">=": "ge", "==": "eq", "!=": "ne", "and": "and", "or": "or",
-}  # fmt: skip
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
+    "and": "and",
+    "or": "or",
+}
+
 
 class Expressions(Defs):
     """The part of the checker that turns syntax into typed expressions."""
@@ -103,17 +117,23 @@ class Expressions(Defs):
         if expr.id in self.block.later:
             place = self.block.later[expr.id]
             raise self.stop(
-                "E0202", f"`{expr.id}` is used before it is assigned", expr.span,
+                "E0202",
+                f"`{expr.id}` is used before it is assigned",
+                expr.span,
                 related=(Related(place, "it is assigned here"),),
-            )  # fmt: skip
+            )
         known = [*self.block.scope, *FUNCTIONS]
         raise self.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, known))
 
     def state(self, meaning: StateName, span: Span) -> Expr:
         self.used.add(meaning.state.name)
         if meaning.state.keyed:
-            raise self.stop("E0305", f"`{meaning.state.name}` has a value for each key", span,
-                            f"name the key's column: `{meaning.state.name}[rollout.column]`")  # fmt: skip
+            raise self.stop(
+                "E0305",
+                f"`{meaning.state.name}` has a value for each key",
+                span,
+                f"name the key's column: `{meaning.state.name}[rollout.column]`",
+            )
         value = self.block.versions[meaning.state.name]
         assert isinstance(value.type, Tensor)
         return Ref(value.name, value.type)
@@ -142,9 +162,7 @@ class Expressions(Defs):
                 met = join(met, arg.type.axis)
             except ValueError:
                 assert met and arg.type.axis
-                raise self.stop(
-                    "E0301", _unnested(met, arg.type.axis), span, _nest_hint(met, arg.type.axis)
-                ) from None
+                raise self.stop("E0301", _unnested(met, arg.type.axis), span, _nest_hint(met, arg.type.axis)) from None
         kind = self.infer(op, [arg.type for arg in args], axis)
         return self.leveled(Apply(op, tuple(args), kind, axis.key if axis else None, self.call_site or span))
 
@@ -156,8 +174,9 @@ class Expressions(Defs):
             known = self.methods(base.model)
             hint = nearest(expr.name, known) or f"call one of {', '.join(f'`{name}`' for name in known)}"
             if expr.name in known:
-                raise self.stop("E0206", f"`{expr.name}` of a model has to be called", expr.name_span,
-                                f"`{expr.span.text}(...)`")  # fmt: skip
+                raise self.stop(
+                    "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
+                )
             raise self.stop("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
         raise self.stop("E0206", f"{describe(base)} has no columns", expr.span)
 
@@ -179,8 +198,12 @@ class Expressions(Defs):
     def key(self, expr: tree.Index) -> Expr:
         key = self.tensor(expr.key)
         if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
-            raise self.stop("E0304", f"a key is a column with an entry for each row, and this is {describe(key)}",
-                            expr.key.span, "name a column of a table: `rollout.agent` for example")  # fmt: skip
+            raise self.stop(
+                "E0304",
+                f"a key is a column with an entry for each row, and this is {describe(key)}",
+                expr.key.span,
+                "name a column of a table: `rollout.agent` for example",
+            )
         return key
 
     def keyed(self, expr: tree.Index) -> Expr:
@@ -234,15 +257,23 @@ class Expressions(Defs):
         if op.kind == "reduction":
             return self.reduce(expr, name, by)
         if len(expr.args) != op.args:
-            raise self.stop("E0405", f"`{name}` takes {op.args} value{'s' * (op.args > 1)}, not {len(expr.args)}", expr.span)
+            raise self.stop(
+                "E0405", f"`{name}` takes {op.args} value{'s' * (op.args > 1)}, not {len(expr.args)}", expr.span
+            )
         args = self.each(expr.args)
         if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
-            raise self.stop("E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span)
+            raise self.stop(
+                "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
+            )
         for arg, syntax in zip(args[1:], expr.args[1:], strict=True):
             if op.kind == "scan" and not _inside(args[0].type.axis, arg.type.axis):
                 assert args[0].type.axis and arg.type.axis
-                raise self.stop("E0301", _unnested(args[0].type.axis, arg.type.axis), syntax.span,
-                                f"`{name}` takes one number there, or one for each row or entry of the first value")  # fmt: skip
+                raise self.stop(
+                    "E0301",
+                    _unnested(args[0].type.axis, arg.type.axis),
+                    syntax.span,
+                    f"`{name}` takes one number there, or one for each row or entry of the first value",
+                )
         return self.apply(name, args, expr.span)
 
     def is_axis(self, expr: tree.Expr) -> bool:
@@ -258,8 +289,12 @@ class Expressions(Defs):
         plain = TENSOR[name].args
         first = "x" if plain == 1 else "x, 0.5"
         if not plain <= len(expr.args) <= plain + (by is None):
-            raise self.stop("E0405", f"`{name}` takes {plain} value{'s' * (plain > 1)} and at most one axis", expr.span,
-                            f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`")  # fmt: skip
+            raise self.stop(
+                "E0405",
+                f"`{name}` takes {plain} value{'s' * (plain > 1)} and at most one axis",
+                expr.span,
+                f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`",
+            )
         args = self.each(expr.args[:plain])
         source = args[0].type.axis
         if source is None:
@@ -271,11 +306,16 @@ class Expressions(Defs):
             target = self.reduced_axis(expr.args[plain], source, name)
         if TENSOR[name].dtype == "row":
             if source.inner:
-                raise self.stop("E0308", f"`{name}` chooses a row, and this has an entry for each {source.name}",
-                                expr.args[0].span, f"reduce it first: `sum(x, {source.name})`")  # fmt: skip
+                raise self.stop(
+                    "E0308",
+                    f"`{name}` chooses a row, and this has an entry for each {source.name}",
+                    expr.args[0].span,
+                    f"reduce it first: `sum(x, {source.name})`",
+                )
             if target is None:
-                raise self.stop("E0308", f"`{name}` chooses a row in each group", expr.span,
-                                "say which groups: `by=prompts`")  # fmt: skip
+                raise self.stop(
+                    "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
+                )
         return self.apply(name, args, expr.span, target)
 
     def reduced_axis(self, expr: tree.Expr, source: Axis, name: str) -> Axis | None:
@@ -284,25 +324,40 @@ class Expressions(Defs):
             raise self.stop("E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table")
         known = [axis.name for axis in source.path()]
         if expr.id not in self.block.scope and expr.id not in self.block.later and expr.id not in AXES:
-            raise self.stop("E0302", f"there is no axis `{expr.id}`; the value has [{source.label}]", expr.span,
-                            nearest(expr.id, known))  # fmt: skip
+            raise self.stop(
+                "E0302",
+                f"there is no axis `{expr.id}`; the value has [{source.label}]",
+                expr.span,
+                nearest(expr.id, known),
+            )
         named = self.axis_named(expr)
         if source.name == expr.id or (named and named.key == source.key):
             return source.parent
         if named and source.within(named):
-            raise self.stop("E0302", f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this "
-                            "value", expr.span, f"for one value for each row of `{expr.id}` write `by={expr.id}`")  # fmt: skip
-        raise self.stop("E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span,
-                        nearest(expr.id, known))  # fmt: skip
+            raise self.stop(
+                "E0302",
+                f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this value",
+                expr.span,
+                f"for one value for each row of `{expr.id}` write `by={expr.id}`",
+            )
+        raise self.stop(
+            "E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span, nearest(expr.id, known)
+        )
 
     def group_axis(self, expr: tree.Expr, source: Axis) -> Axis:
         named = self.axis_named(expr) if isinstance(expr, tree.Name) else None
         if named is None:
-            raise self.stop("E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example")
+            raise self.stop(
+                "E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example"
+            )
         if not source.within(named):
             rows = [axis.name for axis in source.path() if not axis.inner]
-            raise self.stop("E0303", f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]", expr.span,
-                            f"its rows lie in {', '.join(f'`{name}`' for name in rows)}")  # fmt: skip
+            raise self.stop(
+                "E0303",
+                f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]",
+                expr.span,
+                f"its rows lie in {', '.join(f'`{name}`' for name in rows)}",
+            )
         return named
 
     def axis_named(self, expr: tree.Name) -> Axis | None:
@@ -311,8 +366,12 @@ class Expressions(Defs):
         meaning = self.name(expr)
         if isinstance(meaning, TableValue):
             return meaning.type.axis
-        raise self.stop("E0303", f"an axis is needed here, and `{expr.id}` is {describe(meaning)}", expr.span,
-                        "name the table whose rows are meant")  # fmt: skip
+        raise self.stop(
+            "E0303",
+            f"an axis is needed here, and `{expr.id}` is {describe(meaning)}",
+            expr.span,
+            "name the table whose rows are meant",
+        )
 
 
 def _unnested(a: Axis, b: Axis) -> str:

@@ -75,8 +75,7 @@ def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]
         if token.line != number:
             number = token.line or 0
             rows += [
-                Row(c.line, base + INDENT * len(set(brackets)), c.text, inside=True)
-                for c in _until(comments, number)
+                Row(c.line, base + INDENT * len(set(brackets)), c.text, inside=True) for c in _until(comments, number)
             ]
             closing = _closers(tokens, at)
             still_open = brackets[: len(brackets) - closing]
@@ -129,9 +128,7 @@ def _gap(tokens: list[Token], at: int, depth: int) -> str:
         return "" if depth else " "
     if before in ("-", "+") and not _ends_operand(tokens, at - 2):
         return ""
-    if token in ("(", "[") and (
-        _ends_operand(tokens, at - 1) or before == "async" or _is_function(tokens, at - 1)
-    ):
+    if token in ("(", "[") and (_ends_operand(tokens, at - 1) or before == "async" or _is_function(tokens, at - 1)):
         return ""
     return " "
 

@@ -86,9 +86,7 @@ def _forbidden(found: Lines) -> bool:
     for match in _FORBIDDEN.finditer(found.source.text):
         before = (found.source.text[: match.start()] + "x").splitlines()
         where = Span(found.source, len(before), len(before[-1]), len(before), len(before[-1]) + 1)
-        found.fail(
-            "E0121", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it"
-        )
+        found.fail("E0121", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it")
         if len(found.diagnostics) == 20:
             break
     return bool(found.diagnostics)
@@ -120,9 +118,7 @@ def _join(found: Lines, text: str) -> None:
             if len(open_brackets) == MAX_BRACKETS + 1:
                 line.bad = True
                 hint = "give the inner expression a name on a line of its own"
-                found.fail(
-                    "E0120", f"brackets are nested more than {MAX_BRACKETS} deep", found.span(token), hint
-                )
+                found.fail("E0120", f"brackets are nested more than {MAX_BRACKETS} deep", found.span(token), hint)
         elif token.type in OPENING.values():
             _close(found, line, token, open_brackets)
         elif token.type in ("UNCLOSED", "FOREIGN", "STRAY", "NUMBER") and not line.bad:
@@ -166,17 +162,13 @@ def _unclosed(found: Lines, line: Line, open_brackets: list[Token]) -> None:
     line.bad = True
     token = open_brackets[-1]
     close = SIGNS[OPENING[token.type]]
-    found.fail(
-        "E0102", f"this `{token}` is never closed", found.span(token), f"add the `{close}` that belongs to it"
-    )
+    found.fail("E0102", f"this `{token}` is never closed", found.span(token), f"add the `{close}` that belongs to it")
 
 
 def _close(found: Lines, line: Line, token: Token, open_brackets: list[Token]) -> None:
     if not open_brackets:
         if not line.bad:
-            found.fail(
-                "E0103", f"this `{token}` closes nothing", found.span(token), "delete it, or open its bracket"
-            )
+            found.fail("E0103", f"this `{token}` closes nothing", found.span(token), "delete it, or open its bracket")
         line.bad = True
         return
     opened = open_brackets.pop()
@@ -215,9 +207,7 @@ def _check(found: Lines, line: Line, token: Token) -> None:
     elif token.isascii():
         found.fail("E0105", f"`{token}` is not in the language", where, words.OPERATORS.get(token, ""))
     else:
-        found.fail(
-            "E0105", f"`{_short(token)}` can only stand in a string or a comment", where, _lookalike(token)
-        )
+        found.fail("E0105", f"`{_short(token)}` can only stand in a string or a comment", where, _lookalike(token))
     line.bad = True
 
 
@@ -315,9 +305,7 @@ def _mixed(found: Lines, first: Token, white: str, char: str) -> None:
     where = Span(found.source, line, 1, line, column)
     here, elsewhere = ("a tab", "spaces") if char == " " else ("spaces", "tabs")
     hint = f"indent every line with {elsewhere}"
-    found.fail(
-        "E0107", f"this line is indented with {here}, the lines before it with {elsewhere}", where, hint
-    )
+    found.fail("E0107", f"this line is indented with {here}, the lines before it with {elsewhere}", where, hint)
 
 
 def _no_block(found: Lines, line: Line) -> None:

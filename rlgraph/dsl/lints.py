@@ -51,8 +51,12 @@ def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
             source = found.args[0].type.axis
             if found.op in ("mean", "std", "var") and source and source.key == found.axis:
                 always = "the value itself" if found.op == "mean" else "0"
-                yield _warn("W0504", f"each group has one row here: this `{found.op}` is always {always}", found.span,
-                            f"draw more rows for each `{source.name}` with `n=`, or group by an outer table")  # fmt: skip
+                yield _warn(
+                    "W0504",
+                    f"each group has one row here: this `{found.op}` is always {always}",
+                    found.span,
+                    f"draw more rows for each `{source.name}` with `n=`, or group by an outer table",
+                )
 
 
 def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnostic]:
@@ -64,9 +68,13 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
             for found in _reductions(inner):
                 group = known[found.axis] if found.axis else None
                 if group and group.key != sliced.key and sliced.within(group):
-                    yield _warn("W0505", f"`minibatch` cuts along `{sliced.name}`, so this `{found.op}` sees parts of the "
-                                f"groups of `{group.name}`", found.span,
-                                f"compute it above the loop, or write `minibatch {group.name}(...)`")  # fmt: skip
+                    yield _warn(
+                        "W0505",
+                        f"`minibatch` cuts along `{sliced.name}`, so this `{found.op}` sees parts of the "
+                        f"groups of `{group.name}`",
+                        found.span,
+                        f"compute it above the loop, or write `minibatch {group.name}(...)`",
+                    )
 
 
 def _reductions(node: Node) -> Iterator[Apply]:
@@ -171,10 +179,16 @@ class _Losses:
             if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle(inner) == self.model:
                 self.live.add(inner.outputs[0].name)
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
-            self.warnings.append(_warn(
-                "W0501", "this term trains nothing: it is linear in the log-probabilities of the model's own samples, so its "
-                "gradient is 0 on average", span,
-                "in a loss use `k2` or `k3`; `k1` belongs into the reward"))  # fmt: skip
+            self.warnings.append(
+                _warn(
+                    "W0501",
+                    "this term trains nothing: it is linear in the log-probabilities of the model's own samples, so "
+                    "its "
+                    "gradient is 0 on average",
+                    span,
+                    "in a loss use `k2` or `k3`; `k1` belongs into the reward",
+                )
+            )
         self.model = ""
 
     # One value
@@ -272,21 +286,34 @@ class _Losses:
         for one in left:
             for two in right:
                 if one.table == two.table and (one.live or two.live):
-                    self.warnings.append(_warn(
-                        "W0503", f"both factors are weighted against the policy that sampled `{one.table}`: the correction is "
-                        "applied twice", expr.span,
-                        f"take the ratio against the policy before this update, `actor.logprobs({one.table})` above `train`, "
-                        "or leave the weight out"))  # fmt: skip
+                    self.warnings.append(
+                        _warn(
+                            "W0503",
+                            f"both factors are weighted against the policy that sampled `{one.table}`: the correction "
+                            "is "
+                            "applied twice",
+                            expr.span,
+                            f"take the ratio against the policy before this update, `actor.logprobs({one.table})` "
+                            "above `train`, "
+                            "or leave the weight out",
+                        )
+                    )
                     return
 
     def stale(self, found: frozenset[_Ratio]) -> None:
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
             if ratio.live and self.drawn[ratio.table].attr("lag"):
-                self.warnings.append(_warn(
-                    "W0502", f"`{ratio.table}` may be sampled by an older policy, and this ratio is clipped as if it were the "
-                    "last one", ratio.span,
-                    f"clip against `prox = {self.model}.logprobs({ratio.table})` from above `train`, and weight by "
-                    f"`exp(prox - {ratio.table}.logprobs)`"))  # fmt: skip
+                self.warnings.append(
+                    _warn(
+                        "W0502",
+                        f"`{ratio.table}` may be sampled by an older policy, and this ratio is clipped as if it were "
+                        "the "
+                        "last one",
+                        ratio.span,
+                        f"clip against `prox = {self.model}.logprobs({ratio.table})` from above `train`, and weight by "
+                        f"`exp(prox - {ratio.table}.logprobs)`",
+                    )
+                )
 
     def slope(self, expr: Expr) -> _Slope:
         if not self.is_live(expr):

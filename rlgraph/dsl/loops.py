@@ -66,9 +66,13 @@ class Loops(Expressions):
             raise self.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
         model = self.model_named(statement.model)
         if model.frozen:
-            raise self.stop("E0502", f"`{model.name}` is frozen: no gradient goes to it", statement.model.span,
-                            "declare it without `frozen(...)`",
-                            (Related(model.span, "it is declared here"),))  # fmt: skip
+            raise self.stop(
+                "E0502",
+                f"`{model.name}` is frozen: no gradient goes to it",
+                statement.model.span,
+                "declare it without `frozen(...)`",
+                (Related(model.span, "it is declared here"),),
+            )
         options = self.constants.options(STATEMENTS["train"], statement.options, statement.span, self.block.scope)
         loss: list[str] = []
 
@@ -76,16 +80,26 @@ class Loops(Expressions):
             self.statements(statement.body)
             if len(self.block.minimized) != 1:
                 if not any(isinstance(s, tree.Minimize) for s in statement.body):
-                    raise self.stop("E0503", "nothing is minimized in this `train` body", statement.span,
-                                    "end it with `minimize LOSS`")  # fmt: skip
+                    raise self.stop(
+                        "E0503",
+                        "nothing is minimized in this `train` body",
+                        statement.span,
+                        "end it with `minimize LOSS`",
+                    )
                 if len(self.block.minimized) > 1:
-                    raise self.stop("E0503", "a `train` body minimizes one value", self.block.minimized[1][1],
-                                    "add the losses: `minimize a + b`")  # fmt: skip
+                    raise self.stop(
+                        "E0503",
+                        "a `train` body minimizes one value",
+                        self.block.minimized[1][1],
+                        "add the losses: `minimize a + b`",
+                    )
                 raise Stop
             loss.append(self.materialize(self.block.minimized[0][0], f"{model.name}.loss"))
 
         try:
-            self.region("train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
+            self.region(
+                "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss
+            )
         finally:
             self.live.clear()
 
@@ -105,12 +119,23 @@ class Loops(Expressions):
             raise self.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
         axis = self.axis_named(statement.table)
         if axis is None:
-            raise self.stop("E0303", f"rows are sliced, and `{statement.table.id}` is no axis of rows", statement.table.span,
-                            "name the table that is sliced: `minibatch rollout(parts=4):`")  # fmt: skip
+            raise self.stop(
+                "E0303",
+                f"rows are sliced, and `{statement.table.id}` is no axis of rows",
+                statement.table.span,
+                "name the table that is sliced: `minibatch rollout(parts=4):`",
+            )
         options = self.constants.options(STATEMENTS["minibatch"], statement.options, statement.span, self.block.scope)
         options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
-        self.region("minibatch", self.writes(statement.body), lambda: self.statements(statement.body), options,
-                    statement.span, defers=True, sliced=True)  # fmt: skip
+        self.region(
+            "minibatch",
+            self.writes(statement.body),
+            lambda: self.statements(statement.body),
+            options,
+            statement.span,
+            defers=True,
+            sliced=True,
+        )
 
     def collect(self, statement: tree.Collect) -> None:
         name = statement.table.id
@@ -123,8 +148,12 @@ class Loops(Expressions):
             drawn = name in self.declared and isinstance(held, TableValue)
             shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
             shown = "and this one is drawn above already" if drawn else shown
-            raise self.stop("E0603", f"`collect` draws from a data source, {shown}", statement.table.span,
-                            "name a `data` that the lines above do not use")  # fmt: skip
+            raise self.stop(
+                "E0603",
+                f"`collect` draws from a data source, {shown}",
+                statement.table.span,
+                "name a `data` that the lines above do not use",
+            )
         args, options = self.constants.bind(
             STATEMENTS["collect"], statement.args, statement.options, statement.span, self.block.scope
         )
@@ -143,8 +172,9 @@ class Loops(Expressions):
 
     def every(self, statement: tree.Every) -> None:
         if self.block.training or self.block.sliced:
-            raise self.stop("E0505", "`every` counts steps: it cannot stand in a loop", statement.span,
-                            "move it out of the loop")  # fmt: skip
+            raise self.stop(
+                "E0505", "`every` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
+            )
         period = self.constants.evaluate(statement.period, self.block.scope)
         if not isinstance(period, int) or isinstance(period, bool) or period < 1:
             raise self.stop("E0403", "`every` takes a whole number of steps, at least 1", statement.period.span)
@@ -178,10 +208,19 @@ class Loops(Expressions):
         self.block.scope[name] = TableValue(table.name, table.type)
 
     def region(
-        self, op: str, writes: Sequence[str], body: Callable[[], None], attrs: dict[str, Constant], span: Span, *,
-        training: str = "", defers: bool = False, sliced: bool = False, export: bool = True,
+        self,
+        op: str,
+        writes: Sequence[str],
+        body: Callable[[], None],
+        attrs: dict[str, Constant],
+        span: Span,
+        *,
+        training: str = "",
+        defers: bool = False,
+        sliced: bool = False,
+        export: bool = True,
         loss: list[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Checks a body in a block of its own and writes it as the region of one node."""
         outer, columns = self.block, dict(self.columns)
         given = tuple(self.version(name, outer.versions[name].type) for name in writes)
@@ -223,8 +262,11 @@ class Loops(Expressions):
     def data_names(self, body: Sequence[tree.Stmt]) -> list[str]:
         """Data sources that a body names."""
         named = self.named(tuple(body))
-        return [name for name, kind in self.block.versions.items()
-                if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"]  # fmt: skip
+        return [
+            name
+            for name, kind in self.block.versions.items()
+            if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"
+        ]
 
 
 class _Exports:

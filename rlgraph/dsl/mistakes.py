@@ -62,9 +62,7 @@ class _Mistake:
     def token(self) -> Token:
         return self.tokens[self.at]
 
-    def say(
-        self, code: str, message: str, where: Token | Span, hint: str = "", *related: Related
-    ) -> Diagnostic:
+    def say(self, code: str, message: str, where: Token | Span, hint: str = "", *related: Related) -> Diagnostic:
         where = self.found.span(where) if isinstance(where, Token) else where
         return Diagnostic(code, message, where, hint, related=related)
 
@@ -178,21 +176,14 @@ class _Mistake:
         if self.first.type != "NAME":
             return None
         assigns = next((t for t in self.tokens if t in ("=", ":=") and self.depth(t) == 0), None)
-        if (
-            self.at < len(self.tokens)
-            and self.after(0) == "["
-            and self.token == "="
-            and self.token is assigns
-        ):
+        if self.at < len(self.tokens) and self.after(0) == "[" and self.token == "=" and self.token is assigns:
             return self.say("E0116", "a value is stored under a key with `:=`", self.token, "write `:=`")
         if self.at > 1:
             return None
         second = self.tokens[1] if len(self.tokens) > 1 else None
         if assigns is not None and second in (",", ".") and assigns == "=":
             message = "a line names one value" if second == "," else "only a plain name can stand before `=`"
-            return self.say(
-                "E0101", message, self.found.span(self.first, self.tokens[self.index(assigns) - 1])
-            )
+            return self.say("E0101", message, self.found.span(self.first, self.tokens[self.index(assigns) - 1]))
         if assigns is not None and second == ":":
             return self.say(
                 "E0101",
@@ -258,13 +249,9 @@ class _Mistake:
         if self.token != "=":
             return None
         if self.before in COMPARISONS:
-            return self.say(
-                "E0101", f"`{self.before}=` is no operator", self.found.span(self.before, self.token)
-            )
+            return self.say("E0101", f"`{self.before}=` is no operator", self.found.span(self.before, self.token))
         if "EQUALEQUAL" in self.accepts:
-            return self.say(
-                "E0116", "`=` cannot stand inside an expression", self.token, "write `==` to compare"
-            )
+            return self.say("E0116", "`=` cannot stand inside an expression", self.token, "write `==` to compare")
         return None
 
     def chain(self) -> Diagnostic | None:
@@ -283,14 +270,8 @@ class _Mistake:
         glued = position(self.before) == (self.token.line, position(self.token)[1] - len(self.before))
         if self.token.type == "STRING" and self.before.type == "NAME" and glued:
             where = self.found.span(self.before, self.token)
-            return self.say(
-                "E0101", f"a string has no prefix `{self.before}`", where, "write the string alone"
-            )
-        if (
-            "COMMA" in self.accepts
-            and self.depth(self.token) > 0
-            and self.token.type in (*OPERANDS, "LPAR", "LSQB")
-        ):
+            return self.say("E0101", f"a string has no prefix `{self.before}`", where, "write the string alone")
+        if "COMMA" in self.accepts and self.depth(self.token) > 0 and self.token.type in (*OPERANDS, "LPAR", "LSQB"):
             return self.say(
                 "E0125", f"a `,` is missing before {quoted(self.token)}", self.token, "separate values by `,`"
             )
@@ -301,9 +282,7 @@ class _Mistake:
         kinds = self.accepts
         parts = ["a value"] if "NUMBER" in kinds else ["a name"] if "NAME" in kinds else []
         parts += [
-            text
-            for kind, text in _EXPECTED.items()
-            if kind in kinds and not (kind in ("STRING", "PLUS") and parts)
+            text for kind, text in _EXPECTED.items() if kind in kinds and not (kind in ("STRING", "PLUS") and parts)
         ]
         if "WHERE" in kinds and "NUMBER" not in kinds and "NAME" not in kinds:
             parts.append("`where`")

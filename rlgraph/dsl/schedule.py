@@ -149,7 +149,9 @@ class _Checker(Reporter):
                 self.say("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
             return Schedule()
         for extra in schedules[1:]:
-            self.say("E0901", "there are two schedules", extra.span, related=(Related(schedules[0].span, "the first one"),))
+            self.say(
+                "E0901", "there are two schedules", extra.span, related=(Related(schedules[0].span, "the first one"),)
+            )
         if schedules[0].name:
             self.named(schedules[0], others)
         return self.schedule(schedules[0])
@@ -157,11 +159,19 @@ class _Checker(Reporter):
     def named(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
         """The schedule of an `.rls` file."""
         if item.name != self.program.name:
-            self.say("E0901", f"this is a schedule for `{item.name}`, and the program is `{self.program.name}`", item.span,
-                     f"`schedule {self.program.name}`")  # fmt: skip
+            self.say(
+                "E0901",
+                f"this is a schedule for `{item.name}`, and the program is `{self.program.name}`",
+                item.span,
+                f"`schedule {self.program.name}`",
+            )
         for other in others:
-            self.say("E0901", "only pools, places and streams can stand in a schedule", other.span,
-                     "move this line into the program")  # fmt: skip
+            self.say(
+                "E0901",
+                "only pools, places and streams can stand in a schedule",
+                other.span,
+                "move this line into the program",
+            )
 
     def schedule(self, item: tree.Schedule) -> Schedule:
         placements: list[Placement] = []
@@ -195,12 +205,20 @@ class _Checker(Reporter):
             related = (Related(first.span, "the first one"),) if first else ()
             raise self.stop("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
         if line.name == HOST:
-            raise self.stop("E0902", f"`{HOST}` is the process that reads data and calls functions: no pool is called so",
-                            line.name_span, "choose another name")  # fmt: skip
+            raise self.stop(
+                "E0902",
+                f"`{HOST}` is the process that reads data and calls functions: no pool is called so",
+                line.name_span,
+                "choose another name",
+            )
         devices = self.constants.evaluate(line.count, self.scope)
         if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
-            raise self.stop("E0902", "a pool has a whole number of devices, at least 1", line.count.span,
-                            f"`pool {line.name} = 8 devices`")  # fmt: skip
+            raise self.stop(
+                "E0902",
+                "a pool has a whole number of devices, at least 1",
+                line.count.span,
+                f"`pool {line.name} = 8 devices`",
+            )
         self.pools[line.name] = Pool(line.name, devices, line.span)
 
     def pool_named(self, name: tree.Name) -> Pool:
@@ -246,8 +264,15 @@ class _Checker(Reporter):
             return expr.name
         kind = self.program.model(model).kind
         legal = {*METHODS[kind], "train"}
-        shown = f"the program does not use `{model}.{expr.name}`" if expr.name in legal else f"`{model}` cannot `{expr.name}`"
-        hint = nearest(expr.name, used) or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
+        shown = (
+            f"the program does not use `{model}.{expr.name}`"
+            if expr.name in legal
+            else f"`{model}` cannot `{expr.name}`"
+        )
+        hint = (
+            nearest(expr.name, used)
+            or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
+        )
         raise self.stop("E0904", shown, expr.name_span, hint)
 
     def place(self, line: tree.Place, subjects: Sequence[Subject]) -> Placement:
@@ -259,8 +284,12 @@ class _Checker(Reporter):
         assert engine is None or isinstance(engine, str)
         for name in ("ep", "cp"):
             if splits.get(name, 1) > 1:
-                self.say("E0910", f"models cannot be split by `{name}` yet", spans[name].span,
-                         "split them by `tp`, `pp` and `dp`")  # fmt: skip
+                self.say(
+                    "E0910",
+                    f"models cannot be split by `{name}` yet",
+                    spans[name].span,
+                    "split them by `tp`, `pp` and `dp`",
+                )
         if engine is not None:
             self.engine(engine, spans, splits, subjects)
         else:
@@ -271,9 +300,13 @@ class _Checker(Reporter):
             shown = " * ".join(f"{name}={splits[name]}" for name in ("tp", "pp", "cp", "dp") if name in splits)
             first = next(spans[name] for name in ("tp", "pp", "cp", "dp") if name in splits)
             total = f", {size} devices," if "*" in shown else ""
-            raise self.stop("E0907", f"{shown}{total} does not divide the {pool.devices} devices of `{pool.name}`", first.span,
-                            "choose numbers whose product divides the pool",
-                            (Related(pool.span, "it is declared here"),))  # fmt: skip
+            raise self.stop(
+                "E0907",
+                f"{shown}{total} does not divide the {pool.devices} devices of `{pool.name}`",
+                first.span,
+                "choose numbers whose product divides the pool",
+                (Related(pool.span, "it is declared here"),),
+            )
         places = tuple((name, option.span) for name, option in spans.items())
         return Placement(tuple(subjects), pool.name, engine, **splits, span=line.span, spans=places)
 
@@ -293,16 +326,21 @@ class _Checker(Reporter):
         for split in splits:
             if split not in able.splits:
                 legal = ", ".join(f"`{known}`" for known in able.splits)
-                self.say("E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}")
+                self.say(
+                    "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
+                )
         for subject in subjects:
             work = {subject.operation} if subject.operation else self.left(subject.model)
             missing = sorted(operation for operation in work if operation and operation not in able.operations)
             if missing:
                 others = [other for other, engine in ENGINES.items() if engine.operations.issuperset(missing)]
                 more = "" if subject.operation else f"place `{subject.model}.{missing[0]}` by itself, on "
-                self.say("E0908", f"`{name}` cannot do the `{missing[0]}` of `{subject.model}`", subject.span,
-                         f"{more}{' or '.join(f'`{other}`' for other in others)}"
-                         f"{'' if more else ' can'}")  # fmt: skip
+                self.say(
+                    "E0908",
+                    f"`{name}` cannot do the `{missing[0]}` of `{subject.model}`",
+                    subject.span,
+                    f"{more}{' or '.join(f'`{other}`' for other in others)}{'' if more else ' can'}",
+                )
 
     def some_engine(
         self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], subjects: Sequence[Subject]
@@ -315,11 +353,18 @@ class _Checker(Reporter):
             missing = sorted(op for op in work if op and not any(op in engine.operations for engine in able))
             if missing:
                 shown = " and ".join(f"`{name}`" for name in wanted)
-                legal = (f"`{name}` takes {', '.join(f'`{split}`' for split in engine.splits)}"
-                         for name, engine in ENGINES.items() if missing[0] in engine.operations)  # fmt: skip
+                legal = (
+                    f"`{name}` takes {', '.join(f'`{split}`' for split in engine.splits)}"
+                    for name, engine in ENGINES.items()
+                    if missing[0] in engine.operations
+                )
                 more = ", ".join(legal) if subject.operation else f"place `{subject.model}.{missing[0]}` by itself"
-                self.say("E0908", f"no engine can do the `{missing[0]}` of `{subject.model}` split by {shown}",
-                         spans[wanted[-1]].span, more)  # fmt: skip
+                self.say(
+                    "E0908",
+                    f"no engine can do the `{missing[0]}` of `{subject.model}` split by {shown}",
+                    spans[wanted[-1]].span,
+                    more,
+                )
 
     def left(self, model: str) -> set[str]:
         """The model's work that is not placed by itself."""

@@ -127,9 +127,14 @@ class Reporter:
         """Names that are declared further down."""
 
     def say(
-        self, code: str, message: str, span: Span, hint: str = "",
-        severity: Severity = "error", related: tuple[Related, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        hint: str = "",
+        severity: Severity = "error",
+        related: tuple[Related, ...] = (),
+    ) -> None:
         self.diagnostics.append(Diagnostic(code, message, span, hint, severity, related))
 
     def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:

@@ -92,7 +92,12 @@ METHODS: dict[str, dict[str, Signature]] = {
 }
 
 _MODEL = (
-    Opt("dtype", "text", None, doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32"),
+    Opt(
+        "dtype",
+        "text",
+        None,
+        doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32",
+    ),
 )
 
 MODELS = _table(
@@ -150,30 +155,59 @@ _CALLED = (
 DATA = _table(
     Signature("jsonl", (Opt("path", "text"),), _BATCH, "A file with a JSON object on each line."),
     Signature("parquet", (Opt("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
-    Signature("hub", (Opt("name", "text"),), (*_BATCH, Opt("split", "text", None), Opt("config", "text", None)),
-              "A data set of the Hugging Face hub (extra `datasets`)."),
-    Signature("python", (Opt("function", "text"),), (*_BATCH, Opt("timeout", "float", None, 0.0)),
-              "Rows from a Python generator or list: `file.py:function`; other options are its arguments.", open=True),
-    Signature("reasoning_gym", (Opt("task", "text"),),
-              (*_BATCH, Opt("size", "int", None, 1), Opt("seed", "int", None, 0), Opt("start", "int", None, 0)),
-              "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.", open=True),
-)  # fmt: skip
+    Signature(
+        "hub",
+        (Opt("name", "text"),),
+        (*_BATCH, Opt("split", "text", None), Opt("config", "text", None)),
+        "A data set of the Hugging Face hub (extra `datasets`).",
+    ),
+    Signature(
+        "python",
+        (Opt("function", "text"),),
+        (*_BATCH, Opt("timeout", "float", None, 0.0)),
+        "Rows from a Python generator or list: `file.py:function`; other options are its arguments.",
+        open=True,
+    ),
+    Signature(
+        "reasoning_gym",
+        (Opt("task", "text"),),
+        (*_BATCH, Opt("size", "int", None, 1), Opt("seed", "int", None, 0), Opt("start", "int", None, 0)),
+        "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.",
+        open=True,
+    ),
+)
 
 FUNCS = _table(
-    Signature("python", (Opt("function", "text"),), (*_CALLED, Opt("batch", "int", None, 1, None, "rows a call")),
-              "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.", open=True),
-    Signature("reasoning_gym", (), _CALLED, "The verifier of the reasoning_gym task that the rows came from (extra `gym`)."),
-)  # fmt: skip
+    Signature(
+        "python",
+        (Opt("function", "text"),),
+        (*_CALLED, Opt("batch", "int", None, 1, None, "rows a call")),
+        "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.",
+        open=True,
+    ),
+    Signature(
+        "reasoning_gym", (), _CALLED, "The verifier of the reasoning_gym task that the rows came from (extra `gym`)."
+    ),
+)
 
 ENVS = _table(
-    Signature("python", (Opt("class", "text"),), _CALLED,
-              "`file.py:Class` with reset(row), step(action) and close().", open=True),
-)  # fmt: skip
+    Signature(
+        "python",
+        (Opt("class", "text"),),
+        _CALLED,
+        "`file.py:Class` with reset(row), step(action) and close().",
+        open=True,
+    ),
+)
 
 BUFFERS = _table(
-    Signature("fifo", (), (Opt("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
-              "Rows of earlier steps, the newest `capacity` of them."),
-)  # fmt: skip
+    Signature(
+        "fifo",
+        (),
+        (Opt("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
+        "Rows of earlier steps, the newest `capacity` of them.",
+    ),
+)
 
 OUTSIDE = {"data": DATA, "func": FUNCS, "env": ENVS, "buffer": BUFFERS}
 
@@ -205,7 +239,9 @@ STATEMENTS = _table(
         (Opt("rounds", "int", 64, 1, None, "give up after so many batches"),),
         "The body on fresh batches until enough rows are kept; what is too much is carried over to the next step.",
     ),
-    Signature("async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),)),
+    Signature(
+        "async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),)
+    ),
     Signature("phase", options=(Opt("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)),
     Signature("update", options=(Opt("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),)),
     Signature("sample", (Opt("rows", "int", REQUIRED, 1, None, "rows to draw"),)),

@@ -52,8 +52,12 @@ class Statements(Loops):
             try:
                 self.statement(statement)
             except RecursionError:
-                self.say("E0210", "this has too many levels to be understood, the defs that it calls written out",
-                         statement.span, "give a part of it a name on a line of its own")  # fmt: skip
+                self.say(
+                    "E0210",
+                    "this has too many levels to be understood, the defs that it calls written out",
+                    statement.span,
+                    "give a part of it a name on a line of its own",
+                )
                 self.forget(statement)
             except Stop:
                 self.forget(statement)
@@ -67,8 +71,12 @@ class Statements(Loops):
 
     def statement(self, statement: tree.Stmt) -> None:
         if self.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):
-            raise self.stop("E0505", "this cannot stand in a `train` body", statement.span,
-                            "a `train` body computes a loss; move it above or below")  # fmt: skip
+            raise self.stop(
+                "E0505",
+                "this cannot stand in a `train` body",
+                statement.span,
+                "a `train` body computes a loss; move it above or below",
+            )
         match statement:
             case tree.Assign():
                 self.assign(statement)
@@ -99,14 +107,22 @@ class Statements(Loops):
         target = statement.target
         held = self.block.scope.get(target)
         if isinstance(held, StateName):
-            raise self.stop("E0602", f"`{target}` is a state: it lives across steps", statement.target_span,
-                            f"write `{target} := ...`")  # fmt: skip
+            raise self.stop(
+                "E0602",
+                f"`{target}` is a state: it lives across steps",
+                statement.target_span,
+                f"write `{target} := ...`",
+            )
         if target in AXES:
             raise self.stop("E0208", f"`{target}` is the name of an axis", statement.target_span, "choose another name")
         if target in self.declared:
             place = self.declared[target]
-            raise self.stop("E0207", f"`{target}` is declared above and cannot be assigned", statement.target_span,
-                            related=(Related(place, "it is declared here"),))  # fmt: skip
+            raise self.stop(
+                "E0207",
+                f"`{target}` is declared above and cannot be assigned",
+                statement.target_span,
+                related=(Related(place, "it is declared here"),),
+            )
         self.assigned.setdefault(target, statement.target_span)
         meaning = self.evaluate(statement.value, target)
         if isinstance(meaning, Apply):
@@ -152,12 +168,20 @@ class Statements(Loops):
             hint = nearest(target.id, known) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
             raise self.stop("E0601", f"`{target.id}` is no state", target.span, hint)
         if held.state.keyed:
-            raise self.stop("E0601", f"`{target.id}` has a value for each key", target.span,
-                            f"name the key's column: `{target.id}[rollout.column] := ...`")  # fmt: skip
+            raise self.stop(
+                "E0601",
+                f"`{target.id}` has a value for each key",
+                target.span,
+                f"name the key's column: `{target.id}[rollout.column] := ...`",
+            )
         expr = self.number(statement.value)
         if expr.type.axis is not None:
-            raise self.stop("E0304", f"a state is one number, and this is {expr.type}", statement.value.span,
-                            "reduce it: `mean(...)`")  # fmt: skip
+            raise self.stop(
+                "E0304",
+                f"a state is one number, and this is {expr.type}",
+                statement.value.span,
+                "reduce it: `mean(...)`",
+            )
         if expr.type.dtype != "float":
             expr = Apply("float", (expr,), Tensor("float"), None, statement.span)
         value = self.version(target.id, Tensor("float"))
@@ -168,8 +192,11 @@ class Statements(Loops):
         state = self.keyed_state(target)
         key, value = self.key(target), self.number(statement.value)
         if value.type.axis != key.type.axis:
-            raise self.stop("E0301", f"the value needs an entry for each row of the key, and this is {describe(value)}",
-                            statement.value.span)  # fmt: skip
+            raise self.stop(
+                "E0301",
+                f"the value needs an entry for each row of the key, and this is {describe(value)}",
+                statement.value.span,
+            )
         made = self.version(state.name, self.block.versions[state.name].type)
         inputs = (self.block.versions[state.name].name, self.materialize(key, "key"), self.materialize(value, "value"))
         self.emit(Node("assign", inputs, (made,), span=statement.span))
@@ -178,11 +205,19 @@ class Statements(Loops):
     def push(self, statement: tree.Push) -> None:
         held = self.block.scope.get(statement.buffer.id)
         if not isinstance(held, OutsideName) or held.outside.kind != "buffer":
-            raise self.stop("E0605", f"`{statement.buffer.id}` is no buffer", statement.buffer.span,
-                            f"declare `buffer {statement.buffer.id} = fifo(capacity=4096)`")  # fmt: skip
+            raise self.stop(
+                "E0605",
+                f"`{statement.buffer.id}` is no buffer",
+                statement.buffer.span,
+                f"declare `buffer {statement.buffer.id} = fifo(capacity=4096)`",
+            )
         if len(statement.args) != 1:
-            raise self.stop("E0405", "`push` takes one table by place", statement.span,
-                            "more columns go by name: `push replay(rollout, score=score)`")  # fmt: skip
+            raise self.stop(
+                "E0405",
+                "`push` takes one table by place",
+                statement.span,
+                "more columns go by name: `push replay(rollout, score=score)`",
+            )
         table = self.table(statement.args[0], "`push`")
         names, inputs, extra = [], [], list(table.type.extra)
         for option in statement.options:
@@ -190,8 +225,11 @@ class Statements(Loops):
             axis = column.type.axis
             if axis is None or not any(axis.key == own.key for own in axes_of(table.type)[:2]):
                 rows = statement.args[0].span.text
-                raise self.stop("E0301", f"a column has an entry for each row or token of `{rows}`, and this is "
-                                f"{describe(column)}", option.value.span)  # fmt: skip
+                raise self.stop(
+                    "E0301",
+                    f"a column has an entry for each row or token of `{rows}`, and this is {describe(column)}",
+                    option.value.span,
+                )
             names.append(option.name)
             inputs.append(self.materialize(column, option.name))
             extra.append((option.name, Tensor(column.type.dtype, axis)))
@@ -200,8 +238,12 @@ class Statements(Loops):
         differ = sorted(set(first.columns()) ^ set(schema.columns()))
         if differ:
             shown = ", ".join(f"`{name}`" for name in differ)
-            raise self.stop("E0605", f"what is pushed into `{statement.buffer.id}` has the same columns each time; here and "
-                            f"above differ in {shown}", statement.span)  # fmt: skip
+            raise self.stop(
+                "E0605",
+                f"what is pushed into `{statement.buffer.id}` has the same columns each time; here and "
+                f"above differ in {shown}",
+                statement.span,
+            )
         handle = self.block.versions[statement.buffer.id]
         value = self.version(statement.buffer.id, handle.type)
         attrs: tuple[tuple[str, Constant], ...] = (("names", tuple(names)),)
@@ -211,11 +253,18 @@ class Statements(Loops):
     def update(self, statement: tree.Update) -> None:
         target, source = self.model_named(statement.target), self.model_named(statement.source)
         if target.name == source.name:
-            raise self.stop("E0607", f"`{target.name}` has its own weights already", statement.source.span,
-                            f"name another `{target.kind}`")  # fmt: skip
+            raise self.stop(
+                "E0607",
+                f"`{target.name}` has its own weights already",
+                statement.source.span,
+                f"name another `{target.kind}`",
+            )
         if target.kind != source.kind:
-            raise self.stop("E0607", f"`{target.name}` ({target.kind}) cannot take the weights of "
-                            f"`{source.name}` ({source.kind})", statement.span)  # fmt: skip
+            raise self.stop(
+                "E0607",
+                f"`{target.name}` ({target.kind}) cannot take the weights of `{source.name}` ({source.kind})",
+                statement.span,
+            )
         options = self.constants.options(STATEMENTS["update"], statement.options, statement.span, self.block.scope)
         old = self.block.versions[target.name]
         value = self.version(target.name, old.type)
@@ -228,16 +277,27 @@ class Statements(Loops):
     def minimize(self, statement: tree.Minimize) -> None:
         model = self.block.training
         if not model:
-            raise self.stop("E0504", "`minimize` belongs into a `train` body", statement.span,
-                            "write `train MODEL(lr=...):` above it")  # fmt: skip
+            raise self.stop(
+                "E0504",
+                "`minimize` belongs into a `train` body",
+                statement.span,
+                "write `train MODEL(lr=...):` above it",
+            )
         expr = self.number(statement.value)
         if expr.type.axis is not None:
-            raise self.stop("E0501", f"`minimize` needs one number, and this is {expr.type}", statement.value.span,
-                            "reduce it: `mean(...)` is the mean of all tokens, `mean(mean(x, token))` that of rows")  # fmt: skip
+            raise self.stop(
+                "E0501",
+                f"`minimize` needs one number, and this is {expr.type}",
+                statement.value.span,
+                "reduce it: `mean(...)` is the mean of all tokens, `mean(mean(x, token))` that of rows",
+            )
         if not self.differentiable(expr):
-            raise self.stop("E0506", f"this does not depend on `{model}` in a way that has a gradient",
-                            statement.value.span, f"call `{model}` inside the `train` body: what is computed above it is "
-                            "constant there")  # fmt: skip
+            raise self.stop(
+                "E0506",
+                f"this does not depend on `{model}` in a way that has a gradient",
+                statement.value.span,
+                f"call `{model}` inside the `train` body: what is computed above it is constant there",
+            )
         self.block.minimized.append((expr, statement.span))
 
     def report(self, statement: tree.Report) -> None:
@@ -250,14 +310,21 @@ class Statements(Loops):
             try:
                 expr = self.number(item.value)
                 if expr.type.axis is not None:
-                    raise self.stop("E0304", f"a metric is one number, and `{item.name}` is {expr.type}",
-                                    item.value.span, "reduce it: `mean(...)`")  # fmt: skip
+                    raise self.stop(
+                        "E0304",
+                        f"a metric is one number, and `{item.name}` is {expr.type}",
+                        item.value.span,
+                        "reduce it: `mean(...)`",
+                    )
                 if item.name in ("step", "seconds"):
-                    raise self.stop("E0203", f"every run reports `{item.name}` by itself", item.name_span,
-                                    "choose another name")  # fmt: skip
+                    raise self.stop(
+                        "E0203", f"every run reports `{item.name}` by itself", item.name_span, "choose another name"
+                    )
                 if item.name in self.reported:
                     related = tuple(Related(s, "the first one") for n, s in self.reported.items() if n == item.name)
-                    raise self.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
+                    raise self.stop(
+                        "E0203", f"there is a metric `{item.name}` already", item.name_span, related=related
+                    )
             except Stop:
                 failed = True
                 continue
@@ -274,18 +341,30 @@ class Statements(Loops):
         """Every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
         meaning = self.name(statement.table)
         if not isinstance(meaning, TableValue):
-            raise self.stop("E0604", f"`keep` needs a table, and this is {describe(meaning)}", statement.table.span,
-                            "name the table whose rows are kept: `keep prompts where ...`")  # fmt: skip
+            raise self.stop(
+                "E0604",
+                f"`keep` needs a table, and this is {describe(meaning)}",
+                statement.table.span,
+                "name the table whose rows are kept: `keep prompts where ...`",
+            )
         if self.block.sliced:
-            raise self.stop("E0604", "`keep` cannot stand in a `minibatch`: its parts are cut already",
-                            statement.span, "move it above the loop")  # fmt: skip
+            raise self.stop(
+                "E0604",
+                "`keep` cannot stand in a `minibatch`: its parts are cut already",
+                statement.span,
+                "move it above the loop",
+            )
         mask = self.number(statement.condition)
         axis = meaning.type.axis
         if mask.type.axis is None or not axis.within(mask.type.axis):
             shown = "a single one" if mask.type.axis is None else str(mask.type)
-            raise self.stop("E0307", f"`keep {statement.table.id}` needs a condition for each row of `{statement.table.id}`, "
-                            f"and this is {shown}", statement.condition.span,
-                            f"reduce it with `by={statement.table.id}`")  # fmt: skip
+            raise self.stop(
+                "E0307",
+                f"`keep {statement.table.id}` needs a condition for each row of `{statement.table.id}`, "
+                f"and this is {shown}",
+                statement.condition.span,
+                f"reduce it with `by={statement.table.id}`",
+            )
         name = self.materialize(mask, "kept")
         moved: dict[str, Axis] = {}
         inputs, outputs = [name], []
@@ -331,10 +410,12 @@ class Statements(Loops):
         if isinstance(kind, Tensor):
             return shift(kind)
         return replace(
-            kind, axis=move(kind.axis), token=move(kind.token) if kind.token else None,
-            turn=move(kind.turn) if kind.turn else None, extra=tuple((n, shift(t)) for n, t in kind.extra),
-        )  # fmt: skip
-
+            kind,
+            axis=move(kind.axis),
+            token=move(kind.token) if kind.token else None,
+            turn=move(kind.turn) if kind.turn else None,
+            extra=tuple((n, shift(t)) for n, t in kind.extra),
+        )
 
 
 def _on(held: Ref | TableValue, axis: Axis) -> bool:

@@ -10,8 +10,8 @@ from rlgraph.ops.nodes import MODEL_CALLS
 
 
 def chosen_inside(program: Program) -> Iterator[Diagnostic]:
-    """Where a `train` body asks the model about rows that it has chosen by what the model said there: which rows a process or
-    a micro-batch works on has to be known before."""
+    """Where a `train` body asks the model about rows that it has chosen by what the model said there: which rows a
+    process or a micro-batch works on has to be known before."""
     for phase in program.phases:
         for node in phase.graph.walk():
             if node.op == "train":
@@ -23,7 +23,11 @@ def _chosen(train: Node) -> Iterator[Diagnostic]:
     tied = {region.inputs[0].name}
     for node in region.nodes:
         if node.op in MODEL_CALLS and node.inputs[1] in tied:
-            yield Diagnostic("E0509", f"the `{node.op}` of rows that this loss itself chooses", node.span,
-                             "choose the rows above `train`")  # fmt: skip
+            yield Diagnostic(
+                "E0509",
+                f"the `{node.op}` of rows that this loss itself chooses",
+                node.span,
+                "choose the rows above `train`",
+            )
         if any(name in tied for name in node.inputs):
             tied.update(value.name for value in node.outputs)

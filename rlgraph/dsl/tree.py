@@ -219,9 +219,7 @@ class Every:
     span: Span = _span()
 
 
-Stmt = (
-    Assign | Store | Minimize | Report | Keep | Push | Update | Return | Train | Minibatch | Collect | Every
-)
+Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Train | Minibatch | Collect | Every
 
 
 # Declarations
@@ -330,7 +328,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name` empty)."""
+    """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name`
+    empty)."""
 
     name: str
     body: tuple[Pool | Place | Stream, ...]

@@ -36,16 +36,21 @@ def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | N
     for use in uses:
         base += _load(use, source, reporter, read, (_normal(source.path),), budget)
     if changes and not uses:
-        reporter.say("E0803", "`change:` changes a used program, and none is used here", changes[0].span,
-                     'write `use "grpo.rlf"` above it')  # fmt: skip
+        reporter.say(
+            "E0803",
+            "`change:` changes a used program, and none is used here",
+            changes[0].span,
+            'write `use "grpo.rlf"` above it',
+        )
         changes = []
     for change in changes:
         base = _changed(base, change, reporter)
     return replace(file, declarations=tuple(_merged(base, own)))
 
 
-def _load(use: tree.Use, source: Source, reporter: Reporter, read: Read | None, trail: tuple[str, ...],
-          budget: list[int]) -> list[tree.Decl]:  # fmt: skip
+def _load(
+    use: tree.Use, source: Source, reporter: Reporter, read: Read | None, trail: tuple[str, ...], budget: list[int]
+) -> list[tree.Decl]:
     path = use.path.value
     budget[0] -= 1
     if budget[0] < 0:
@@ -55,7 +60,9 @@ def _load(use: tree.Use, source: Source, reporter: Reporter, read: Read | None, 
         found = Source(*_open(path, source, read))
     except (OSError, ValueError) as error:
         reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
-        reporter.say("E0801", f'"{path}" cannot be used: {reason[:1].lower()}{reason[1:]}', use.path.span, _near(path, source))
+        reporter.say(
+            "E0801", f'"{path}" cannot be used: {reason[:1].lower()}{reason[1:]}', use.path.span, _near(path, source)
+        )
         return []
     if _normal(found.path) in trail:
         reporter.say("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")
@@ -170,13 +177,22 @@ def _changed(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> 
 
 def _refuse(statement: tree.Stmt, wanted: str | None, places: list[Span], reporter: Reporter) -> None:
     if wanted is None:
-        reporter.say("E0803", "this statement cannot stand in `change:`", statement.span,
-                     "`change:` replaces assignments, `minimize`, `keep`, `update` and `report`")  # fmt: skip
+        reporter.say(
+            "E0803",
+            "this statement cannot stand in `change:`",
+            statement.span,
+            "`change:` replaces assignments, `minimize`, `keep`, `update` and `report`",
+        )
         return
     shown = "no statement" if not places else f"{len(places)} statements"
     related = tuple(Related(span, "one of them") for span in places)
-    reporter.say("E0803", f"the used program has {shown} `{wanted} ...` to replace", statement.span,
-                 "write the whole `step:` instead", related=related)  # fmt: skip
+    reporter.say(
+        "E0803",
+        f"the used program has {shown} `{wanted} ...` to replace",
+        statement.span,
+        "write the whole `step:` instead",
+        related=related,
+    )
 
 
 def _all(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
@@ -188,11 +204,13 @@ def _all(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
 
 def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tree.Stmt, ...]:
     return tuple(
-        new if statement is old
-        else replace(statement, body=_swap(statement.body, old, new)) if isinstance(statement, Loop)
+        new
+        if statement is old
+        else replace(statement, body=_swap(statement.body, old, new))
+        if isinstance(statement, Loop)
         else statement
         for statement in body
-    )  # fmt: skip
+    )
 
 
 def _reported(phase: tree.Phase, report: tree.Report) -> tree.Phase:

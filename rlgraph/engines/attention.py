@@ -62,6 +62,4 @@ def _attend(
 
 def _per_row(mask: Tensor | None) -> bool:
     """No mask, or one that says for each row which places may be seen."""
-    return mask is None or (
-        mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1
-    )
+    return mask is None or (mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1)

@@ -83,9 +83,7 @@ class TrainOptions:
     """Scale the gradient down to this global norm; None or 0: do not."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}"
-        )
+        _require(self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}")
         _require(
             self.schedule == "constant" or self.total_steps is not None,
             f"the {self.schedule} schedule needs total_steps",
@@ -114,7 +112,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Micro:
-    """A micro-batch of a train step. The loss of the step is the sum over all micro-batches of all data-parallel ranks."""
+    """A micro-batch of a train step. The loss of the step is the sum over all micro-batches of all data-parallel
+    ranks."""
 
     calls: tuple[Call, ...]
     """Answered together, with gradients: one pass over the model reads all their rows."""

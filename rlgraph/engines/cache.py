@@ -30,9 +30,7 @@ class RoomyLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append [N, heads, places, head size] to what is stored, and return all of it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -39,4 +39,6 @@ class Copies:
         flat = torch.cat([parts[0].new_tensor([total]), *parts])
         dist.all_reduce(flat)
         sums = flat[1:].split([tensor.numel() for tensor in like])
-        return float(flat[0]), [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(sums, like, strict=True)]
+        return float(flat[0]), [
+            part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(sums, like, strict=True)
+        ]

@@ -127,9 +127,7 @@ def _decode(
     tokens = torch.full((count, limit), pad_id)
     lengths = torch.zeros(count, dtype=torch.long)
     finished = torch.zeros(count, dtype=torch.bool)
-    logprobs = torch.zeros(
-        count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32
-    )
+    logprobs = torch.zeros(count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32)
     if not limit:
         return _Rows(tokens, logprobs, lengths, finished)
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)

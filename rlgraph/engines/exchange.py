@@ -1,7 +1,8 @@
 """Carries out a transfer: what one place sends and receives, round by round.
 
-Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of memory is
-sent from where it is, and received where it belongs; the others go through a buffer, which is kept for the next time.
+Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of
+memory is sent from where it is, and received where it belongs; the others go through a buffer, which is kept for the
+next time.
 """
 
 from __future__ import annotations
@@ -89,9 +90,7 @@ class Exchange:
         self._transfer, self._mailbox, self._dtype = transfer, mailbox, dtype
         self._held, self._needed = _Holding(source), _Holding(destination)
         self._kept = tuple(_kept(self._held, destination))
-        self._routes = [
-            (move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]
-        ]
+        self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffer = torch.empty(0, dtype=dtype)
 
@@ -101,8 +100,8 @@ class Exchange:
     ) -> Moved:
         """Write what the destination needs into its tensors, `ema` of the old value and the rest of what arrives.
 
-        The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that is
-        gone or does not answer.
+        The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that
+        is gone or does not answer.
         """
         if ema is not None and self._transfer.forwards:
             raise EngineError(
@@ -123,7 +122,8 @@ class Exchange:
     # Schedule
 
     def _scheduled(self, index: int) -> _Round:
-        """What this place does in a round. What it has passed to it, and what others had first, are told apart at both ends."""
+        """What this place does in a round. What it has passed to it, and what others had first, are told apart at both
+        ends."""
         outgoing: dict[tuple[int, bool], list[Part]] = {}
         incoming: dict[tuple[int, bool], list[Part]] = {}
         for move, (source, destination, hop) in self._routes:

@@ -95,14 +95,10 @@ def _groups(numbers: Argument) -> Tensor:
 
 def _type(name: str, argument: Argument) -> Type:
     if not isinstance(argument, Tensor):
-        kind: DType = (
-            "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
-        )
+        kind: DType = "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
         return Type(kind)
     if argument.dim() > 2:
-        raise ValueError(
-            f"{name} has {argument.dim()} dimensions: give [rows], [rows, tokens] or a single value"
-        )
+        raise ValueError(f"{name} has {argument.dim()} dimensions: give [rows], [rows, tokens] or a single value")
     kind = "bool" if argument.dtype == torch.bool else "float" if argument.is_floating_point() else "int"
     return Type(kind, _AXES[argument.dim()])
 

@@ -29,9 +29,7 @@ def use_onednn(model: nn.Module) -> int:
     for module in model.modules():
         # Subclasses may compute something else: only the two plain classes are known.
         faster = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
-        if faster is not None and all(
-            p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()
-        ):
+        if faster is not None and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()):
             module.__class__ = faster
             changed += 1
     return changed

@@ -130,26 +130,18 @@ class _Lowering:
         else:
             args = self.numbers(expr, args)
         if kind == "elementwise":
-            met = [
-                self.broadcast(arg, of.type.axis, expr.type.axis)
-                for arg, of in zip(args, expr.args, strict=True)
-            ]
+            met = [self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)]
             return self.call(function, tuple(met), hint)
         source = expr.args[0].type.axis
         assert source is not None
         if kind == "scan":
             assert source.parent is not None
             # The decay of `discount` meets the entries along which it runs.
-            rest = [
-                self.broadcast(arg, of.type.axis, source)
-                for arg, of in zip(args[1:], expr.args[1:], strict=True)
-            ]
+            rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
             return self.call(function, (args[0], *rest, self.index(source, source.parent)), hint)
         target = expr.type.axis
         # The share of `quantile` meets what is left over.
-        rest = [
-            self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)
-        ]
+        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
         if target is None:
             return self.call(function, (args[0], *rest, None, 1), hint)
         own = source.key == target.key
@@ -179,9 +171,7 @@ class _Lowering:
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
         if source is None or not isinstance(value, fx.Node):
             return value
-        assert target is not None and target.within(source), (
-            f"{source.key} cannot reach {target and target.key}"
-        )
+        assert target is not None and target.within(source), f"{source.key} cannot reach {target and target.key}"
         if source.key == target.key:
             return value
         return self.call(reference.gather, (value, self.index(target, source)))

@@ -66,12 +66,7 @@ def _epsilon(module: nn.Module) -> float:
 def _fits(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     own = dict(module.named_parameters())
-    if (
-        list(own) != ["weight"]
-        or weight.dim() != 1
-        or weight.dtype != torch.float32
-        or weight.device.type != "cpu"
-    ):
+    if list(own) != ["weight"] or weight.dim() != 1 or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
     # Not ones: a module that multiplies by 1 + weight, or not at all, has to be told apart.
     x = torch.linspace(-1, 2, 3 * weight.shape[0]).view(3, -1)

@@ -18,14 +18,10 @@ class Optimizer:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = [parameter for _, parameter in model.named_parameters()]
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
-        self._masters = (
-            [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
-        )
+        self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._adam = torch.optim.AdamW(self._masters or self._parameters, fused=True)
 
-    def step(
-        self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int
-    ) -> dict[str, float]:
+    def step(self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int) -> dict[str, float]:
         """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
         learning rate.
 
@@ -63,9 +59,7 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Copies of the moments, the number of updates and the wide copies, by parameter name."""
         kept = {}
-        for index, (name, target) in enumerate(
-            zip(self._names, self._masters or self._parameters, strict=True)
-        ):
+        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
             for key, value in self._adam.state.get(target, {}).items():
                 kept[f"{key}:{name}"] = value.clone()
             if self._masters is not None:
@@ -74,9 +68,7 @@ class Optimizer:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        for index, (name, target) in enumerate(
-            zip(self._names, self._masters or self._parameters, strict=True)
-        ):
+        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
             moments = {
                 key: state[f"{key}:{name}"].clone()
                 for key in ("step", "exp_avg", "exp_avg_sq")
@@ -87,11 +79,7 @@ class Optimizer:
                 self._masters[index].copy_(state[f"master:{name}"])
 
     def _refuse(self, gradients: Sequence[Tensor]) -> None:
-        bad = [
-            name
-            for name, gradient in zip(self._names, gradients, strict=True)
-            if not gradient.isfinite().all()
-        ]
+        bad = [name for name, gradient in zip(self._names, gradients, strict=True) if not gradient.isfinite().all()]
         if not bad:
             raise EngineError(
                 "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
@@ -101,8 +89,8 @@ class Optimizer:
 
 
 def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:
-    """The gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie, whatever their
-    strides say."""
+    """The gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie, whatever
+    their strides say."""
     gradient = gradient.to(target.dtype)
     if gradient.stride() == target.stride():
         return gradient

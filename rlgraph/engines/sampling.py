@@ -51,9 +51,7 @@ def draw(
     if forbidden is not None:
         log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
     if not bool(torch.isfinite(log_total).all()):
-        raise EngineError(
-            "the model's logits are not finite: its weights have diverged, or its dtype is too narrow"
-        )
+        raise EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
     if sampling.temperature == 0:
         token = allowed.argmax(1)
     else:

@@ -30,9 +30,7 @@ class Sequences:
         return self.lengths.shape[0]
 
     @classmethod
-    def from_lists(
-        cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None
-    ) -> Sequences:
+    def from_lists(cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None) -> Sequences:
         """From N lists of token ids, and N lists of flags of the same lengths (none: no token is scored)."""
         lists = [list(row) for row in rows]
         tokens = torch.tensor([token for row in lists for token in row], dtype=torch.long)

@@ -121,11 +121,7 @@ def _tokenizer_class(folder: str) -> Any:
             wanted = json.load(file).get("tokenizer_class")
     except (OSError, ValueError):
         return AutoTokenizer
-    return (
-        PreTrainedTokenizerFast
-        if wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        else AutoTokenizer
-    )
+    return PreTrainedTokenizerFast if wanted in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
 def _pretrained(kind: Kind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:

@@ -45,9 +45,7 @@ def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
     special = [PAD, EOS, UNK]
     match spec:
         case Chars(alphabet):
-            backend = Tokenizer(
-                models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK)
-            )
+            backend = Tokenizer(models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK))
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
             backend.decoder = decoders.Fuse()
         case Words(words):
@@ -107,9 +105,7 @@ class Codec:
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         if self.tokenizer.chat_template is None:
-            raise EngineError(
-                "the prompt is a list of messages, but the model's tokenizer has no chat template"
-            )
+            raise EngineError("the prompt is a list of messages, but the model's tokenizer has no chat template")
         messages = [dict(message) for message in prompt]
         rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         # The template writes its special tokens itself.

@@ -72,9 +72,7 @@ class TransformersEngine:
         self._optimizer: Optimizer | None = None
         self._pool: Executor | None = None
         if threads > 1:
-            self._pool = ThreadPoolExecutor(
-                threads, "engine", initializer=torch.set_num_threads, initargs=(1,)
-            )
+            self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
 
     @classmethod
     def open(
@@ -119,9 +117,7 @@ class TransformersEngine:
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature) of each scored token, float [total scored]."""
         self._require("causal_lm", "log-probabilities")
-        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[
-            0
-        ]
+        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[0]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """Entropy in nats of the distribution of each scored token, float [total scored]."""
@@ -197,9 +193,7 @@ class TransformersEngine:
         tensors = self._tensors()
         _same_names(tensors, other)
         for name, tensor in tensors.items():
-            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(
-                other[name]
-            )
+            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
         self.written()
 
     @contextmanager
@@ -280,9 +274,7 @@ class TransformersEngine:
     def _tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """`read` of what the head says before each scored token: `results` tensors [total scored]."""
         if bool(((sequences.column_of == 0) & sequences.scored).any()):
-            raise EngineError(
-                "a row's first token cannot be scored: there is nothing before it to predict it from"
-            )
+            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.counts()
 
         def block(rows: Tensor) -> Sequence[Tensor]:
@@ -296,9 +288,7 @@ class TransformersEngine:
 
         return self._over_blocks(sequences.lengths, counts, block, results)
 
-    def _read(
-        self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read
-    ) -> Sequence[Tensor]:
+    def _read(self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
         """`read` at some places of one block, in pieces where the logits would be large and no gradient is
         kept."""
         tokens = tokens.to(self._network.device)
@@ -319,9 +309,7 @@ class TransformersEngine:
         device = self._network.device
         busy = counts.nonzero()[:, 0]
         if not busy.shape[0]:
-            return [
-                torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)
-            ]
+            return [torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)]
         if torch.is_grad_enabled():
             # With gradients the caller has chosen the block: this is it.
             whole = busy.shape[0] == lengths.shape[0]
@@ -345,9 +333,7 @@ class TransformersEngine:
 
         return list(self._pool.map(quietly, plan))
 
-    def _gradients(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro]
-    ) -> tuple[float, list[Tensor | None]]:
+    def _gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> tuple[float, list[Tensor | None]]:
         """The sum over blocks of the loss and of its gradient for each parameter."""
         parameters = list(self.model.parameters())
 
@@ -390,9 +376,7 @@ def _one_pass(a: Call, b: Call) -> bool:
     return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
 
 
-def _in_order(
-    work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int
-) -> Iterator[Any]:
+def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
     """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
     if pool is None or len(items) < 2:
         yield from (work(item) for item in items)

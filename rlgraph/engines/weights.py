@@ -39,8 +39,8 @@ def fill(tensors: Mapping[str, Tensor], layout: Sequence[Local], source: Weights
 
 
 class FolderWeights:
-    """A model's folder with safetensors. A scalar head that it does not have is zeros, so that a value or reward model can
-    begin as a language model."""
+    """A model's folder with safetensors. A scalar head that it does not have is zeros, so that a value or reward model
+    can begin as a language model."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises EngineError if the folder holds no such model, UnsupportedModel for a family that is not known."""

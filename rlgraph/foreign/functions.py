@@ -115,8 +115,7 @@ class RewardFunction:
         return {
             name: values
             for name, values in given.items()
-            if (name in named and name not in self.constants)
-            or (self.signature.open_ended and name not in hidden)
+            if (name in named and name not in self.constants) or (self.signature.open_ended and name not in hidden)
         }
 
     def _in_parts(self, rows: _Rows) -> list[float]:
@@ -144,9 +143,7 @@ class RewardFunction:
 
     def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[float]:
         arguments = {**rows.arguments, **self.constants}
-        scores: list[float] = worker.request(
-            "score", self.target.name, len(rows.names), arguments, limit_s=limit_s
-        )
+        scores: list[float] = worker.request("score", self.target.name, len(rows.names), arguments, limit_s=limit_s)
         return scores
 
     def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:

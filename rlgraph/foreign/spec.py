@@ -125,9 +125,7 @@ def find_file(path: str, base: Path, span: Span, what: str) -> Path:
         hint = _nearby(file, "")
         raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is a folder, not a {what}", span, hint))
     if not file.exists():
-        raise ProgramError(
-            Diagnostic(NO_FILE, f"there is no {what} '{path}'", span, _missing_hint(path, file))
-        )
+        raise ProgramError(Diagnostic(NO_FILE, f"there is no {what} '{path}'", span, _missing_hint(path, file)))
     if not file.is_file():
         raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is not a regular file", span))
     if not os.access(file, os.R_OK):

@@ -1,1 +1,2 @@
-"""The graph that every stage reads and makes: axes and types, expressions, nodes, programs; how they print and verify."""
+"""The graph that every stage reads and makes: axes and types, expressions, nodes, programs; how they print and
+verify."""

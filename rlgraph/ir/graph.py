@@ -189,7 +189,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One kind of step. Its graph is given the first version of each thing that lives across steps and returns the last."""
+    """One kind of step. Its graph is given the first version of each thing that lives across steps and returns the
+    last."""
 
     name: str
     graph: Graph

@@ -1,8 +1,8 @@
 """Layouts: which part of a global tensor a rank holds, and where in its own tensors that part lies.
 
-A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer: its name
-has a `*` in the layer's place. So layers over pipeline stages are a split like any other, and plans stay small. The words
-are those of `torch.distributed.tensor`: `Shard`, `Replicate`, `Partial`.
+A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer:
+its name has a `*` in the layer's place. So layers over pipeline stages are a split like any other, and plans stay
+small. The words are those of `torch.distributed.tensor`: `Shard`, `Replicate`, `Partial`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Box = tuple[Range, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Split along a dimension of the tensor, or rows along an axis: the first ranks take one more where it does not divide."""
+    """Split along a dimension of the tensor, or rows along an axis: the first ranks take one more where it does not
+    divide."""
 
     dim: int
 

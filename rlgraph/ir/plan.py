@@ -9,7 +9,8 @@ from rlgraph.ir.mesh import Mesh
 VERSION = 2
 
 HOST = "host"
-"""The pool, and the group, that does what needs no model: data, functions, mathematics, states. One process, no device."""
+"""The pool, and the group, that does what needs no model: data, functions, mathematics, states. One process, no
+device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,9 @@ class Plan:
         """The same plan with one rank of `transformers` for each group, as it can run in one process."""
         single = Mesh((("dp", 1), ("pp", 1), ("tp", 1)))
         groups = tuple(
-            group if group.name == HOST else replace(group, engine="transformers", mesh=single, devices=group.devices[:1])
+            group
+            if group.name == HOST
+            else replace(group, engine="transformers", mesh=single, devices=group.devices[:1])
             for group in self.groups
         )
         return replace(self, groups=groups)

@@ -35,13 +35,39 @@ from rlgraph.ir.graph import (
 from rlgraph.ir.types import Handle, Tensor, Type
 
 INFIX = {
-    "or": 1, "and": 2, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq": 4, "ne": 4,
-    "add": 5, "sub": 5, "mul": 6, "div": 6, "floordiv": 6, "mod": 6, "pow": 9,
-}  # fmt: skip
+    "or": 1,
+    "and": 2,
+    "lt": 4,
+    "le": 4,
+    "gt": 4,
+    "ge": 4,
+    "eq": 4,
+    "ne": 4,
+    "add": 5,
+    "sub": 5,
+    "mul": 6,
+    "div": 6,
+    "floordiv": 6,
+    "mod": 6,
+    "pow": 9,
+}
 SIGNS = {
-    "or": "or", "and": "and", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
-}  # fmt: skip
+    "or": "or",
+    "and": "and",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+}
 """How the operations are written that stand between their arguments, and how tightly they bind."""
 NEG, NOT = 8, 3
 
@@ -58,8 +84,10 @@ def print_program(program: Program) -> str:
     for model in program.models:
         made, of = ("copy", model.copy_of) if model.copy_of else (model.kind, model.source)
         source = _call(made, (of,), model.options)
-        lines.append(f"model {model.name} = {f'frozen({source})' if model.frozen else source}"
-                     + (f" : {model.kind}" if model.copy_of else ""))  # fmt: skip
+        lines.append(
+            f"model {model.name} = {f'frozen({source})' if model.frozen else source}"
+            + (f" : {model.kind}" if model.copy_of else "")
+        )
     lines += [f"{o.kind} {o.name} = {show_constant(o.record)}" for o in program.outside]
     lines += [f"state {s.name}{'[key]' if s.keyed else ''} = {s.initial!r}" for s in program.states]
     for phase in program.phases:

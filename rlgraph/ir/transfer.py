@@ -1,7 +1,7 @@
 """Transfers: who sends which part of which tensor to whom, for one edge between two layouts.
 
-What many ranks share is said once: a move has the boxes that take the same ways, and the routes that they take. So the plan of
-a large model stays small. Nothing here computes a plan: `rlgraph.passes.reshard` does.
+What many ranks share is said once: a move has the boxes that take the same ways, and the routes that they take. So the
+plan of a large model stays small. Nothing here computes a plan: `rlgraph.passes.reshard` does.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Move:
 class Transfer:
     """All moves of one edge, run in rounds.
 
-    Every move is cut into `chunks` equal sections. Section k leaves the source in round k and is passed on, by places that are
-    h steps away from it, in round k + h. All moves run side by side, so that every link is busy all the time.
+    Every move is cut into `chunks` equal sections. Section k leaves the source in round k and is passed on, by places
+    that are h steps away from it, in round k + h. All moves run side by side, so that every link is busy all the time.
     """
 
     moves: tuple[Move, ...]
@@ -77,8 +77,8 @@ class Transfer:
     kept: int
     """Bytes that a place needs and holds already."""
     bound: int
-    """What destinations need and have not on their device. No plan moves less, but where two takers are on one device and the
-    second copies it from the first."""
+    """What destinations need and have not on their device. No plan moves less, but where two takers are on one device
+    and the second copies it from the first."""
     peak: int
     """At most this many bytes of messages, in and out, are on one place at the same time."""
     seconds: float
@@ -128,10 +128,16 @@ class Transfer:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "moved": self.moved, "copied": self.copied, "kept": self.kept, "bound": self.bound, "peak": self.peak,
-            "seconds": self.seconds, "itemsize": self.itemsize, "chunks": self.chunks,
+            "moved": self.moved,
+            "copied": self.copied,
+            "kept": self.kept,
+            "bound": self.bound,
+            "peak": self.peak,
+            "seconds": self.seconds,
+            "itemsize": self.itemsize,
+            "chunks": self.chunks,
             "moves": [{"parts": move.parts, "routes": move.routes} for move in self.moves],
-        }  # fmt: skip
+        }
 
     def _network(self, end: int) -> dict[int, int]:
         devices = self.topology.devices

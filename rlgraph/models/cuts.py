@@ -16,7 +16,8 @@ Part = tuple[str, Range]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """One rank's cuts of a model. Where there is a tensor for each layer, the dimensions below are those of one layer's."""
+    """One rank's cuts of a model. Where there is a tensor for each layer, the dimensions below are those of one
+    layer's."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """Of the global tensors."""

@@ -21,8 +21,8 @@ def known(name: str) -> Mapping[str, Any] | None:
 
 
 def find_config(source: str) -> Mapping[str, Any] | None:
-    """The configuration of a model source: a local folder's; else of the files that the hub's client has stored here; else
-    what is known of the name. None if there is none. A file that cannot be read raises UnsupportedModel."""
+    """The configuration of a model source: a local folder's; else of the files that the hub's client has stored here;
+    else what is known of the name. None if there is none. A file that cannot be read raises UnsupportedModel."""
     folder = Path(source)
     if folder.is_dir():
         return _read(folder / "config.json") if (folder / "config.json").exists() else None

@@ -16,8 +16,8 @@ _WHAT = {"value_lm": "values", "reward_lm": "scores"}
 
 
 def problems(shape: Shape, engine: str, mesh: Mesh, kind: Kind = "causal_lm") -> list[str]:
-    """Why an engine (`transformers`, `megatron`, `vllm`) cannot lay out a model on a mesh, in the user's words and with the
-    nearest sizes that it can; empty where it can."""
+    """Why an engine (`transformers`, `megatron`, `vllm`) cannot lay out a model on a mesh, in the user's words and with
+    the nearest sizes that it can; empty where it can."""
     found = []
     for axis, size in mesh.axes:
         if size > 1 and axis not in _AXES[engine]:

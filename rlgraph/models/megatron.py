@@ -15,8 +15,8 @@ from rlgraph.models.shape import Shape
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp` has
-    the same."""
+    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp`
+    has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
     found: list[Local] = []
@@ -68,8 +68,8 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
 
 
 def _head(shape: Shape, cuts: Cuts, kind: Kind, stages: int) -> Iterator[Local]:
-    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the embedding is
-    on another stage."""
+    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the
+    embedding is on another stage."""
     if kind != "causal_lm":
         for source in ("score.weight", "score.bias"):
             if source in cuts.shapes:

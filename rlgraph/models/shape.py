@@ -8,14 +8,14 @@ from typing import Any
 
 
 class UnsupportedModel(ValueError):
-    """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names the
-    family or the field."""
+    """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names
+    the family or the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated SiLU network, or many of which each
-    token takes a few: its experts."""
+    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated SiLU network, or many of which
+    each token takes a few: its experts."""
 
     family: str
     """transformers' `model_type`: `llama`, `qwen3_moe`."""
@@ -81,8 +81,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768,
     },
 }
-"""What transformers takes for a field that a configuration leaves out; null means: as many key-value heads as heads, and heads
-that share the hidden size."""
+"""What transformers takes for a field that a configuration leaves out; null means: as many key-value heads as heads,
+and heads that share the hidden size."""
 
 FAMILIES = tuple(_DEFAULTS)
 SPARSE = tuple(family for family, fields in _DEFAULTS.items() if "num_experts_per_tok" in fields)
@@ -113,8 +113,8 @@ _PLAIN_OF: dict[str, _Plain] = {
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From the content of a `config.json`. A field that is missing means what it means to transformers, but the vocabulary has
-    to be there. Raises UnsupportedModel."""
+    """From the content of a `config.json`. A field that is missing means what it means to transformers, but the
+    vocabulary has to be there. Raises UnsupportedModel."""
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise UnsupportedModel(f"models of the family `{family}` are not known: there are {', '.join(FAMILIES)}")

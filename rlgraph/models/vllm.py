@@ -15,8 +15,8 @@ VOCAB_MULTIPLE = 64
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp` has
-    the same."""
+    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp`
+    has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     found = [
         cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),
@@ -49,8 +49,8 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
-    """This rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads each head is
-    on as many neighbouring ranks as there are for it."""
+    """This rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads each head
+    is on as many neighbouring ranks as there are for it."""
     rows = shape.kv_heads * shape.head_dim
     sharers = max(1, cuts.tp // shape.kv_heads)
     size = rows * sharers // cuts.tp

@@ -291,11 +291,13 @@ def _tensors(*values: Number) -> tuple[Tensor, ...]:
     """Python numbers as tensors of the dtype of the tensors beside them."""
     beside = next((value for value in values if isinstance(value, Tensor)), None)
     return tuple(
-        value if isinstance(value, Tensor)
-        else torch.tensor(value) if beside is None
+        value
+        if isinstance(value, Tensor)
+        else torch.tensor(value)
+        if beside is None
         else torch.tensor(value, dtype=beside.dtype, device=beside.device)
         for value in values
-    )  # fmt: skip
+    )
 
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {

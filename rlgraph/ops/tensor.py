@@ -77,7 +77,9 @@ _ALL = (
     TensorOp("size", "reduction", 1, "int", "number of valid entries, whatever they hold"),
     TensorOp("any", "reduction", 1, "bool", "whether an entry is true; false of none"),
     TensorOp("all", "reduction", 1, "bool", "whether every entry is true; true of none"),
-    TensorOp("quantile", "reduction", 2, "float", "the quantile of the second argument (0 to 1), linearly interpolated"),
+    TensorOp(
+        "quantile", "reduction", 2, "float", "the quantile of the second argument (0 to 1), linearly interpolated"
+    ),
     TensorOp("argmax", "reduction", 1, "row", "the row with the largest entry, the first of equals"),
     TensorOp("argmin", "reduction", 1, "row", "the row with the smallest entry, the first of equals"),
     TensorOp("next", "scan", 1, "same", "the entry of the next valid token; 0 at the last"),

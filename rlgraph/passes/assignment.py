@@ -1,10 +1,11 @@
 """Which rank of the destination runs on which device, where both sides are on the same devices: the fewest bytes move.
 
-Ranks are numbered by their mesh, copies outermost and tensor-parallel ranks next to each other. Laid out on the devices in
-that order, generation with a smaller mesh than training finds little of what it needs on its device. Other orders put
-some of the copies between the other axes, or innermost: then the tensor-parallel ranks of one copy are a stride apart, and each
-device's training shard is a part of its generation shard. (HybridFlow calls the first grouping vanilla, the second its
-zero-redundancy grouping, and has a rule for the second; here it is the order that moves the fewest bytes.)
+Ranks are numbered by their mesh, copies outermost and tensor-parallel ranks next to each other. Laid out on the devices
+in that order, generation with a smaller mesh than training finds little of what it needs on its device. Other orders
+put some of the copies between the other axes, or innermost: then the tensor-parallel ranks of one copy are a stride
+apart, and each device's training shard is a part of its generation shard. (HybridFlow calls the first grouping vanilla,
+the second its zero-redundancy grouping, and has a rule for the second; here it is the order that moves the fewest
+bytes.)
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def assign(source: Sequence[Layout], destination: Sequence[Layout], mesh: Mesh) 
 
 
 def _orders(mesh: Mesh) -> Iterator[tuple[Axis, ...]]:
-    """Ways to count devices: copies before, between and after the other axes, in factors, and those in either order. The
-    mesh's own is the first."""
+    """Ways to count devices: copies before, between and after the other axes, in factors, and those in either order.
+    The mesh's own is the first."""
     copies = mesh.length("dp")
     rest = [(name, size) for name, size in mesh.axes if name != "dp"]
     for axes in (rest, rest[::-1]):
@@ -105,8 +106,8 @@ def _members(groups: Sequence[Sequence[int]], count: int) -> NDArray[np.int64]:
 
 
 def footprint(before: Layout, after: Layout) -> tuple[int, int, int]:
-    """Of a device that goes from one layout to another: elements that it has to get, elements it has while both are there
-    (what is in both once), and elements it keeps that the second has no use for."""
+    """Of a device that goes from one layout to another: elements that it has to get, elements it has while both are
+    there (what is in both once), and elements it keeps that the second has no use for."""
     moved = peak = unused = 0
     for tensor in cells([before, after]):
         have, need = tensor.held

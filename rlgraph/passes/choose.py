@@ -1,7 +1,7 @@
 """The placement that a cluster is best used with. Class: exact; it makes a plan, not a graph.
 
-What a schedule pins is kept, and the rest is searched for: pools, devices, splits, micro-batches, caches, recomputation,
-off-loading. `rlgraph.passes.search` says how; what is minimized is the time of a step, or its price.
+What a schedule pins is kept, and the rest is searched for: pools, devices, splits, micro-batches, caches,
+recomputation, off-loading. `rlgraph.passes.search` says how; what is minimized is the time of a step, or its price.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Choice:
 
 
 def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
-    """The best plan, of all or of some partitions. Raises ProgramError where nothing fits, with what is too large and what
-    would make it fit."""
+    """The best plan, of all or of some partitions. Raises ProgramError where nothing fits, with what is too large and
+    what would make it fit."""
     problem = problem_of(question)
     found = search(problem, question, only)
     if found is None:
@@ -122,10 +122,16 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         pool if pool.name == HOST else replace(pool, first=first[names.index(pool.name)]) for pool in plan.pools
     )
     holdings = tuple(
-        Holding(part.model, plan.role(part.model, part.operations[0]).name, option.spot.micro_tokens,
-                option.spot.recompute, option.offload, option.spot.kv_bytes)
+        Holding(
+            part.model,
+            plan.role(part.model, part.operations[0]).name,
+            option.spot.micro_tokens,
+            option.spot.recompute,
+            option.offload,
+            option.spot.kv_bytes,
+        )
         for part, option in zip(problem.parts, found.options, strict=True)
-    )  # fmt: skip
+    )
     return replace(plan, pools=located, holdings=holdings, cluster=question.cluster.text)
 
 
@@ -144,7 +150,8 @@ def _name(held: Sequence[Part]) -> str:
 
 
 def _firsts(cluster: Cluster, found: Found) -> list[int]:
-    """Where each pool begins: whole nodes first, then parts of nodes, so that none lies over more nodes than it has to."""
+    """Where each pool begins: whole nodes first, then parts of nodes, so that none lies over more nodes than it has
+    to."""
     firsts = [0] * len(found.blocks)
     at = 0
     for number, island in enumerate(cluster.islands):

@@ -72,4 +72,3 @@ def _slim_tensor(node: Node, needed: set[str]) -> Node:
             used.update(refs(let.expr))
     slim = tensor_node(tuple(reversed(body)), tuple(value.name for value in outputs), node.span)
     return replace(slim, unit=node.unit)
-

@@ -25,7 +25,8 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
     lines = [
         f"{size(transfer.moved)} between devices (at least {size(transfer.bound)}), {size(transfer.copied)} copied "
         f"on a device, {size(transfer.kept)} in place already",
-        f"{transfer.seconds:.3g} s predicted, {_count(transfer.rounds, 'round')}, messages of at most {size(transfer.peak)} "
+        f"{transfer.seconds:.3g} s predicted, {_count(transfer.rounds, 'round')}, messages of at most "
+        f"{size(transfer.peak)} "
         "on a place",
     ]
     for title, of in (("sends", transfer.sent()), ("receives", transfer.received())):

@@ -24,8 +24,8 @@ class Edge:
 def edges(program: Program, plan: Plan) -> tuple[Edge, ...]:
     """In the order in which the values are first needed.
 
-    What is left of a table after `keep` or `pick`, and its columns, lie where the table lies. A loss is computed where its
-    model trains; everything else that needs no model, on the host.
+    What is left of a table after `keep` or `pick`, and its columns, lie where the table lies. A loss is computed where
+    its model trains; everything else that needs no model, on the host.
     """
     found: dict[Edge, None] = {}
     for phase in program.phases:

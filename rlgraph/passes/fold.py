@@ -11,9 +11,15 @@ from rlgraph.ir.graph import Apply, Const, Expr, Graph, Program
 from rlgraph.ir.types import Tensor
 
 _PYTHON: Mapping[str, Callable[..., object]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
-    "minimum": min, "maximum": max, "pow": operator.pow,
-}  # fmt: skip
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "minimum": min,
+    "maximum": max,
+    "pow": operator.pow,
+}
 
 
 def fold(program: Program) -> Program:

@@ -1,4 +1,5 @@
-"""The least memory that a plan can run in: what has to be there all the time, without activations, caches and buffers."""
+"""The least memory that a plan can run in: what has to be there all the time, without activations, caches and
+buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _GRADIENT, _MOMENTS = 4, 8
 
 
 def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
-    """Bytes of weights, gradients and moments in all processes together. Models whose shape is not known count as nothing."""
+    """Bytes of weights, gradients and moments in all processes together. Models whose shape is not known count as
+    nothing."""
     return sum(_rank(program, plan, group, shapes) * group.mesh.size for group in plan.groups)
 
 

@@ -47,7 +47,8 @@ class Stage:
 
 
 class BrokenPass(Exception):
-    """A pass made a graph that breaks a rule, or failed: a bug of ours. The message names it and shows what it changed."""
+    """A pass made a graph that breaks a rule, or failed: a bug of ours. The message names it and shows what it
+    changed."""
 
 
 def run_passes(program: Program, pipeline: tuple[Pass, ...] = PIPELINE) -> list[Stage]:
@@ -69,5 +70,7 @@ def run_passes(program: Program, pipeline: tuple[Pass, ...] = PIPELINE) -> list[
 
 
 def _difference(before: Program, after: Program) -> str:
-    lines = difflib.unified_diff(print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1)
+    lines = difflib.unified_diff(
+        print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1
+    )
     return "\n".join(lines)

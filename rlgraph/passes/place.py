@@ -3,7 +3,8 @@
 What a schedule pins is done; the rest gets simple defaults:
 
   - without pools, one pool `all` holds the machine's devices;
-  - work that is not placed runs where the model's other work runs; a model of which nothing is placed runs where the model
+  - work that is not placed runs where the model's other work runs; a model of which nothing is placed runs where the
+  model
     that it is a copy of runs, or else in the first pool;
   - vLLM generates and Megatron does the rest, where they are installed and know the model; transformers does all else;
   - a model is split as little as is said, and the copies that share the rows fill the pool.
@@ -99,7 +100,8 @@ class _Placer:
     # Seats
 
     def sit(self) -> None:
-        """Gives each piece of work its seat, models in the order in which they are declared: copies follow originals."""
+        """Gives each piece of work its seat, models in the order in which they are declared: copies follow
+        originals."""
         for model in self.program.models:
             work = self.work[model.name]
             for operation in work:
@@ -171,11 +173,19 @@ class _Placer:
         subject = next(s.span for s in pin.subjects if s.model == model.name)
         named = pin.at("engine") if pin.engine else subject
         if dtype not in _DTYPES:
-            yield Diagnostic("E0912", f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`", named,
-                             "`engine=transformers` does")  # fmt: skip
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`",
+                named,
+                "`engine=transformers` does",
+            )
         if isinstance(shape, UnsupportedModel):
-            yield Diagnostic("E0912", f"`{engine}` cannot hold `{model.name}`: {shape}", named,
-                             "`engine=transformers` takes every architecture")  # fmt: skip
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` cannot hold `{model.name}`: {shape}",
+                named,
+                "`engine=transformers` takes every architecture",
+            )
         elif shape is not None:
             for at, text in _misfits(shape, cast(Kind, model.kind), seat, pin, named):
                 yield Diagnostic("E0911", f"`{model.name}`: {text}", at)
@@ -221,8 +231,8 @@ class _Placer:
         return Group(name, seat.pool, seat.engine, seat.mesh, tuple(range(seat.mesh.size)), models)
 
     def devices(self, group: Group, owners: Mapping[str, str], seats: Mapping[str, _Seat]) -> tuple[int, ...]:
-        """For each rank its device of the pool: where other processes of the same devices own the weights, that of which the
-        least has to move."""
+        """For each rank its device of the pool: where other processes of the same devices own the weights, that of
+        which the least has to move."""
         for model in group.models:
             owner, shape = seats[owners[model]], self.shapes.get(model)
             apart = owner.pool != group.pool or owner.mesh.size != group.mesh.size or owners[model] == group.name
@@ -245,7 +255,8 @@ class _Placer:
 
 
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
-    """The smallest parts of two meshes of the same size that whole copies of both fill, and how many parts there are."""
+    """The smallest parts of two meshes of the same size that whole copies of both fill, and how many parts there
+    are."""
     own = [each.length("tp") * each.length("pp") for each in (a, b)]
     part = math.lcm(*own)
     if a.size % part:

@@ -1,9 +1,11 @@
-"""Transfers between any two layouts, for weights and for rows of data alike, by intersecting the boxes that places hold.
+"""Transfers between any two layouts, for weights and for rows of data alike, by intersecting the boxes that places
+hold.
 
     1. Every tensor is cut wherever either side cuts it. Cells with the same holders and the same takers are one stream.
     2. A taker on a holder's device copies from it. Of the others, those that have a holder on their node get it there.
        The rest get it over the network: from any holder, or once for each node, whose first taker passes it on.
-    3. Whether takers pass on what they got, and how many times a place sends the same thing, is the same question for all
+    3. Whether takers pass on what they got, and how many times a place sends the same thing, is the same question for
+    all
        streams: the plan is made for a few answers, and the one that takes the least time is kept.
     4. Streams are cut into as many sections as it takes for a place's messages to fit into the bucket.
 
@@ -36,8 +38,8 @@ MOST = 64
 """Into how many parts a stream is divided at most."""
 
 ANSWERS = ((False, None), (True, None), (True, 1), (True, 2), (True, 4))
-"""Whether only one taker of a node gets a thing over the network, and how often a place sends it (None: as often as needed).
-Simple ones first: of equal ones, the first is kept."""
+"""Whether only one taker of a node gets a thing over the network, and how often a place sends it (None: as often as
+needed). Simple ones first: of equal ones, the first is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,11 @@ def reshard(
     """The transfer that gives each place of `destination` what its layout says, from what the places of `source` hold.
 
     A place is a process, of any number; one that is on both sides holds its part of the source already. `itemsize` is
-    an element's size in bytes while it travels, and `bucket` how many bytes of messages, in and out, a place may have at
-    a time. With `forward` false, no place passes on what it got.
+    an element's size in bytes while it travels, and `bucket` how many bytes of messages, in and out, a place may have
+    at a time. With `forward` false, no place passes on what it got.
 
-    Raises ValueError where nobody holds what is needed, and where the bucket is too small for one element from each peer.
+    Raises ValueError where nobody holds what is needed, and where the bucket is too small for one element from each
+    peer.
     """
     places = sorted({*source, *destination})
     sites = Sites(places, topology)
@@ -102,10 +105,12 @@ def reshard(
         bound=sum(_lacking(stream, sites) * stream.elements for stream in streams) * itemsize,
         peak=best.peak,
         seconds=best.seconds,
-    )  # fmt: skip
+    )
 
 
-def _streams(source: Mapping[int, Layout], destination: Mapping[int, Layout], places: Sequence[int]) -> Iterator[_Stream]:
+def _streams(
+    source: Mapping[int, Layout], destination: Mapping[int, Layout], places: Sequence[int]
+) -> Iterator[_Stream]:
     held, holders = distinct(source)
     needed, takers = distinct(destination)
     found: dict[bytes, list[Part]] = {}
@@ -155,16 +160,19 @@ def _plan(
     elements = np.concatenate([np.full(len(move[2]), move[1]) for move in moves])
     busiest = sites.busiest(source, destination, elements * itemsize)
     hops = int(hop.max())
-    # What is passed on h times arrives h rounds late. Small sections make that short, and many rounds with latencies long.
+    # What is passed on h times arrives h rounds late. Small sections make that short, and many rounds with latencies
+    # long.
     filled = min(math.isqrt(int(busiest * hops / sites.topology.latency)), int(elements.max()) * itemsize // SMALLEST)
-    chunks, peak = _chunks(np.concatenate([source, destination]), np.tile(elements, 2), itemsize, bucket, max(1, filled))
+    chunks, peak = _chunks(
+        np.concatenate([source, destination]), np.tile(elements, 2), itemsize, bucket, max(1, filled)
+    )
     seconds = busiest * (1 + hops / chunks) + sites.topology.latency * (chunks + hops)
     return _Plan(moves, chunks, peak, seconds)
 
 
 def _divided(stream: _Stream, sites: Sites, itemsize: int) -> int:
-    """Into how many parts a stream goes, so that its holders send the same and the takers of a node take turns in getting it
-    over the network."""
+    """Into how many parts a stream goes, so that its holders send the same and the takers of a node take turns in
+    getting it over the network."""
     holders, takers = len(stream.holders), len(stream.takers)
     most = int(np.unique(sites.node[stream.takers], return_counts=True)[1].max())
     parts = math.lcm(holders // math.gcd(holders, takers), most)
@@ -191,7 +199,8 @@ def _chunks(ends: Array, elements: Array, itemsize: int, bucket: int, least: int
             return chunks, peak
         if chunks >= elements.max():
             raise ValueError(
-                f"a bucket of {bucket} bytes is too small: a place has messages of {peak} bytes if it exchanges one element "
+                f"a bucket of {bucket} bytes is too small: a place has messages of {peak} bytes if it exchanges one "
+                "element "
                 "with each of its peers"
             )
         chunks = max(chunks + 1, chunks * peak // bucket if chunks == least else chunks + chunks // 16)

@@ -1,8 +1,9 @@
 """Re-use of the sampler's log-probabilities: a forward pass saved where it would compute what sampling knew.
 
-`actor.logprobs(rollout)` is `rollout.logprobs` where the same engine holds the same weights at the same temperature. The
-version of the weights is in the names: `actor@0` drew the rows and `actor@0` is asked. Rows that an older version drew (`lag`,
-rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose probabilities are taken at 1.
+`actor.logprobs(rollout)` is `rollout.logprobs` where the same engine holds the same weights at the same temperature.
+The version of the weights is in the names: `actor@0` drew the rows and `actor@0` is asked. Rows that an older version
+drew (`lag`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose probabilities are
+taken at 1.
 """
 
 from __future__ import annotations
@@ -44,4 +45,3 @@ def _same(node: Node, source: Node | None) -> bool:
         and source.attr("temperature") == node.attr("temperature")
         and not source.attr("lag")
     )
-

@@ -1,7 +1,7 @@
 """Layouts of rows over the ranks of a mesh: what a group needs to work, and what it has when it is done.
 
-`rlgraph.passes.reshard` makes a transfer of any two. What other systems register as protocols, one for each way to distribute
-and to collect, is what comes out for the two meshes.
+`rlgraph.passes.reshard` makes a transfer of any two. What other systems register as protocols, one for each way to
+distribute and to collect, is what comes out for the two meshes.
 """
 
 from __future__ import annotations

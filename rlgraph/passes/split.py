@@ -1,11 +1,12 @@
 """Losses that can be split into micro-batches, exactly. Class: exact.
 
-The gradient of a loss is that of the whole mini-batch, whatever the micro-batches. This pass rewrites each `train` body so
-that running it on parts of the rows and adding up gives the loss:
+The gradient of a loss is that of the whole mini-batch, whatever the micro-batches. This pass rewrites each `train` body
+so that running it on parts of the rows and adding up gives the loss:
 
   - what does not depend on the trained model is moved out, above `train`: it is computed once, over all rows;
   - `mean(x)` becomes `sum(x) / n` with n counted outside, over all rows;
-  - what is left has to be a sum over rows (or over groups, where a group statistic depends on the model). Where it is not,
+  - what is left has to be a sum over rows (or over groups, where a group statistic depends on the model). Where it is
+  not,
     the unit of the step is the whole batch, and the node says why.
 
 It writes the unit into `train`'s attributes: `micro` (the key of an axis, or null) and `why`.
@@ -142,8 +143,11 @@ class _Splitter:
         rows += [kind.axis for kind in asked if isinstance(kind, Table)]
         rows += [
             self.known[found.axis].row
-            for node in inside for let in node.body for found in reductions(let.expr) if found.axis is not None
-        ]  # fmt: skip
+            for node in inside
+            for let in node.body
+            for found in reductions(let.expr)
+            if found.axis is not None
+        ]
         axis = common_axis(rows)
         return axis, "" if axis else "the loss uses rows of tables that lie in no common one"
 
@@ -186,13 +190,17 @@ class _Splitter:
             tied = [depends(arg, self.tied) for arg in args]
             if all(tied):
                 raise _NotASum("the loss multiplies two numbers about the whole batch that depend on the model")
-            return replace(expr, args=tuple(self.summed(a, inside) if t else a for a, t in zip(args, tied, strict=True)))
+            return replace(
+                expr, args=tuple(self.summed(a, inside) if t else a for a, t in zip(args, tied, strict=True))
+            )
         if expr.op == "div" and not depends(args[1], self.tied):
             return replace(expr, args=(self.summed(args[0], inside), args[1]))
         if expr.op in ("sum", "mean"):
             return self.sum(expr, inside)
         shown = {"div": "the loss divides by a number about the whole batch that depends on the model"}
-        raise _NotASum(shown.get(expr.op, f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"))
+        raise _NotASum(
+            shown.get(expr.op, f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows")
+        )
 
     def sum(self, expr: Apply, inside: list[Node]) -> Expr:
         rows = expr.args[0]
@@ -204,7 +212,9 @@ class _Splitter:
         assert rows.type.axis
         total = Apply("sum", (rows,), infer("sum", [rows.type]), None, expr.span)
         # The mean of none is 0.
-        some = Apply("maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span)
+        some = Apply(
+            "maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span
+        )
         return Apply("div", (total, some), expr.type, None, expr.span)
 
     def crosses(self, expr: Expr) -> str:

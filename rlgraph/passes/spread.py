@@ -38,17 +38,19 @@ class Sites:
         )
         return max(
             float(np.bincount(ends[of], size[of]).max()) / bandwidth
-            for of, bandwidth in links if of.any()
+            for of, bandwidth in links
+            if of.any()
             for ends in (source, destination)
-        )  # fmt: skip
+        )
 
 
 def spread(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> Routes:
     """Routes to all takers, each from one place.
 
-    From a holder on the same device, else from its node, else over the network. With `gates`, one taker of each node gets
-    it over the network and the others from that one. A place sends it to at most `fanout` others before takers pass it on
-    (None: nobody passes it on within a node, or between gates). `turn` counts what is spread: others come first each time.
+    From a holder on the same device, else from its node, else over the network. With `gates`, one taker of each node
+    gets it over the network and the others from that one. A place sends it to at most `fanout` others before takers
+    pass it on (None: nobody passes it on within a node, or between gates). `turn` counts what is spread: others come
+    first each time.
     """
     near = np.argsort(sites.device[holders], kind="stable")
     devices = sites.device[holders][near]
@@ -65,9 +67,7 @@ def spread(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, 
     return _joined(found)
 
 
-def _across(
-    sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None
-) -> list[Routes]:
+def _across(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> list[Routes]:
     """To takers on nodes that have no holder."""
     if not gates:
         return [_tree(holders, takers, None, turn)]
@@ -112,8 +112,8 @@ def _tree(holders: Array, takers: Array, fanout: int | None, turn: int) -> Route
 
 @lru_cache(maxsize=1024)
 def _parents(holders: int, takers: int, fanout: int | None) -> tuple[Array, Array]:
-    """For each taker its source, a number in holders followed by takers, and its hop: each place has up to `fanout` takers,
-    holders first, earlier takers next."""
+    """For each taker its source, a number in holders followed by takers, and its hop: each place has up to `fanout`
+    takers, holders first, earlier takers next."""
     if fanout is None:
         return np.arange(takers) % holders, np.zeros(takers, np.int64)
     parent = np.arange(takers) // fanout

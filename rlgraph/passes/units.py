@@ -1,4 +1,5 @@
-"""The least that an operation can work on, from the axes of what it is given: what `granularity`, `fuse` and `split` ask."""
+"""The least that an operation can work on, from the axes of what it is given: what `granularity`, `fuse` and `split`
+ask."""
 
 from __future__ import annotations
 

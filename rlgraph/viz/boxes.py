@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["data", "op", "call", "table", "column", "tensor", "report", "state", "minimize", "next",
-               "model", "train", "loop"]  # fmt: skip
+Kind = Literal[
+    "data", "op", "call", "table", "column", "tensor", "report", "state", "minimize", "next", "model", "train", "loop"
+]
 """`model`, `train` and `loop` hold other boxes; a report has a box for each of its metrics."""
 Role = Literal["", "policy", "critic", "reward", "policy frozen", "critic frozen", "reward frozen"]
 Line = Literal["data", "weights", "state"]

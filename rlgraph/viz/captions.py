@@ -16,10 +16,23 @@ OPTION_COLUMNS = 40
 # What goes without saying: internal names, and options at the value that changes nothing.
 _HIDDEN = {"key", "func", "names", "env", "axis", "name", "column", "micro", "why"}
 _NEUTRAL: dict[str, Constant] = {
-    "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "epochs": 1, "shuffle": False,
-    "rounds": 64, "clip_norm": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
-    "dtype": "float32", "timeout": 60.0, "batch": 0,
-}  # fmt: skip
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_tokens": 0,
+    "epochs": 1,
+    "shuffle": False,
+    "rounds": 64,
+    "clip_norm": 0.0,
+    "weight_decay": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "dtype": "float32",
+    "timeout": 60.0,
+    "batch": 0,
+}
 
 
 def options(attrs: Iterable[tuple[str, Constant]]) -> str:
@@ -35,9 +48,7 @@ def options(attrs: Iterable[tuple[str, Constant]]) -> str:
 def record(found: Record, kind: str) -> str:
     """What something from outside is made of: `jsonl("a.jsonl", batch=8)`."""
     # A data source is shuffled unless it says otherwise; a loop is not.
-    told = options(
-        (name, value) for name, value in found.options if (kind, name, value) != ("data", "shuffle", True)
-    )
+    told = options((name, value) for name, value in found.options if (kind, name, value) != ("data", "shuffle", True))
     shown = [show_constant(arg) for arg in found.args] + ([told] if told else [])
     return short(f"{found.name}({', '.join(shown)})", OPTION_COLUMNS)
 
@@ -94,11 +105,7 @@ def barrier(unit: Unit | None, axes: Mapping[str, str]) -> str:
     """What a box waits for; empty where it works row by row."""
     if unit is None or not unit.reason:
         return ""
-    return (
-        "waits for the batch"
-        if unit.axis is None
-        else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
-    )
+    return "waits for the batch" if unit.axis is None else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
 
 
 def formula(node: Node) -> tuple[str, ...]:

@@ -100,9 +100,9 @@ def _circular(draft: Draft, member: dict[str, str]) -> bool:
 def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str]) -> Box:
     """A container with its boxes: ports for what crosses its edge."""
     inside = {box.id for box in boxes}
-    used_outside = {
-        port.value for box in draft.boxes if member.get(box.id) != shell.id for port in box.inputs
-    } | {link.out for link in draft.ends}
+    used_outside = {port.value for box in draft.boxes if member.get(box.id) != shell.id for port in box.inputs} | {
+        link.out for link in draft.ends
+    }
     inputs: dict[str, Port] = {}
     links: list[Link] = []
     outputs: list[Port] = []
@@ -125,6 +125,4 @@ def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str
     weights = draft.owners[boxes[0].id][1]
     if weights in used_outside and draft.sources.get(weights) == shell.id:
         outputs.append(Port(weights, weights, "weights", weights, shell.role))
-    return replace(
-        shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links))
-    )
+    return replace(shell, inputs=tuple(inputs.values()), outputs=tuple(outputs), body=Body(tuple(boxes), tuple(links)))

@@ -24,15 +24,19 @@ def to_dot(program: Program) -> str:
 def graph(scene: Scene) -> pydot.Dot:
     """A scene as a pydot graph."""
     found = pydot.Dot(
-        "rlgraph", graph_type="digraph", rankdir="TB", compound="true", label=_quoted(scene.title),
-        labelloc="t", labeljust="l", fontname=_quoted("Helvetica"), fontsize="18", newrank="true",
-    )  # fmt: skip
-    found.set_node_defaults(
-        fontname=_quoted("Helvetica"), fontsize="11", shape="box", style=_quoted("rounded,filled")
+        "rlgraph",
+        graph_type="digraph",
+        rankdir="TB",
+        compound="true",
+        label=_quoted(scene.title),
+        labelloc="t",
+        labeljust="l",
+        fontname=_quoted("Helvetica"),
+        fontsize="18",
+        newrank="true",
     )
-    found.set_edge_defaults(
-        fontname=_quoted("Courier"), fontsize="9", color=_quoted(LINE), fontcolor=_quoted(MUTED)
-    )
+    found.set_node_defaults(fontname=_quoted("Helvetica"), fontsize="11", shape="box", style=_quoted("rounded,filled"))
+    found.set_edge_defaults(fontname=_quoted("Courier"), fontsize="9", color=_quoted(LINE), fontcolor=_quoted(MUTED))
     for at, section in enumerate(scene.sections):
         into: pydot.Graph = found
         if len(scene.sections) > 1:
@@ -53,11 +57,16 @@ def _add(into: pydot.Graph, body: Body) -> None:
         paint = ROLES[box.role] if box.kind != "loop" else KINDS["loop"]
         broken = "dashed," if "frozen" in box.role else ""
         cluster = pydot.Cluster(
-            box.id, label=_quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
-            tooltip=_quoted(box.tip), style=_quoted(f"{broken}rounded,filled"), fillcolor=_quoted(paint.fill),
-            color=_quoted(BARRIER if box.waits else paint.edge), fontcolor=_quoted(paint.text), labeljust="l",
+            box.id,
+            label=_quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
+            tooltip=_quoted(box.tip),
+            style=_quoted(f"{broken}rounded,filled"),
+            fillcolor=_quoted(paint.fill),
+            color=_quoted(BARRIER if box.waits else paint.edge),
+            fontcolor=_quoted(paint.text),
+            labeljust="l",
             fontsize="12",
-        )  # fmt: skip
+        )
         if not any(inner.body is None for inner in walk(box.body)):
             cluster.add_node(pydot.Node(f"{box.id}_in", shape="point", style="invis"))
         _add(cluster, box.body)
@@ -68,15 +77,17 @@ def _node(box: Box) -> pydot.Node:
     paint = ROLES[box.role] if box.role else KINDS[box.kind]
     fill = paint.chip if box.kind == "op" else paint.edge if box.kind == "minimize" else paint.fill
     lines = [box.title, box.note, *box.lines, box.waits if has_badge(box) else ""]
-    label = (
-        pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
-    )
+    label = pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
     return pydot.Node(
-        box.id, label=_quoted(label), tooltip=_quoted(box.tip), shape=_SHAPES.get(box.kind, "box"),
-        fillcolor=_quoted(fill), color=_quoted(BARRIER if box.waits else paint.edge),
+        box.id,
+        label=_quoted(label),
+        tooltip=_quoted(box.tip),
+        shape=_SHAPES.get(box.kind, "box"),
+        fillcolor=_quoted(fill),
+        color=_quoted(BARRIER if box.waits else paint.edge),
         fontcolor=_quoted("#ffffff" if box.kind == "minimize" else paint.text),
         penwidth="2.5" if box.waits else "1",
-    )  # fmt: skip
+    )
 
 
 # Edges: from box to box, through the ports of the frames between them

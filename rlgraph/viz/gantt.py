@@ -20,12 +20,19 @@ LEAST = 0.7
 """Pixels of the narrowest bar."""
 
 WORDS: dict[str, str] = {
-    "generate": "generate", "forward": "forward pass", "train": "train", "sync": "send weights", "host": "without a model",
-}  # fmt: skip
+    "generate": "generate",
+    "forward": "forward pass",
+    "train": "train",
+    "sync": "send weights",
+    "host": "without a model",
+}
 PAINTS: dict[str, Paint] = {
-    "generate": ROLES["policy"], "forward": ROLES["reward"], "train": ROLES["critic"], "sync": KINDS["state"],
+    "generate": ROLES["policy"],
+    "forward": ROLES["reward"],
+    "train": ROLES["critic"],
+    "sync": KINDS["state"],
     "host": KINDS["data"],
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,9 @@ class _Pen:
         step = tick(self.seconds)
         for number in range(floor(self.seconds / step + 1e-9) + 1):
             x = self.x(number * step)
-            self.out.append(f'<path d="M{x:.1f} {self.top - 8:.1f}V{self.bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>')
+            self.out.append(
+                f'<path d="M{x:.1f} {self.top - 8:.1f}V{self.bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
+            )
             self.text(f"{number * step:.10g} s", x, self.bottom + 14, LABEL, MUTED, "middle")
 
     def lane(self, lane: Lane) -> None:
@@ -114,7 +123,8 @@ class _Pen:
         edge = min(1.0, length / 6)
         self.out.append(
             f'<g class="bar k-{bar.kind}"><title>{escape(bar.name)}: {bar.start:.4g} s to {bar.end:.4g} s</title>'
-            f'<rect x="{x:.2f}" y="{y + 3:.1f}" width="{length:.2f}" height="{TALL - 10:.1f}" rx="{min(4.0, length / 3):.1f}" '
+            f'<rect x="{x:.2f}" y="{y + 3:.1f}" width="{length:.2f}" height="{TALL - 10:.1f}" '
+            f'rx="{min(4.0, length / 3):.1f}" '
             f'fill="{paint.fill}" stroke="{paint.edge}" stroke-width="{edge:.2f}"/>'
         )
         if bar.critical:
@@ -130,7 +140,8 @@ class _Pen:
         for kind in (kind for kind in WORDS if any(bar.kind == kind for bar in bars)):
             paint = PAINTS[kind]
             self.out.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" stroke="{paint.edge}"/>'
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" '
+                f'stroke="{paint.edge}"/>'
             )
             self.text(WORDS[kind], x + 27, y + 10, SMALL, MUTED)
             x += 27 + wide(WORDS[kind], SMALL) + 22

@@ -54,18 +54,30 @@ def _told(scene: Scene, prefix: str) -> dict[str, dict[str, object]]:
     """What the side panel says of each box."""
     return {
         f"{prefix}{box.id}": {
-            "title": box.title, "kind": _KINDS.get(box.kind, box.kind), "note": box.note, "text": box.text,
-            "waits": box.waits, "reason": box.reason, "line": box.line, "file": box.file,
+            "title": box.title,
+            "kind": _KINDS.get(box.kind, box.kind),
+            "note": box.note,
+            "text": box.text,
+            "waits": box.waits,
+            "reason": box.reason,
+            "line": box.line,
+            "file": box.file,
         }
         for box in scene.walk()
-    }  # fmt: skip
+    }
 
 
 _KINDS = {
-    "data": "data source", "op": "operation of a model", "call": "Python function",
-    "table": "table operation", "column": "column of a table", "tensor": "tensor maths", "report": "metric",
-    "next": "result of the step", "train": "training step",
-}  # fmt: skip
+    "data": "data source",
+    "op": "operation of a model",
+    "call": "Python function",
+    "table": "table operation",
+    "column": "column of a table",
+    "tensor": "tensor maths",
+    "report": "metric",
+    "next": "result of the step",
+    "train": "training step",
+}
 
 
 def _source(text: str) -> str:
@@ -77,9 +89,4 @@ def _source(text: str) -> str:
 
 def _json(value: object) -> str:
     """JSON that cannot end the script element it stands in."""
-    return (
-        json.dumps(value, ensure_ascii=False)
-        .replace("<", "\\u003c")
-        .replace(">", "\\u003e")
-        .replace("&", "\\u0026")
-    )
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

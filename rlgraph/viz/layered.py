@@ -131,9 +131,7 @@ def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
         item.rank = used[item.rank]
 
 
-def _sorted(
-    items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]
-) -> list[int]:
+def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]) -> list[int]:
     """Every item after those whose values it uses."""
     waiting = [len(nets_in) for nets_in in ins]
     ready = [at for at in range(len(items)) if not waiting[at]]
@@ -150,9 +148,7 @@ def _sorted(
     return done
 
 
-def _move(
-    at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int
-) -> bool:  # fmt: skip
+def _move(at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int) -> bool:
     """Moves one item down to those that use it where that makes the lines shorter in sum."""
     item = items[at]
     below = [items[target].rank for net in outs for target, _ in nets[net].targets if items[target].pin <= 0]

@@ -133,8 +133,7 @@ class _Fit:
         orders = [self._order(body, at) for at in range(len(self.inner))]
         if any(orders):
             self.inner = [
-                _Fit(fit.box, order=order) if order else fit
-                for fit, order in zip(self.inner, orders, strict=True)
+                _Fit(fit.box, order=order) if order else fit for fit, order in zip(self.inner, orders, strict=True)
             ]
             self._arrange(body)
 
@@ -162,9 +161,7 @@ class _Fit:
             top[port.inside] = len(items)
             wide = width(port.label, CODE.face, CODE.size) + 18 if box.kind == "loop" else 6.0
             tall = TAB if box.kind == "loop" else 0.0
-            items.append(
-                Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9)
-            )
+            items.append(Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9))
         bottom: dict[str, int] = {}
         for port in box.outputs:
             bottom[port.inside] = len(items)
@@ -189,9 +186,7 @@ class _Fit:
             item = self.plan.items[bottom[port.inside]]
             self.outs[port.value] = self.left + item.x + item.width / 2
 
-    def _nets(
-        self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]
-    ) -> list[Net]:
+    def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[Net]:
         found: dict[tuple[int, str], Net] = {}
         for link in body.links:
             source = place[link.source] if link.source else top.get(link.out)
@@ -229,9 +224,7 @@ class _Fit:
     def item(self) -> Item:
         """Its place in the layout around it: with the labels, which may be wider than the box."""
         self.before = max([0.0, *(label_size(p)[0] / 2 - self.outs[p.value] for p in self.box.outputs)])
-        after = max(
-            [0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)]
-        )
+        after = max([0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)])
         ins = {value: x + self.before for value, x in self.ins.items()}
         outs = {value: x + self.before for value, x in self.outs.items()}
         wide = self.before + self.width + after

@@ -23,9 +23,7 @@ def label_lines(port: Port) -> tuple[str, ...]:
 
 def label_size(port: Port) -> tuple[float, float]:
     lines = label_lines(port)
-    return max((text(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(
-        lines
-    ) + 2 if lines else 0
+    return max((text(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(lines) + 2 if lines else 0
 
 
 def title_size(box: Box) -> tuple[float, float]:
@@ -50,9 +48,7 @@ def size(box: Box) -> tuple[float, float]:
         return text(pill(box), LABEL) + 36, 22
     if box.kind in ("column", "minimize", "next"):
         return text(pill(box), SMALL if box.kind == "next" else CODE) + 26, 24
-    wide = max(
-        text(box.title, NAME), text(box.note, NOTE), waits, *(text(line, CODE) for line in box.lines), 36
-    )
+    wide = max(text(box.title, NAME), text(box.note, NOTE), waits, *(text(line, CODE) for line in box.lines), 36)
     tall = NAME.height + len(box.lines) * CODE.height
     tall += (NOTE.height if box.note else 0) + (SMALL.height + 3 if has_badge(box) else 0)
     return wide + 24, tall + (20 if box.kind == "data" else 14)

@@ -41,9 +41,7 @@ def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
         rows = [list(row) for row in rows]
         down = sweep % 2 == 0
         for rank in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
-            rows[rank] = _by_average(
-                items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below
-            )
+            rows[rank] = _by_average(items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below)
         if sweep > 3 and len(items) < MANY:
             _swap(items, rows, between)
         found = _crossings(items, rows, between)
@@ -62,16 +60,14 @@ def _places(items: Sequence[Placeable], row: Sequence[int]) -> dict[int, float]:
 
 def _by_average(
     items: Sequence[Placeable], row: list[int], fixed: list[int], joined: dict[int, list[Joined]]
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Sorted by the average place of the neighbours in the fixed row; who has none stays where it is."""
     place = _places(items, fixed)
     keys: dict[int, float] = {}
     for at in row:
         ends = []
         for segment in joined.get(at, ()):
-            other, offset = (
-                (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
-            )
+            other, offset = (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
             ends.append(place[other] + offset / max(1.0, items[other].width))
         if ends:
             keys[at] = sum(ends) / len(ends)
@@ -84,10 +80,12 @@ def _ends(
 ) -> list[tuple[float, float]]:
     up, low = _places(items, rows[rank - 1]), _places(items, rows[rank])
     return [
-        (up[s.upper] + s.start / max(1.0, items[s.upper].width) / 1.01,
-         low[s.lower] + s.end / max(1.0, items[s.lower].width) / 1.01)
+        (
+            up[s.upper] + s.start / max(1.0, items[s.upper].width) / 1.01,
+            low[s.lower] + s.end / max(1.0, items[s.lower].width) / 1.01,
+        )
         for s in joined
-    ]  # fmt: skip
+    ]
 
 
 def _crossings(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> int:

@@ -27,9 +27,7 @@ class Joined(Protocol):
     end: float
 
 
-def place(
-    items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]
-) -> None:
+def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]) -> None:
     """Sets `x` of every item; the leftmost is at 0."""
     joined: list[list[tuple[int, float, float]]] = [[] for _ in items]
     up: list[list[tuple[int, float, float]]] = [[] for _ in items]
@@ -68,9 +66,11 @@ def place(
 
 
 def _settle(
-    items: Sequence[Placeable], row: list[int], joined: Sequence[list[tuple[int, float, float]]],
+    items: Sequence[Placeable],
+    row: list[int],
+    joined: Sequence[list[tuple[int, float, float]]],
     still: frozenset[int] = frozenset(),
-) -> None:  # fmt: skip
+) -> None:
     """Moves a row's items as near as they get to where each would like to be; those that are `still` stay."""
     shift = 0.0
     blocks: list[tuple[float, float, int]] = []  # weighted sum of wished places, weight, number of items
@@ -137,9 +137,11 @@ def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None
 
 
 def _straighten(
-    items: Sequence[Placeable], run: list[int], ends: tuple[Joined, Joined],
-    neighbours: dict[int, tuple[int | None, int | None]]
-) -> None:  # fmt: skip
+    items: Sequence[Placeable],
+    run: list[int],
+    ends: tuple[Joined, Joined],
+    neighbours: dict[int, tuple[int | None, int | None]],
+) -> None:
     """Makes a line vertical through as many rows as there is room for, then again from there.
 
     It stands below its source or above its last target where it can.
@@ -165,16 +167,10 @@ def _straighten(
 
 def _room(
     items: Sequence[Placeable], at: int, neighbours: dict[int, tuple[int | None, int | None]]
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Between its neighbours, as they are placed now."""
     left, right = neighbours[at]
     item = items[at]
-    low = (
-        items[left].x + items[left].width + items[left].margin + item.margin
-        if left is not None
-        else float("-inf")
-    )
-    high = (
-        items[right].x - items[right].margin - item.margin - item.width if right is not None else float("inf")
-    )
+    low = items[left].x + items[left].width + items[left].margin + item.margin if left is not None else float("-inf")
+    high = items[right].x - items[right].margin - item.margin - item.width if right is not None else float("inf")
     return low, high

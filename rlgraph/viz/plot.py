@@ -37,9 +37,12 @@ PANEL, HIGH, BETWEEN = 380.0, 230.0, 86.0
 GRID = "#e4e7ec"
 
 PAINTS: dict[str, Paint] = {
-    "generation": ROLES["policy"], "reading": ROLES["reward"], "training": ROLES["critic"], "weights": KINDS["state"],
+    "generation": ROLES["policy"],
+    "reading": ROLES["reward"],
+    "training": ROLES["critic"],
+    "weights": KINDS["state"],
     "host": KINDS["data"],
-}  # fmt: skip
+}
 """Of parts of bars, by what they are of."""
 
 
@@ -95,11 +98,15 @@ class _Pen:
         """What was drawn, on paper with its title."""
         head = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
         wide_, tall = round(max(width, head)), round(height)
-        drawn, self.out = self.out, [
-            f'<svg xmlns="{NAMESPACE}" class="rlgraph" width="{wide_}" height="{tall}" viewBox="0 0 {wide_} {tall}" role="img">',
-            f"<title>{escape(self.title)}</title>",
-            f'<rect class="paper" width="{wide_}" height="{tall}" fill="{PAPER}"/>',
-        ]  # fmt: skip
+        drawn, self.out = (
+            self.out,
+            [
+                f'<svg xmlns="{NAMESPACE}" class="rlgraph" width="{wide_}" height="{tall}" viewBox="0 0 {wide_} '
+                f'{tall}" role="img">',
+                f"<title>{escape(self.title)}</title>",
+                f'<rect class="paper" width="{wide_}" height="{tall}" fill="{PAPER}"/>',
+            ],
+        )
         self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.text(self.note, MARGIN + wide(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
@@ -172,7 +179,8 @@ class _Bars(_Pen):
         for kind in (kind for kind in PAINTS if kind in there):
             paint = PAINTS[kind]
             self.out.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" stroke="{paint.edge}"/>'
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" '
+                f'stroke="{paint.edge}"/>'
             )
             self.text(kind, x + 27, y + 10, SMALL, MUTED)
             x += 27 + wide(kind, SMALL) + 22
@@ -231,7 +239,8 @@ class _Lines(_Pen):
             if value is None:
                 pen = "M"
                 self.out.append(
-                    f'<g class="none"><title>{escape(label)}: does not fit</title><path d="M{x - 4:.1f} {self.bottom - 8:.1f}'
+                    f'<g class="none"><title>{escape(label)}: does not fit</title><path d="M{x - 4:.1f} '
+                    f"{self.bottom - 8:.1f}"
                     f'l8 8m0 -8l-8 8" stroke="{BARRIER_TEXT}" stroke-width="1.6" fill="none"/></g>'
                 )
                 continue

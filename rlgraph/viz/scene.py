@@ -85,9 +85,7 @@ class _Maker:
             name = str(names[at]) if isinstance(names, tuple) and at < len(names) else value
             source = minor.get(value)
             told = show(source.body[-1].expr) if source else value
-            title = captions.short(
-                name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS
-            )
+            title = captions.short(name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS)
             inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
             box = self.box(source or node, "report", title, "", inputs=inputs)
             text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
@@ -98,9 +96,7 @@ class _Maker:
         kind, title, note, lines = self.said(node)
         inputs = tuple(self.port(name, name) for name in dict.fromkeys(node.inputs))
         outputs = tuple(
-            self.port(value.name, captions.label(value, title))
-            for value in node.outputs
-            if not _is_cursor(value)
+            self.port(value.name, captions.label(value, title)) for value in node.outputs if not _is_cursor(value)
         )
         return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
@@ -120,9 +116,7 @@ class _Maker:
         if node.op in _OF_MODELS:
             env = node.attr("env")
             with_env = f"with {env}" if env else ""
-            source = (
-                f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
-            )
+            source = f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
             return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
         axis = node.attr("axis")
         title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
@@ -137,9 +131,7 @@ class _Maker:
         name = value.name.split("@")[0]
         found = next((state for state in self.program.states if state.name == name), None)
         note = f"state, starts at {found.initial:g}" if found else "kept across steps"
-        return Box(
-            self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),)
-        )
+        return Box(self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),))
 
     def next(self, first: Value, last: str) -> Box:
         """Where a model or a state leaves the step."""
@@ -147,20 +139,46 @@ class _Maker:
         model = self.models.get(name)
         port = self.port(last, last)
         role = self.role(name) if model else ""
-        return Box(self.id(), "next", name, "next step", role=role, inputs=(port,),
-                   text=f"{last} is where the next step starts")  # fmt: skip
+        return Box(
+            self.id(),
+            "next",
+            name,
+            "next step",
+            role=role,
+            inputs=(port,),
+            text=f"{last} is where the next step starts",
+        )
 
     def box(
-        self, node: Node, kind: Kind, title: str, note: str, lines: tuple[str, ...] = (), *,
-        inputs: tuple[Port, ...] = (), outputs: tuple[Port, ...] = (), body: Body | None = None,
+        self,
+        node: Node,
+        kind: Kind,
+        title: str,
+        note: str,
+        lines: tuple[str, ...] = (),
+        *,
+        inputs: tuple[Port, ...] = (),
+        outputs: tuple[Port, ...] = (),
+        body: Body | None = None,
         role: Role = "",
-    ) -> Box:  # fmt: skip
+    ) -> Box:
         waits = captions.barrier(node.unit, self.axes)
         return Box(
-            self.id(), kind, title, note, lines, role, inputs, outputs, body, waits,
-            node.unit.reason if node.unit else "", "\n".join(print_node(node)), node.span.line,
+            self.id(),
+            kind,
+            title,
+            note,
+            lines,
+            role,
+            inputs,
+            outputs,
+            body,
+            waits,
+            node.unit.reason if node.unit else "",
+            "\n".join(print_node(node)),
+            node.span.line,
             node.span.source.path,
-        )  # fmt: skip
+        )
 
     # Frames
 
@@ -238,8 +256,16 @@ class _Maker:
     def shell(self, model: Model) -> Box:
         source = "" if model.copy_of or model.source is None else f" {show_constant(model.source)}"
         text = f"model {model.name}: {captions.model(model)}{source}"
-        return Box("", "model", model.name, captions.model(model), role=self.role(model.name), text=text,
-                   line=model.span.line, file=model.span.source.path)  # fmt: skip
+        return Box(
+            "",
+            "model",
+            model.name,
+            captions.model(model),
+            role=self.role(model.name),
+            text=text,
+            line=model.span.line,
+            file=model.span.source.path,
+        )
 
 
 def _base(version: str) -> str:
@@ -249,9 +275,7 @@ def _base(version: str) -> str:
 
 def _is_cursor(value: Value) -> bool:
     # Where in its file a data source has got to is nothing to look at, nor what `collect` keeps for later.
-    return isinstance(value.type, Handle) and (
-        value.type.kind == "cursor" or value.type.name.endswith(".surplus")
-    )
+    return isinstance(value.type, Handle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
 
 
 def _pruned(body: Body) -> Body:
@@ -262,9 +286,7 @@ def _pruned(body: Body) -> Body:
         given = {link.into for link in body.links if link.target == box.id}
         if box.body:
             missing = {port.inside for port in box.inputs if port.value not in given}
-            outputs = tuple(
-                port for port in box.outputs if (box.id, port.value) in used or port.line != "data"
-            )
+            outputs = tuple(port for port in box.outputs if (box.id, port.value) in used or port.line != "data")
             left = {port.inside for port in outputs}
             links = tuple(
                 link
@@ -285,6 +307,8 @@ def _minor(graph: Graph) -> dict[str, Node]:
     return {
         node.name: node
         for node in graph.nodes
-        if node.op == "tensor" and len(node.body) == 1 and users.get(node.name) == ["report"]
+        if node.op == "tensor"
+        and len(node.body) == 1
+        and users.get(node.name) == ["report"]
         and node.name not in graph.outputs
-    }  # fmt: skip
+    }

@@ -90,9 +90,7 @@ class _Pen:
 
     # Pieces
 
-    def text(
-        self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start"
-    ) -> None:
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
         at = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self.out.append(
             f'<text class="t-{name}" x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
@@ -100,9 +98,7 @@ class _Pen:
             f'xml:space="preserve">{escape(words)}</text>'
         )
 
-    def rect(
-        self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = ""
-    ) -> None:
+    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
         self.out.append(
             f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
             f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
@@ -112,9 +108,7 @@ class _Pen:
         box = s.box
         role = f" r-{box.role.replace(' ', ' r-')}" if box.role else ""
         waits = " waits" if box.waits else ""
-        self.out.append(
-            f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">'
-        )
+        self.out.append(f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">')
         self.out.append(f"<title>{escape(box.tip)}</title>")
         if box.kind in ("model", "train"):
             self.container(s)
@@ -137,16 +131,13 @@ class _Pen:
     def badge(self, words: str, x: float, y: float) -> None:
         """An hourglass and what is waited for; y is the text's base line."""
         self.out.append(
-            f'<path class="glass" fill="{BARRIER}" '
-            f'd="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z"/>'
+            f'<path class="glass" fill="{BARRIER}" d="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z"/>'
         )
         self.text(words, x + 12, y, SMALL, BARRIER_TEXT, "badge")
 
     def container(self, s: Shape) -> None:
         box, paint = s.box, ROLES[s.box.role]
-        broken = (
-            ' stroke-width="1.5" stroke-dasharray="5 3"' if "frozen" in box.role else ' stroke-width="1.5"'
-        )
+        broken = ' stroke-width="1.5" stroke-dasharray="5 3"' if "frozen" in box.role else ' stroke-width="1.5"'
         self.rect(s.x, s.y, s.width, s.height, 10, paint, "container", broken)
         self.barrier(s, 8)
         x, y = s.x + 14, s.y + 22
@@ -190,14 +181,11 @@ class _Pen:
             # A small bar chart.
             x, y = s.x + 10, s.y + s.height / 2 + 5
             self.out.append(
-                f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" '
-                'stroke-width="2.4"/>'
+                f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" stroke-width="2.4"/>'
             )
             self.text(pill(box), s.x + 26, base, LABEL, paint.text, "pill")
             return
-        self.text(
-            pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle"
-        )
+        self.text(pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle")
 
     def box(self, s: Shape) -> None:
         box = s.box
@@ -251,8 +239,7 @@ class _Pen:
             else:
                 bend = (end_y - y) * 0.55
                 parts.append(
-                    f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} "
-                    f"{end_x:.1f} {end_y:.1f}"
+                    f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y:.1f}"
                 )
         role = f" r-{s.link.role.replace(' ', ' r-')}" if s.link.role else ""
         heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in s.arrows)
@@ -289,8 +276,7 @@ class _Pen:
         self.out.append(f'<g class="legend {entry.name}">')
         if entry.kind == "barrier":
             self.out.append(
-                f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" '
-                'stroke-linecap="round"/>'
+                f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" stroke-linecap="round"/>'
             )
         elif entry.kind == "weights":
             self.out.append(

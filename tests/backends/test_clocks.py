@@ -96,7 +96,9 @@ def test_a_graph_of_tasks(tasks: list[Task]) -> None:
     end = max(each.end for each in done.values())
     assert longest(tasks) <= end <= sum(task.seconds for task in tasks)
     again = run(tasks)
-    assert [(n, each.start, each.end) for n, each in again.items()] == [(n, each.start, each.end) for n, each in done.items()]
+    assert [(n, each.start, each.end) for n, each in again.items()] == [
+        (n, each.start, each.end) for n, each in done.items()
+    ]
 
 
 @given(graphs())

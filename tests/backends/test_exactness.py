@@ -1,4 +1,5 @@
-"""Nothing in the settings changes what is computed: not the micro-batches, not the threads, not the executor's blocks."""
+"""Nothing in the settings changes what is computed: not the micro-batches, not the threads, not the executor's
+blocks."""
 
 from __future__ import annotations
 
@@ -28,21 +29,45 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "ppo": (
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03", "parts=8": "parts=2"},
-        {"base": weights(0), "judge": weights(7), "actor": CAUSAL, "critic": VALUE, "reward": JUDGE,
-         "prompts": 'jsonl("prompts.jsonl", batch=9)'},
+        {
+            "base": weights(0),
+            "judge": weights(7),
+            "actor": CAUSAL,
+            "critic": VALUE,
+            "reward": JUDGE,
+            "prompts": 'jsonl("prompts.jsonl", batch=9)',
+        },
     ),
     "dapo": (
         {"prompts(512)": "prompts(4)", "parts=16": "parts=2", "lr=1e-6": "lr=0.02"},
-        {"base": weights(0), "actor": CAUSAL, "n": "3", "limit": "6", "cushion": "4",
-         "prompts": 'jsonl("dapo-math-17k.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "actor": CAUSAL,
+            "n": "3",
+            "limit": "6",
+            "cushion": "4",
+            "prompts": 'jsonl("dapo-math-17k.jsonl", batch=5)',
+        },
     ),
     "online_dpo": (
         {"max_tokens=512": "max_tokens=5", "lr=5e-7": "lr=0.02", "every 200": "every 2", "parts=4": "parts=2"},
-        {"base": weights(0), "judge": weights(7), "actor": CAUSAL, "reward": JUDGE, "n": "3",
-         "prompts": 'jsonl("prompts.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "judge": weights(7),
+            "actor": CAUSAL,
+            "reward": JUDGE,
+            "n": "3",
+            "prompts": 'jsonl("prompts.jsonl", batch=5)',
+        },
     ),
     "agent": (
-        {"max_tokens=4096": "max_tokens=9", "n=8": "n=3", "lr=1e-6": "lr=0.02", "every 20": "every 2", "parts=4": "parts=2"},
+        {
+            "max_tokens=4096": "max_tokens=9",
+            "n=8": "n=3",
+            "lr=1e-6": "lr=0.02",
+            "every 20": "every 2",
+            "parts=4": "parts=2",
+        },
         {"base": weights(0), "actor": CAUSAL, "tasks": 'jsonl("tasks.jsonl", batch=5)'},
     ),
     "async_grpo": (
@@ -51,28 +76,51 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "safe_rlhf": (
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03", "parts=8": "parts=2"},
-        {"base": weights(0), "helpful": weights(1), "harmful": weights(2), "actor": CAUSAL, "v_gain": VALUE,
-         "v_cost": VALUE, "reward": 'frozen(reward_lm(helpful, dtype="float64"))',
-         "cost": 'frozen(reward_lm(harmful, dtype="float64"))', "prompts": 'jsonl("prompts.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "helpful": weights(1),
+            "harmful": weights(2),
+            "actor": CAUSAL,
+            "v_gain": VALUE,
+            "v_cost": VALUE,
+            "reward": 'frozen(reward_lm(helpful, dtype="float64"))',
+            "cost": 'frozen(reward_lm(harmful, dtype="float64"))',
+            "prompts": 'jsonl("prompts.jsonl", batch=5)',
+        },
     ),
     "remax": (
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02"},
-        {"base": weights(0), "judge": weights(7), "actor": CAUSAL, "reward": JUDGE, "prompts": 'jsonl("prompts.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "judge": weights(7),
+            "actor": CAUSAL,
+            "reward": JUDGE,
+            "prompts": 'jsonl("prompts.jsonl", batch=5)',
+        },
     ),
     "reward_model": (
         {"lr=1e-5": "lr=0.02"},
-        {"base": weights(3), "reward": 'reward_lm(base, dtype="float64")', "pairs": 'jsonl("preferences.jsonl", batch=5)'},
+        {
+            "base": weights(3),
+            "reward": 'reward_lm(base, dtype="float64")',
+            "pairs": 'jsonl("preferences.jsonl", batch=5)',
+        },
     ),
     "distill": (
         {"max_tokens=1024": "max_tokens=5", "n=4": "n=3", "lr=1e-5": "lr=0.02"},
-        {"student": weights(0), "master": weights(5), "actor": 'causal_lm(student, dtype="float64")',
-         "teacher": 'frozen(causal_lm(master, dtype="float64"))', "prompts": 'jsonl("prompts.jsonl", batch=5)'},
+        {
+            "student": weights(0),
+            "master": weights(5),
+            "actor": 'causal_lm(student, dtype="float64")',
+            "teacher": 'frozen(causal_lm(master, dtype="float64"))',
+            "prompts": 'jsonl("prompts.jsonl", batch=5)',
+        },
     ),
     "sft": (
         {"lr=1e-5": "lr=0.02"},
         {"base": weights(0), "actor": CAUSAL, "pairs": 'jsonl("sft.jsonl", batch=7)'},
     ),
-}  # fmt: skip
+}
 """Every program, with the pieces of its text and the declarations that make it small."""
 
 STEPS = 2
@@ -119,10 +167,15 @@ def close(found: Any, expected: Any) -> None:
 
 
 SPLITS: dict[str, dict[str, int]] = {
-    "1 row": {"micro_rows": 1}, "3 rows": {"micro_rows": 3}, "7 rows": {"micro_rows": 7}, "16 tokens": {"token_budget": 16},
-    "40 tokens": {"token_budget": 40}, "two threads": {"threads": 2}, "two threads, 3 rows": {"threads": 2, "micro_rows": 3},
+    "1 row": {"micro_rows": 1},
+    "3 rows": {"micro_rows": 3},
+    "7 rows": {"micro_rows": 7},
+    "16 tokens": {"token_budget": 16},
+    "40 tokens": {"token_budget": 40},
+    "two threads": {"threads": 2},
+    "two threads, 3 rows": {"threads": 2, "micro_rows": 3},
     "the engine's own": {},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -181,7 +181,9 @@ step:
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 def test_filters_and_tables_of_tables_stream(folder: Path, block: int) -> None:
-    assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(run_text(FILTERED, folder)[0].metrics, abs=1e-12)
+    assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(
+        run_text(FILTERED, folder)[0].metrics, abs=1e-12
+    )
 
 
 def test_a_node_is_done_when_nothing_comes_after_its_last_block(folder: Path) -> None:

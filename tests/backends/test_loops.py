@@ -109,7 +109,9 @@ def test_values_after_a_loop_are_those_of_the_last_pass(folder: Path) -> None:
 @pytest.mark.parametrize("micro", [1, 2, 100])
 def test_a_metric_of_a_loop_is_over_all_rows_of_all_slices(folder: Path, micro: int) -> None:
     """Slices of 2, 2 and 1 prompts with answers of unlike length: an average of averages would differ."""
-    inside = sliced(3, lr=0.0).replace("        own = lp - 0.5\n", "            report inner = mean(-lp)\n        own = lp - 0.5\n")
+    inside = sliced(3, lr=0.0).replace(
+        "        own = lp - 0.5\n", "            report inner = mean(-lp)\n        own = lp - 0.5\n"
+    )
     metrics = run_text(inside, folder, micro_rows=micro)[0].metrics
     assert metrics["inner"] == pytest.approx(metrics["loss"], abs=1e-12)
 
@@ -243,8 +245,12 @@ step:
 def test_phases_come_one_after_the_other_and_share_what_lives(folder: Path) -> None:
     steps = run_text(PHASES, folder, 3)
     assert [(seen.step.number, seen.step.phase) for seen in steps] == [
-        (1, "warm"), (2, "warm"), (3, "step"), (4, "step"), (5, "step"),
-    ]  # fmt: skip
+        (1, "warm"),
+        (2, "warm"),
+        (3, "step"),
+        (4, "step"),
+        (5, "step"),
+    ]
     assert [seen.metrics.get("k") for seen in steps] == [None, None, 5.0, 6.0, 7.0]
     assert steps[-1].metrics["version"] == 2
     assert [row[2] for seen in steps for row in ids_of(seen, "answer")] == [0, 1, 2, 3, 4, 5]
@@ -284,7 +290,9 @@ def test_async_samples_with_the_weights_of_exactly_so_many_steps_ago(folder: Pat
             for tokens, scored in zip(table.tokens, table.scored, strict=True):
                 logits = net(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
                 found += [logits[at - 1, tokens[at]].item() for at in range(len(tokens)) if scored[at]]
-            torch.testing.assert_close(table.columns["logprobs"], torch.tensor(found, dtype=torch.float64), atol=1e-12, rtol=0)
+            torch.testing.assert_close(
+                table.columns["logprobs"], torch.tensor(found, dtype=torch.float64), atol=1e-12, rtol=0
+            )
 
 
 def test_a_model_that_follows_another_lags_too(folder: Path) -> None:
@@ -408,7 +416,10 @@ def test_a_keyed_state_has_a_value_for_each_key(folder: Path, block: int | None)
 
 
 def test_a_state_is_kept_in_the_precision_of_the_models(folder: Path) -> None:
-    text = HEAD + "state k = 0.1\n\nstep:\n    rollout = actor.generate(prompts, max_tokens=1)\n    k := k + 0.2\n    report k = k\n"
+    text = (
+        HEAD
+        + "state k = 0.1\n\nstep:\n    rollout = actor.generate(prompts, max_tokens=1)\n    k := k + 0.2\n    report k = k\n"
+    )
     text = text.replace("report k = k", "report k = k, length = mean(rollout.length)")
     assert [seen.metrics["k"] for seen in run_text(text, folder, 2)] == [0.1 + 0.2, 0.1 + 0.2 + 0.2]
 

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-BAD = '''
+BAD = """
 def short(prompts, completions, **columns):
     return [1.0] * (len(completions) - 1)
 
@@ -36,7 +36,7 @@ def text(prompts, completions, **columns):
 
 def given(prompts, completions, double, place, **columns):
     return [d - 2 * p for d, p in zip(double, place)]
-'''
+"""
 
 MODEL = f'model actor = causal_lm({weights()}, dtype="float64")\n'
 DATA = 'data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)\n'
@@ -134,8 +134,9 @@ def test_an_empty_response_is_its_end_alone(folder: Path) -> None:
     head = "algorithm t\n" + MODEL + 'data pairs = jsonl("sft.jsonl", batch=5, shuffle=false)\n\nstep:\n'
     seen = step(
         "    answer = encode(pairs.prompt, pairs.response)\n    report lengths = sum(answer.length), lp = mean(actor.logprobs(answer))\n",
-        folder, head,
-    )  # fmt: skip
+        folder,
+        head,
+    )
     (table,) = seen.drawn
     written = [[t for t, s in zip(*row, strict=True) if s] for row in zip(table.tokens, table.scored, strict=True)]
     assert [len(row) for row in written] == [3, 1, 2, 5, 1]
@@ -210,7 +211,9 @@ def test_a_gradient_that_is_not_finite(folder: Path) -> None:
         run.steps(1)
     assert "train actor(lr=0.05):" in str(error.value) and "^" in str(error.value)
     now = run.backend.session.models["actor"].engine.state()
-    assert all(torch.equal(value, now[name]) for name, value in run.initial["actor"].items()), "the weights were left alone"
+    assert all(torch.equal(value, now[name]) for name, value in run.initial["actor"].items()), (
+        "the weights were left alone"
+    )
 
 
 # Sampling
@@ -228,7 +231,10 @@ def test_a_row_is_drawn_alike_whatever_is_drawn_beside_it(folder: Path) -> None:
 
 
 def test_two_calls_draw_other_answers(folder: Path) -> None:
-    seen = step("    other = actor.generate(prompts, n=2, max_tokens=4)\n    report a = mean(score), b = mean(other.length)\n", folder)
+    seen = step(
+        "    other = actor.generate(prompts, n=2, max_tokens=4)\n    report a = mean(score), b = mean(other.length)\n",
+        folder,
+    )
     assert seen.table("rollout").tokens != seen.table("other").tokens
 
 
@@ -253,7 +259,10 @@ def test_min_tokens_and_stop(folder: Path) -> None:
 
 def test_nothing_is_asked_for_and_nothing_is_written(folder: Path) -> None:
     head = HEAD + ROLL.replace("max_tokens=4", "max_tokens=0")
-    lines = TRAIN + "    report length = sum(rollout.length), lp = mean(rollout.logprobs), finished = count(rollout.finished)\n"
+    lines = (
+        TRAIN
+        + "    report length = sum(rollout.length), lp = mean(rollout.logprobs), finished = count(rollout.finished)\n"
+    )
     for block in (None, 3):
         seen = step(lines, folder, head, block=block)
         assert seen.metrics == {"length": 0, "lp": 0, "finished": 0}

@@ -40,7 +40,9 @@ class Writer:
     def text(self) -> str:
         self.table()
         for _ in range(self.dice.randint(3, 7)):
-            self.dice.choice([self.table, self.keep, self.keep_group, self.center, self.pick, self.scan, self.score, self.score])()
+            self.dice.choice(
+                [self.table, self.keep, self.keep_group, self.center, self.pick, self.scan, self.score, self.score]
+            )()
         if self.dice.random() < 0.6:
             self.loop()
         names = [*self.values, *self.tokens]
@@ -77,10 +79,12 @@ class Writer:
         self.line(
             f"{name} = "
             + [
-                f"sum({table}.tokens % 3, token) / 2", f"mean({model}.logprobs({table}, temperature=2.0), token)",
-                f"{table}.length * 1.5 - 2", f"sum(where({table}.end, {table}.logprobs, 0.1), token)",
+                f"sum({table}.tokens % 3, token) / 2",
+                f"mean({model}.logprobs({table}, temperature=2.0), token)",
+                f"{table}.length * 1.5 - 2",
+                f"sum(where({table}.end, {table}.logprobs, 0.1), token)",
             ][kind]
-        )  # fmt: skip
+        )
         self.values[name] = table
         return name
 
@@ -88,7 +92,9 @@ class Writer:
         table = self.any_table()
         name = self.name("k")
         score = self.row_value(table)
-        self.line(f"{name} = {self.dice.choice([f'discount({score} * {table}.end, 0.9)', f'cumsum({table}.logprobs + {score})', f'whiten({table}.logprobs) * {score}'])}")
+        self.line(
+            f"{name} = {self.dice.choice([f'discount({score} * {table}.end, 0.9)', f'cumsum({table}.logprobs + {score})', f'whiten({table}.logprobs) * {score}'])}"
+        )
         self.tokens[name] = table
 
     def center(self) -> None:
@@ -107,7 +113,9 @@ class Writer:
         table = self.any_table()
         if self.tables[table]:
             value = self.row_value(table)
-            self.line(f"keep {self.tables[table]} where mean({value}, by={self.tables[table]}) > {self.dice.choice([-9, -2, 0.4, 1])}")
+            self.line(
+                f"keep {self.tables[table]} where mean({value}, by={self.tables[table]}) > {self.dice.choice([-9, -2, 0.4, 1])}"
+            )
 
     def pick(self) -> None:
         table = self.any_table()
@@ -116,7 +124,9 @@ class Writer:
             return
         value, name = self.row_value(table), self.name("b")
         self.line(f"keep {group} where size({value}, by={group}) > 0")
-        self.line(f"{name} = pick({table}, {self.dice.choice(['argmax', 'argmin'])}({value}{self.dice.choice(['', f' - mean({value})'])}, by={group}))")
+        self.line(
+            f"{name} = pick({table}, {self.dice.choice(['argmax', 'argmin'])}({value}{self.dice.choice(['', f' - mean({value})'])}, by={group}))"
+        )
         self.tables[name] = self.tables.get(group, "")
         self.score(name)
 
@@ -125,15 +135,24 @@ class Writer:
         value = self.row_value(table)
         over = self.dice.choice([name for name in (table, self.tables[table], "prompts") if name])
         shuffle = self.dice.choice(["true", "false"])
-        self.line(f"minibatch {over}(parts={self.dice.randint(1, 4)}, epochs={self.dice.randint(1, 2)}, shuffle={shuffle}):")
+        self.line(
+            f"minibatch {over}(parts={self.dice.randint(1, 4)}, epochs={self.dice.randint(1, 2)}, shuffle={shuffle}):"
+        )
         self.line("    train actor(lr=0.01):")
         name = self.name("g")
         self.line(f"        {name} = actor.logprobs({table}) * {value}")
-        self.line(f"        minimize {self.dice.choice([f'mean({name})', f'mean(mean({name}, token))', f'mean(sum({name}, token)) / 3'])}")
+        self.line(
+            f"        minimize {self.dice.choice([f'mean({name})', f'mean(mean({name}, token))', f'mean(sum({name}, token)) / 3'])}"
+        )
         self.tokens[name] = table
 
 
-SETTINGS: list[dict[str, int]] = [{"block": 1}, {"block": 2, "micro_rows": 1}, {"block": 3, "micro_rows": 2}, {"block": 5}]
+SETTINGS: list[dict[str, int]] = [
+    {"block": 1},
+    {"block": 2, "micro_rows": 1},
+    {"block": 3, "micro_rows": 2},
+    {"block": 5},
+]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -77,7 +77,11 @@ def test_how_models_are_held(folder: Path) -> None:
     swaps, changes = PROGRAMS["grpo"]
     text = shipped("grpo", swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
-    held = [Holding(model, group.name, micro_tokens=16, recompute=True) for group in made.plan.groups for model in group.models]
+    held = [
+        Holding(model, group.name, micro_tokens=16, recompute=True)
+        for group in made.plan.groups
+        for model in group.models
+    ]
     plan = replace(made.plan, holdings=tuple(held))
     backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
     try:
@@ -95,8 +99,12 @@ def test_off_loading_is_refused_before_anything_starts(folder: Path, capsys: pyt
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
     document = json.loads(made.plan_json(folder))
     away = [("ref", "play"), ("actor", "learn"), ("actor", "play")]
-    groups = {(group["pool"], model): group["name"] for group in document["plan"]["groups"] for model in group["models"]}
-    document["plan"]["holdings"] = [{"model": model, "group": groups[pool, model], "offload": True} for model, pool in away]
+    groups = {
+        (group["pool"], model): group["name"] for group in document["plan"]["groups"] for model in group["models"]
+    }
+    document["plan"]["holdings"] = [
+        {"model": model, "group": groups[pool, model], "offload": True} for model, pool in away
+    ]
     file, out = folder / "plan.json", folder / "run"
     file.write_text(json.dumps(document))
     assert status(["compile", str(file), "--emit", "plan"]) == 0

@@ -58,10 +58,15 @@ def told(piece: Piece) -> list[Any]:
     return [
         (row["prompt"], prompt, tokens, chance.tolist(), bool(finished), int(version))
         for row, prompt, tokens, chance, finished, version in zip(
-            found.data, found.prompts, found.sequences.rows(), chances, found.columns["finished"],
-            found.columns["version"], strict=True,
+            found.data,
+            found.prompts,
+            found.sequences.rows(),
+            chances,
+            found.columns["finished"],
+            found.columns["version"],
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
 
 
 MAKERS = pytest.mark.parametrize("make", [flat, table])
@@ -171,7 +176,8 @@ WHO: list[Address] = [("a", 0), ("a", 1), ("b", 0)]
 
 @given(st.data())
 def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
-    """Whatever was asked for before, in any order: what a process lacks is sent, and it finds the rows that are meant."""
+    """Whatever was asked for before, in any order: what a process lacks is sent, and it finds the rows that are
+    meant."""
     processes = Stores(WHO)
     ledger = Ledger(processes)  # type: ignore[arg-type]
     values: list[tuple[Remote, list[float]]] = []

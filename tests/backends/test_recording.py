@@ -32,10 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_folder(tmp_path_factory.mktemp("recording"))
 
 
-def run(name: str, folder: Path, steps: int = STEPS, wide: bool = True, changes: Any = (), **settings: Any) -> list[Seen]:
+def run(
+    name: str, folder: Path, steps: int = STEPS, wide: bool = True, changes: Any = (), **settings: Any
+) -> list[Seen]:
     """`wide`: in float64."""
     swaps, given = PROGRAMS[name]
-    given = {key: value if wide else value.replace("float64", "float32") for key, value in given.items()} | dict(changes)
+    given = {key: value if wide else value.replace("float64", "float32") for key, value in given.items()} | dict(
+        changes
+    )
     program = compile_text(shipped(name, swaps), given)
     if settings.get("record"):
         with recording(settings["record"], program.name, settings.get("seed", 0)):
@@ -74,7 +78,9 @@ def test_a_replay_is_the_run(folder: Path, name: str, recorded: Any, monkeypatch
 
 @pytest.mark.parametrize("settings", [{"micro_rows": 2}, {"block": 3}, {"threads": 3, "block": 1}], ids=str)
 @pytest.mark.parametrize("name", ["ppo", "agent"])
-def test_a_replay_in_other_pieces(folder: Path, name: str, settings: dict[str, int], recorded: Any, monkeypatch: Any) -> None:
+def test_a_replay_in_other_pieces(
+    folder: Path, name: str, settings: dict[str, int], recorded: Any, monkeypatch: Any
+) -> None:
     path, expected = recorded(name)
     stop_sampling(monkeypatch)
     for found, seen in zip(run(name, folder, replay=path, **settings), expected, strict=True):
@@ -164,7 +170,9 @@ def test_the_files_are_as_described(folder: Path, recorded: Any) -> None:
 
 def test_more_samples_than_were_recorded(folder: Path, recorded: Any) -> None:
     path, _ = recorded("grpo")
-    with pytest.raises(RunError, match=r"(?s)E0816.*no `rollout` for prompts row \d+, sample 4 in step 1.*seed was 0") as said:
+    with pytest.raises(
+        RunError, match=r"(?s)E0816.*no `rollout` for prompts row \d+, sample 4 in step 1.*seed was 0"
+    ) as said:
         run("grpo", folder, replay=path, changes={"n": "5"})
     assert said.value.diagnostics[0].span.line
     with pytest.raises(RunError, match="its seed was 0, this run's is 3"):
@@ -181,13 +189,22 @@ def test_other_prompts(folder: Path, recorded: Any, tmp_path: Path) -> None:
     path, _ = recorded("grpo")
     other = data_folder(tmp_path)
     rows = [json.loads(line) for line in (other / "gsm8k.jsonl").read_text().splitlines()]
-    (other / "gsm8k.jsonl").write_text("".join(json.dumps({**row, "prompt": row["prompt"] + "a"}) + "\n" for row in rows))
+    (other / "gsm8k.jsonl").write_text(
+        "".join(json.dumps({**row, "prompt": row["prompt"] + "a"}) + "\n" for row in rows)
+    )
     with pytest.raises(RunError, match=r"E0816.*prompts row \d+, sample 0 of step 1 was recorded with another prompt"):
         run("grpo", other, replay=path)
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-20], lambda text: text.replace('"row"', '"line"'), lambda text: "\0" + text,
-                                    lambda text: text.replace('"tokens": [', '"tokens": [1, ')])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-20],
+        lambda text: text.replace('"row"', '"line"'),
+        lambda text: "\0" + text,
+        lambda text: text.replace('"tokens": [', '"tokens": [1, '),
+    ],
+)
 def test_a_damaged_file(folder: Path, tmp_path: Path, damage: Callable[[str], str]) -> None:
     run("grpo", folder, steps=2, record=tmp_path / "r")
     file = next((tmp_path / "r").glob("step-000002.*"))

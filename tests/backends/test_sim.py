@@ -30,7 +30,8 @@ WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6
 
 
 class Fixed:
-    """Seconds that are simple: a generated token of the longest row takes one, a row that is read or trained on one, too."""
+    """Seconds that are simple: a generated token of the longest row takes one, a row that is read or trained on one,
+    too."""
 
     def __init__(self, woken: float = 0.0, overhead: float = 0.125) -> None:
         self.woken, self.overhead = woken, overhead
@@ -125,8 +126,9 @@ def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], 
 @pytest.mark.parametrize("schedule", [apart, together])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "dapo"])
 def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[Program], str]) -> None:
-    """All but what depends on the numbers, which `dapo` does. A run in one process is one thing after the other: what needs no
-    model is fired in between there, and beside here. In a second step, who waits for weights lets others go first here."""
+    """All but what depends on the numbers, which `dapo` does. A run in one process is one thing after the other: what
+    needs no model is fired in between there, and beside here. In a second step, who waits for weights lets others go
+    first here."""
     for more in ("", "stream rollout(block=2)\n" if name not in ("sft", "reward_model", "agent") else ""):
         made = program(name, folder, schedule, more)
         real, ours = Fires(), Fires()
@@ -170,9 +172,9 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
     backend, _ = simulated(program("grpo", folder, together), 3)
     assert not [work for work in backend.works if work.op == "sync"]
     backend, steps = simulated(program("async_grpo", folder, apart), 4)
-    assert [sum(w.op == "sync" and w.end <= sum(s.seconds for s in steps[: n + 1]) for w in backend.works) for n in range(4)] == [
-        0, 1, 3, 5
-    ], "one for the weights of before, which sample, and one for those of now"  # fmt: skip
+    assert [
+        sum(w.op == "sync" and w.end <= sum(s.seconds for s in steps[: n + 1]) for w in backend.works) for n in range(4)
+    ] == [0, 1, 3, 5], "one for the weights of before, which sample, and one for those of now"
 
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:
@@ -214,5 +216,3 @@ def test_a_failure_comes_out(folder: Path) -> None:
 
     with pytest.raises(LookupError, match="no rates"):
         simulated(program("ppo", folder, apart), 1, fixed=Fails())
-
-

@@ -25,7 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MODEL = f'model actor = causal_lm({weights()}, dtype="float64")\nmodel ref = frozen(causal_lm({weights(3)}, dtype="float64"))\n'
 DATA = 'data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)\n'
-HEAD = "algorithm t\n" + MODEL + DATA + 'func spread = python("rewards.py:spread")\nfunc ones = python("rewards.py:ones")\n'
+HEAD = (
+    "algorithm t\n"
+    + MODEL
+    + DATA
+    + 'func spread = python("rewards.py:spread")\nfunc ones = python("rewards.py:ones")\n'
+)
 
 
 def step(n: int, lines: str, folder: Path, temperature: float = 1.0, **settings: Any) -> Seen:
@@ -69,7 +74,11 @@ def test_trap_1_a_group_of_one_has_no_advantage(folder: Path) -> None:
 
 
 def test_trap_2_leave_one_out_is_another_baseline(folder: Path) -> None:
-    seen = step(3, "    loo = leave_one_out(score, prompts)\n    cen = center(score, prompts)\n    report loo = sum(loo**2), cen = sum(cen**2)\n", folder)
+    seen = step(
+        3,
+        "    loo = leave_one_out(score, prompts)\n    cen = center(score, prompts)\n    report loo = sum(loo**2), cen = sum(cen**2)\n",
+        folder,
+    )
     expected = sum((r - (sum(g) - r) / 2) ** 2 for g in groups(seen, 3) for r in g)
     assert seen.metrics["loo"] == pytest.approx(expected, abs=1e-12)
     assert seen.metrics["cen"] == pytest.approx(expected * (2 / 3) ** 2, abs=1e-12)
@@ -132,7 +141,9 @@ def test_trap_5_the_cap_of_cispo_is_what_the_program_says(folder: Path) -> None:
 
 
 def test_trap_7_k1_as_a_loss_is_warned_of(folder: Path) -> None:
-    text = HEAD + """
+    text = (
+        HEAD
+        + """
 step:
     rollout = actor.generate(prompts, n=2, max_tokens=5)
     ref_lp = ref.logprobs(rollout)
@@ -140,6 +151,7 @@ step:
         minimize mean(k1(actor.logprobs(rollout), ref_lp))
     report score = mean(spread(rollout)) + mean(ones(rollout))
 """
+    )
     _, warnings = check(Source("p.rlf", text), {})
     assert [warning.code for warning in warnings] == ["W0501"]
 
@@ -152,7 +164,9 @@ def test_trap_8_a_log_ratio_is_a_sum_or_a_mean_as_written(folder: Path) -> None:
     assert seen.metrics["means"] == pytest.approx(sum(sum(r) / len(r) for r in d) / 10, abs=1e-11)
 
 
-EPISODES = HEAD + """
+EPISODES = (
+    HEAD
+    + """
 model critic = value_lm(WEIGHTS, dtype="float64")
 data tasks = jsonl("tasks.jsonl", batch=8, shuffle=false)
 env shell = python("envs.py:Shell")
@@ -167,25 +181,27 @@ step:
     s       = exp(mean(old - rollout.logprobs, token))
     report adv = sum(adv), gain = sum(gain), s = mean(s), other = mean(ones(rollout)) + mean(spread(rollout))
 """
+)
 
 
 @pytest.mark.parametrize("block", [None, 3])
 def test_trap_9_and_19_tokens_of_a_tool_are_skipped(folder: Path, block: int | None) -> None:
-    """Advantages run from action to action, and GSPO's ratio is a mean over actions only (slime's GAE does not skip)."""
+    """Advantages run from action to action, and GSPO's ratio is a mean over actions only (slime's GAE does not
+    skip)."""
     seen = run_text(EPISODES.replace("WEIGHTS", weights(4)), folder, block=block)[0]
     whole = run_text(EPISODES.replace("WEIGHTS", weights(4)), folder)[0]
     table = whole.table("rollout")
     value, old = (rows(whole.values[name], whole) for name in ("value", "old"))
     mu = rows(table.columns["logprobs"], whole)
     rewards = [sum(part.tolist()) for part in table.columns["reward"].split(table.columns["turns"].tolist())]
-    adv = [
-        formulas.gae(formulas.at_end(r, len(v)), v, 0.9, 0.8) for r, v in zip(rewards, value, strict=True)
-    ]
+    adv = [formulas.gae(formulas.at_end(r, len(v)), v, 0.9, 0.8) for r, v in zip(rewards, value, strict=True)]
     gain = [formulas.rewards_to_come(formulas.at_end(r, len(v)), 0.9) for r, v in zip(rewards, value, strict=True)]
     ratios = [math.exp(formulas.mean([a - b for a, b in zip(o, m, strict=True)])) for o, m in zip(old, mu, strict=True)]
     holes = [flags for flags in table.scored if [True, False, True] in [flags[at : at + 3] for at in range(len(flags))]]
     assert holes or any(flags.count(True) and False in flags[flags.index(True) :] for flags in table.scored)
-    torch.testing.assert_close(whole.values["adv"], torch.tensor(formulas.flat(adv), dtype=torch.float64), atol=1e-11, rtol=0)
+    torch.testing.assert_close(
+        whole.values["adv"], torch.tensor(formulas.flat(adv), dtype=torch.float64), atol=1e-11, rtol=0
+    )
     assert seen.metrics["adv"] == pytest.approx(math.fsum(formulas.flat(adv)), abs=1e-10)
     assert seen.metrics["gain"] == pytest.approx(math.fsum(formulas.flat(gain)), abs=1e-10)
     assert seen.metrics["s"] == pytest.approx(formulas.mean(ratios), abs=1e-10)
@@ -257,12 +273,15 @@ def test_trap_14_a_log_probability_is_taken_at_the_temperature_of_the_draw(folde
 
 
 def test_trap_15_whitening_a_single_token_is_no_error(folder: Path) -> None:
-    text = HEAD.replace("batch=5", "batch=1") + """
+    text = (
+        HEAD.replace("batch=5", "batch=1")
+        + """
 step:
     rollout = actor.generate(prompts, max_tokens=1)
     white = whiten(rollout.logprobs)
     report white = max(abs(white)), n = sum(rollout.length), other = mean(ones(rollout)) + mean(spread(rollout)) + mean(ref.logprobs(rollout))
 """
+    )
     metrics = run_text(text, folder)[0].metrics
     assert (metrics["white"], metrics["n"]) == (0, 1)
 
@@ -309,7 +328,12 @@ step:
 {lines}    report unused = mean(lp) + mean(ones(rollout))
 """
     program = compile_text(HEAD + text)
-    asked = [node for phase in program.phases for node in phase.graph.walk() if node.op == "logprobs" and "actor" in node.inputs[0]]
+    asked = [
+        node
+        for phase in program.phases
+        for node in phase.graph.walk()
+        if node.op == "logprobs" and "actor" in node.inputs[0]
+    ]
     assert len(asked) == 2, "in the loss and after it: the first one is saved"
     (seen,) = Run(program, folder).steps(1)
     assert seen.metrics["same"] == 0 and seen.metrics["other"] > 1e-2

@@ -71,14 +71,16 @@ def data_folder(path: Path) -> Path:
     prompts = [{"prompt": p, "task": p[0], "place": i} for i, p in enumerate(PROMPTS)]
     first = [">", "", "ab>", ">", "abcdabcdabcd", ">", "", "c", ">", "d>"]
     files = {
-        "prompts": prompts, "gsm8k": prompts, "dapo-math-17k": prompts,
+        "prompts": prompts,
+        "gsm8k": prompts,
+        "dapo-math-17k": prompts,
         "tasks": [{**row, "first": text} for row, text in zip(prompts, first, strict=True)],
         "sft": [{"prompt": p, "response": a} for p, a in zip(PROMPTS, ANSWERS, strict=True)],
         "preferences": [
             {"prompt": p, "chosen": a, "rejected": ANSWERS[-1 - i]}
             for i, (p, a) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
         ],
-    }  # fmt: skip
+    }
     path.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -201,7 +203,9 @@ def _drawn(node: Node, frame: Frame) -> Drawn:
     counts = table.sequences.lengths.tolist()
     group = list(range(rows.size)) if rows.parent is None else rows.parent.tolist()
     scored = [flags.tolist() for flags in table.sequences.scored.split(counts)]
-    return Drawn(value.name, table.owner, rows.ids or (), table.sequences.rows(), scored, group, dict(table.columns), table.data)
+    return Drawn(
+        value.name, table.owner, rows.ids or (), table.sequences.rows(), scored, group, dict(table.columns), table.data
+    )
 
 
 def run_text(

@@ -129,8 +129,8 @@ def vllm(work: Work) -> tuple[int, int]:
 
 
 def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:
-    """After a first time, which makes what stays. Threads are not always at their fullest at the same moment: then the most
-    of several times counts."""
+    """After a first time, which makes what stays. Threads are not always at their fullest at the same moment: then the
+    most of several times counts."""
     peak = 0
     for number in range(2 if work.threads == 1 else 8):
         gc.collect()

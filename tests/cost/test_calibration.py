@@ -1,4 +1,5 @@
-"""Calibrations: constants are found from what work took, files are read as they were written, and what is wrong is told."""
+"""Calibrations: constants are found from what work took, files are read as they were written, and what is wrong is
+told."""
 
 from __future__ import annotations
 
@@ -58,10 +59,18 @@ def test_fit_with_products_of_constants() -> None:
 
 
 def shape(hidden: int, layers: int, vocab: int) -> Shape:
-    return shape_of({
-        "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocab, "max_position_embeddings": 512,
-    })  # fmt: skip
+    return shape_of(
+        {
+            "model_type": "qwen2",
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "vocab_size": vocab,
+            "max_position_embeddings": 512,
+        }
+    )
 
 
 def samples(kind: Any, rates: Rates, spots: list[Spot]) -> list[Sample]:
@@ -113,7 +122,9 @@ def test_noise_is_averaged() -> None:
 def calibration() -> Calibration:
     rates = {("transformers", kind): replace(known, lock=0.5) for kind, known in KNOWN.items()}
     constants = replace(CPU, rates={**CPU.rates, **rates}, host=Host(node=3e-4), sync=0.004)  # type: ignore[arg-type]
-    return Calibration(constants, Measured("cpu", {"float32": 7e10}, 9e9), {"processor": "a small one"}, {"a.train": 0.03})
+    return Calibration(
+        constants, Measured("cpu", {"float32": 7e10}, 9e9), {"processor": "a small one"}, {"a.train": 0.03}
+    )
 
 
 @pytest.fixture

@@ -289,8 +289,18 @@ def test_a_device_of_the_table_is_whole(name: str) -> None:
 
 def test_dense_rates_in_bfloat16() -> None:
     """Those by which verl counts the utilisation of a device: verl/utils/flops_counter.py."""
-    verl = {"h100": 989e12, "h800": 989e12, "h200": 989e12, "a100": 312e12, "a100-40gb": 312e12, "a800": 312e12,
-            "h20": 148e12, "b200": 2.25e15, "mi300x": 1307e12, "l40s": 362e12}  # fmt: skip
+    verl = {
+        "h100": 989e12,
+        "h800": 989e12,
+        "h200": 989e12,
+        "a100": 312e12,
+        "a100-40gb": 312e12,
+        "a800": 312e12,
+        "h20": 148e12,
+        "b200": 2.25e15,
+        "mi300x": 1307e12,
+        "l40s": 362e12,
+    }
     assert {name: known()[names()[name]].device.peak("bfloat16") for name in verl} == verl
 
 

@@ -41,7 +41,8 @@ def test_a_log_normal_is_that_of_drawn_rows(mean: float, p99: float) -> None:
     assert lengths.mean == pytest.approx(sum(rows) / count, abs=5 * spread / math.sqrt(count))
     for share in (0.05, 0.25, 0.5, 0.75, 0.9, 0.99):
         own = math.log(mean) - s * s / 2 + s * NormalDist().inv_cdf(share)
-        # The standard error of a quantile is sqrt(q (1 - q) / n) over the density there; and between shares lies a line.
+        # The standard error of a quantile is sqrt(q (1 - q) / n) over the density there; and between shares lies a
+        # line.
         density = NormalDist(math.log(mean) - s * s / 2, s).pdf(own) / math.exp(own)
         error = 5 * math.sqrt(share * (1 - share) / count) / density
         assert lengths.at(share) == pytest.approx(rows[round(share * count)], abs=error, rel=0.006), share

@@ -16,9 +16,14 @@ from tests.cost.live import Live
 from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
 
-CASES = [Case("qwen2"), Case("qwen2", scored=64), Case("qwen2", scored=64, entropy=True),
-         Case("qwen3", rows=2, length=300), Case("llama", "value_lm", scored=64),
-         Case("llama", fields=(("num_key_value_heads", 4),))]  # fmt: skip
+CASES = [
+    Case("qwen2"),
+    Case("qwen2", scored=64),
+    Case("qwen2", scored=64, entropy=True),
+    Case("qwen3", rows=2, length=300),
+    Case("llama", "value_lm", scored=64),
+    Case("llama", fields=(("num_key_value_heads", 4),)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,8 @@ def ranks() -> Iterator[Ranks]:
 
 
 def measured(over: Mesh, case: Case) -> list[int]:
-    """On this rank the peaks with two and with four layers; gradients, and the buffers that they are added up in, are there."""
+    """On this rank the peaks with two and with four layers; gradients, and the buffers that they are added up in, are
+    there."""
     from rlgraph.engines.megatron.engine import MegatronEngine
     from rlgraph.engines.megatron.shim import on_cpu
     from rlgraph.engines.megatron.training import Trainer

@@ -1,4 +1,5 @@
-"""What the cost model says of memory, beside the tensors of real engines that work: transformers, with and without threads."""
+"""What the cost model says of memory, beside the tensors of real engines that work: transformers, with and without
+threads."""
 
 from __future__ import annotations
 

@@ -52,9 +52,12 @@ def plan(*offloaded: tuple[str, str]) -> Plan:
         Group("look", "all", "megatron", mesh(tp=4), EIGHT[4:], ("ref",)),
     )
     roles = (
-        Role("actor", "generate", "play"), Role("actor", "train", "learn"), Role("critic", "values", "learn"),
-        Role("critic", "train", "learn"), Role("ref", "logprobs", "look"),
-    )  # fmt: skip
+        Role("actor", "generate", "play"),
+        Role("actor", "train", "learn"),
+        Role("critic", "values", "learn"),
+        Role("critic", "train", "learn"),
+        Role("ref", "logprobs", "look"),
+    )
     owners = (("actor", "learn"), ("critic", "learn"), ("ref", "look"))
     holdings = tuple(Holding(model, group, offload=True) for model, group in offloaded)
     return Plan("p", (Pool(HOST, 0), Pool("all", 8)), groups, roles, owners, holdings=holdings)
@@ -75,8 +78,12 @@ def test_all_models_are_there_and_one_works() -> None:
         each = of(operation, SUBJECTS[model], spot, BATCH)
         return each.held(spot.dp).total, each.active.total
 
-    held = [need("actor", "train", "learn"), need("critic", "train", "learn"), need("actor", "generate", "play"),
-            need("ref", "logprobs", "look")]  # fmt: skip
+    held = [
+        need("actor", "train", "learn"),
+        need("critic", "train", "learn"),
+        need("actor", "generate", "play"),
+        need("ref", "logprobs", "look"),
+    ]
     peak = found()
     # The devices with `ref` are the fullest.
     assert peak.bytes == pytest.approx(sum(size for size, _ in held) + max(size for _, size in held))
@@ -117,8 +124,8 @@ def test_the_capacity_is_what_a_search_may_fill() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_counts_in_the_same_way(seed: int) -> None:
-    """Any options of the parts of a random problem, in one pool, of one copy each: of more copies the search takes what one
-    would need for all rows."""
+    """Any options of the parts of a random problem, in one pool, of one copy each: of more copies the search takes what
+    one would need for all rows."""
     dice = random.Random(seed)
     problem = drawn(seed).problem
     devices = problem.cluster.islands[0].devices

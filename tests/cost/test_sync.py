@@ -19,7 +19,13 @@ from rlgraph.passes.reshard import reshard
 
 NAMES = ("Qwen/Qwen2.5-7B", "meta-llama/Llama-2-13b-hf")
 ISLAND = read_cluster("1x8:a100-80gb").islands[0]
-SPLITS = [((1, 2, 4), (4, 1, 2)), ((2, 1, 4), (8, 1, 1)), ((1, 1, 4), (2, 1, 2)), ((1, 2, 2), (1, 1, 4)), ((2, 2, 2), (2, 1, 4))]
+SPLITS = [
+    ((1, 2, 4), (4, 1, 2)),
+    ((2, 1, 4), (8, 1, 1)),
+    ((1, 1, 4), (2, 1, 2)),
+    ((1, 2, 2), (1, 1, 4)),
+    ((2, 2, 2), (2, 1, 4)),
+]
 """dp, pp and tp of Megatron's and of vLLM's group on the same devices."""
 
 
@@ -51,9 +57,12 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
     count = len(ranks)
     devices = {**{rank: rank for rank in range(count)}, **{count + place: device for device, place in enumerate(ranks)}}
     plan = reshard(
-        dict(enumerate(held)), {count + rank: layout for rank, layout in enumerate(needed)},
-        itemsize=2, topology=Topology(devices, dict.fromkeys(range(count), 0)), bucket=256 << 20,
-    )  # fmt: skip
+        dict(enumerate(held)),
+        {count + rank: layout for rank, layout in enumerate(needed)},
+        itemsize=2,
+        topology=Topology(devices, dict.fromkeys(range(count), 0)),
+        bucket=256 << 20,
+    )
     most = max(plan.received().values(), default=0)
     cost = sync(subject, spot("megatron", source), spot("vllm", target), True, GPU)
     said = cost.communication * ISLAND.device.link * GPU.transfer

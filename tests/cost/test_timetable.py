@@ -1,4 +1,5 @@
-"""When the tasks of a step start, and that no timetable beats the bound: on random graphs, beside a simulation in small steps."""
+"""When the tasks of a step start, and that no timetable beats the bound: on random graphs, beside a simulation in small
+steps."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ def drawn(seed: int) -> tuple[Order, list[float], Pools]:
 
 
 def simulated(order: Order, seconds: list[float], pools: Pools) -> list[float]:
-    """The starts by a clock that goes on second by second: at each, those that asked first take their pools. A task asks once
-    all that it waits for is done, and those that asked later do not overtake it on a pool that it waits for."""
+    """The starts by a clock that goes on second by second: at each, those that asked first take their pools. A task
+    asks once all that it waits for is done, and those that asked later do not overtake it on a pool that it waits
+    for."""
     count = len(seconds)
     started: dict[int, float] = {}
     asked: dict[int, float] = {}

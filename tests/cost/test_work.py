@@ -65,8 +65,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def model_of(config: dict[str, Any], kind: Kind) -> PreTrainedModel:
-    """One that asks no tensor for a number, as the experts' usual loop over those that have tokens does: a fake tensor has
-    none."""
+    """One that asks no tensor for a number, as the experts' usual loop over those that have tokens does: a fake tensor
+    has none."""
     fields = {"num_labels": 1, "attn_implementation": "sdpa", "experts_implementation": "batched_mm"}
     if kind == "reward_lm":
         fields["pad_token_id"] = 0

@@ -30,12 +30,8 @@ def drawn(reader: Reader, batches: int, cursor: Cursor | None = None) -> list[li
 
 @pytest.mark.parametrize(("count", "batch"), [(7, 3), (6, 3), (5, 5), (1, 1), (10, 7)])
 def test_every_epoch_holds_every_row_once(count: int, batch: int) -> None:
-    ids = [
-        row_id for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count) for row_id in batch_ids
-    ]
-    assert all(
-        len(batch_ids) == batch for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count)
-    )
+    ids = [row_id for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count) for row_id in batch_ids]
+    assert all(len(batch_ids) == batch for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count))
     for epoch in range(3):
         assert sorted(ids[epoch * count : (epoch + 1) * count]) == [(epoch, place) for place in range(count)]
 

@@ -1,7 +1,5 @@
 """Where rows come from, and what is said when a file, an option or a row is wrong."""
 
-
-
 from __future__ import annotations
 
 import json
@@ -65,9 +63,7 @@ def test_parquet(declare: Declare, tmp_path: Path) -> None:
 
 def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
     whole = first(declare('data d = reasoning_gym("spell_backward", size=6, seed=3, max_word_len=4)'), Path())
-    held = first(
-        declare('data d = reasoning_gym("spell_backward", size=2, seed=3, start=4, max_word_len=4)'), Path()
-    )
+    held = first(declare('data d = reasoning_gym("spell_backward", size=2, seed=3, start=4, max_word_len=4)'), Path())
     assert [row["prompt"] for row in held] == [row["prompt"] for row in whole[4:]]
     assert [row["index"] for row in held] == [4, 5]
     assert all(len(row["answer"]) <= 4 and row["task"] == "spell_backward" for row in whole)
@@ -164,20 +160,44 @@ def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -
 FILES: list[tuple[bytes, str, str]] = [
     (b'{"a": 1}\n{"a": \n', "E0706: d.jsonl:2: broken JSON: Expecting value at column 6", ""),
     (b'{"a": 1}\n\n{"a" 1}\n', "E0706: d.jsonl:3: broken JSON: Expecting ':' delimiter at column 6", ""),
-    (b"{'a': 1}\n", "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2", "JSON takes double quotes"),
-    (b'{\n  "a": 1\n}\n', "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2", "write each row on one line of its own, without line breaks in it"),
+    (
+        b"{'a': 1}\n",
+        "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2",
+        "JSON takes double quotes",
+    ),
+    (
+        b'{\n  "a": 1\n}\n',
+        "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2",
+        "write each row on one line of its own, without line breaks in it",
+    ),
     (b'{"a": 1} {"a": 2}\n', "E0706: d.jsonl:1: broken JSON: Extra data at column 10", ""),
-    (b'[{"a": 1}]\n', "E0706: d.jsonl:1: this line is a list, not a row", "the file seems to be one JSON array; write each of its objects on a line of its own"),
+    (
+        b'[{"a": 1}]\n',
+        "E0706: d.jsonl:1: this line is a list, not a row",
+        "the file seems to be one JSON array; write each of its objects on a line of its own",
+    ),
     (b'{"a": 1}\n"text"\n', "E0706: d.jsonl:2: this line is a text, not a row", 'write {"prompt": ...} on each line'),
     (b"null\n", "E0706: d.jsonl:1: this line is null, not a row", 'write {"prompt": ...} on each line'),
     (b"[" * 200000 + b"\n", "E0706: d.jsonl:1: broken JSON: nested too deeply or a number too long", ""),
     (b'{"a": "\xe9"}\n', "E0705: d.jsonl:1: not a text in UTF-8 (byte 0xe9 at position 8)", "save the file as UTF-8"),
-    (b"\x1f\x8b\x08abc", "E0705: d.jsonl:1: not a text in UTF-8 (byte 0x8b at position 2)", "the file is compressed; unpack it first"),
-    ('{"a": 1}'.encode("utf-16"), "E0705: d.jsonl:1: not a text in UTF-8 (byte 0xff at position 1)", "the file is in UTF-16; save it as UTF-8"),
-    (b"version https://git-lfs.github.com/spec/v1\n", "E0706: d.jsonl:1: broken JSON: Expecting value at column 1", "this is the pointer of a file in git LFS: run `git lfs pull`"),
+    (
+        b"\x1f\x8b\x08abc",
+        "E0705: d.jsonl:1: not a text in UTF-8 (byte 0x8b at position 2)",
+        "the file is compressed; unpack it first",
+    ),
+    (
+        '{"a": 1}'.encode("utf-16"),
+        "E0705: d.jsonl:1: not a text in UTF-8 (byte 0xff at position 1)",
+        "the file is in UTF-16; save it as UTF-8",
+    ),
+    (
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "E0706: d.jsonl:1: broken JSON: Expecting value at column 1",
+        "this is the pointer of a file in git LFS: run `git lfs pull`",
+    ),
     (b"", "E0707: 'd.jsonl' has no rows", ""),
     (b"\n \n", "E0707: 'd.jsonl' has no rows", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("content", "message", "hint"), FILES)
@@ -195,12 +215,24 @@ CALLS: list[tuple[str, str, str]] = [
     ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl'", "did you mean 'd.jsonl'?"),
     ('jsonl("zzzzzzzz.jsonl")', "E0703: there is no data file 'zzzzzzzz.jsonl'", "in 'BASE' there is: d.jsonl"),
     ('jsonl("no/e.jsonl")', "E0703: there is no data file 'no/e.jsonl'", "there is no folder 'BASE/no' either"),
-    ('jsonl("qqqqqqqq")', "E0703: there is no data file 'qqqqqqqq'", "in 'BASE' there is: bad.parquet, d.jsonl, folder"),
+    (
+        'jsonl("qqqqqqqq")',
+        "E0703: there is no data file 'qqqqqqqq'",
+        "in 'BASE' there is: bad.parquet, d.jsonl, folder",
+    ),
     ('jsonl("folder")', "E0703: 'folder' is a folder, not a data file", "in 'BASE/folder' there is: train.jsonl"),
     ('jsonl("/dev/zero")', "E0703: '/dev/zero' is not a regular file", ""),
-    ('parquet("d.jsonl")', "E0710: 'd.jsonl' is not a parquet table: Parquet magic bytes not found in footer. Either the file is corrupted or this is not a parquet file", "use `jsonl(...)` for it"),
+    (
+        'parquet("d.jsonl")',
+        "E0710: 'd.jsonl' is not a parquet table: Parquet magic bytes not found in footer. Either the file is corrupted or this is not a parquet file",
+        "use `jsonl(...)` for it",
+    ),
     ('parquet("bad.parquet")', "E0710: 'bad.parquet' is not a parquet table: Parquet file size is 0 bytes", ""),
-    ('hub("openai/gsm8k")', "E0709: this needs the package 'datasets', which is not installed", 'pip install "rlgraph[datasets]"'),
+    (
+        'hub("openai/gsm8k")',
+        "E0709: this needs the package 'datasets', which is not installed",
+        'pip install "rlgraph[datasets]"',
+    ),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
     ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean 'jsonl'?"),
     ('csv("d.csv")', "E0701: there is no data source 'csv'", "there are: jsonl, parquet, hub, python, reasoning_gym"),
@@ -212,15 +244,43 @@ CALLS: list[tuple[str, str, str]] = [
     ('jsonl("d.jsonl", batch=True)', "E0702: `batch` must be a whole number of at least 1, not True", ""),
     ('jsonl("d.jsonl", shuffle=1)', "E0702: `shuffle` must be true or false, not 1", ""),
     ('jsonl("d.jsonl", limit="3")', "E0702: `limit` must be a whole number of at least 1, not '3'", ""),
-    ('jsonl("d.jsonl", batch=4)', "E0708: a batch of 4 rows is more than 'd.jsonl' has: 2 rows", "take `batch=2` or less"),
-    ('jsonl("d.jsonl", batch=2, limit=1)', "E0708: a batch of 2 rows is more than 'd.jsonl' has: 1 row, of which `limit` keeps no more", "take `batch=1` or less"),
-    ('reasoning_gym("spell_backwards")', "E0713: reasoning_gym has no task 'spell_backwards'", "did you mean 'spell_backward'?"),
-    ('reasoning_gym("spell_backward", min_word_length=3)', "E0702: the task 'spell_backward' has no option 'min_word_length'", "did you mean 'min_word_len'?"),
-    ('reasoning_gym("spell_backward", min_word_len=9, max_word_len=3)', "E0713: reasoning_gym does not accept these options for 'spell_backward': max_word_len must be >= min_word_len", ""),
-    ('reasoning_gym("spell_backward", size=5, batch=6)', "E0708: a batch of 6 rows is more than 'spell_backward' has: 5 rows", "take `batch=5` or less"),
+    (
+        'jsonl("d.jsonl", batch=4)',
+        "E0708: a batch of 4 rows is more than 'd.jsonl' has: 2 rows",
+        "take `batch=2` or less",
+    ),
+    (
+        'jsonl("d.jsonl", batch=2, limit=1)',
+        "E0708: a batch of 2 rows is more than 'd.jsonl' has: 1 row, of which `limit` keeps no more",
+        "take `batch=1` or less",
+    ),
+    (
+        'reasoning_gym("spell_backwards")',
+        "E0713: reasoning_gym has no task 'spell_backwards'",
+        "did you mean 'spell_backward'?",
+    ),
+    (
+        'reasoning_gym("spell_backward", min_word_length=3)',
+        "E0702: the task 'spell_backward' has no option 'min_word_length'",
+        "did you mean 'min_word_len'?",
+    ),
+    (
+        'reasoning_gym("spell_backward", min_word_len=9, max_word_len=3)',
+        "E0713: reasoning_gym does not accept these options for 'spell_backward': max_word_len must be >= min_word_len",
+        "",
+    ),
+    (
+        'reasoning_gym("spell_backward", size=5, batch=6)',
+        "E0708: a batch of 6 rows is more than 'spell_backward' has: 5 rows",
+        "take `batch=5` or less",
+    ),
     ('reasoning_gym("spell_backward", seed=-1)', "E0702: `seed` must be a whole number of at least 0, not -1", ""),
-    ('python("tasks.py:f")', "E0703: there is no Python file 'tasks.py'", "looked in 'BASE': paths are relative to the program's folder"),
-]  # fmt: skip
+    (
+        'python("tasks.py:f")',
+        "E0703: there is no Python file 'tasks.py'",
+        "looked in 'BASE': paths are relative to the program's folder",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "message", "hint"), CALLS)
@@ -280,21 +340,76 @@ def test_a_column_that_a_row_lacks(declare: Declare) -> None:
 
 PYTHON: list[tuple[str, str, str, str]] = [
     ("def f():\n    return []", "", "E0707: `f` has no rows", ""),
-    ("def f():\n    return 3", "", "E0725: `f` gave 3, not a list of rows and not a generator of them, while it made rows", ""),
-    ("def f():\n    return [1]", "", "E0714: row 0 that `f` made is a int, not a dict of columns", 'as in {"prompt": "2 + 2 =", "answer": "4"}'),
-    ("def f():\n    yield {1: 2}", ", batch=1", "E0714: row 0 that `f` made is a dict with names that are not texts, not a dict of columns", 'as in {"prompt": "2 + 2 =", "answer": "4"}'),
-    ("def f():\n    yield {}", "", "E0702: `f` yields its rows one after the other, so it must be said how many a step takes", "add `batch=64`"),
-    ("def f():\n    yield {}", ", batch=1, shuffle=True", "E0702: `f` yields its rows one after the other, so they cannot be shuffled", "return a list of rows instead"),
-    ("def f():\n    yield {'a': 1}", ", batch=2", "E0708: a batch of 2 rows is more than `tasks.py:f` has: 1 row", "take `batch=1` or less"),
+    (
+        "def f():\n    return 3",
+        "",
+        "E0725: `f` gave 3, not a list of rows and not a generator of them, while it made rows",
+        "",
+    ),
+    (
+        "def f():\n    return [1]",
+        "",
+        "E0714: row 0 that `f` made is a int, not a dict of columns",
+        'as in {"prompt": "2 + 2 =", "answer": "4"}',
+    ),
+    (
+        "def f():\n    yield {1: 2}",
+        ", batch=1",
+        "E0714: row 0 that `f` made is a dict with names that are not texts, not a dict of columns",
+        'as in {"prompt": "2 + 2 =", "answer": "4"}',
+    ),
+    (
+        "def f():\n    yield {}",
+        "",
+        "E0702: `f` yields its rows one after the other, so it must be said how many a step takes",
+        "add `batch=64`",
+    ),
+    (
+        "def f():\n    yield {}",
+        ", batch=1, shuffle=True",
+        "E0702: `f` yields its rows one after the other, so they cannot be shuffled",
+        "return a list of rows instead",
+    ),
+    (
+        "def f():\n    yield {'a': 1}",
+        ", batch=2",
+        "E0708: a batch of 2 rows is more than `tasks.py:f` has: 1 row",
+        "take `batch=1` or less",
+    ),
     ("def f():\n    yield from ()", ", batch=2", "E0707: `tasks.py:f` has no rows", ""),
     ("def f():\n    raise KeyError('k')", "", "E0726: `f` raised KeyError: 'k', while it made rows", ""),
-    ("def f():\n    yield {}\n    1 / 0", ", batch=2", "E0726: `f` raised ZeroDivisionError: division by zero, while it made rows", ""),
-    ("def f():\n    while True: pass", ", timeout=0.3", "E0727: `f` did not come back within 0.3 s, while it made rows", "if it only needs longer, give it a longer `timeout=`, in seconds"),
-    ("class Row: ...\ndef f():\n    return [{'a': Row()}]", "", "E0725: `f` gave a value that only its own file knows (No module named 'rlgraph_foreign_tasks'), while it made rows", ""),
+    (
+        "def f():\n    yield {}\n    1 / 0",
+        ", batch=2",
+        "E0726: `f` raised ZeroDivisionError: division by zero, while it made rows",
+        "",
+    ),
+    (
+        "def f():\n    while True: pass",
+        ", timeout=0.3",
+        "E0727: `f` did not come back within 0.3 s, while it made rows",
+        "if it only needs longer, give it a longer `timeout=`, in seconds",
+    ),
+    (
+        "class Row: ...\ndef f():\n    return [{'a': Row()}]",
+        "",
+        "E0725: `f` gave a value that only its own file knows (No module named 'rlgraph_foreign_tasks'), while it made rows",
+        "",
+    ),
     ("def f():\n    return [{'a': lambda: 1}]", "", "E0725: `f` gave a value that cannot leave its process (", ""),
-    ("def f(level):\n    return [{}]", ", levl=1", "E0702: 'levl' is neither an option of `python` nor a parameter of `f`", "did you mean 'level'?"),
-    ("def f(level):\n    return [{}]", "", "E0724: `f` cannot be called without 'level'", 'give it as an option: python("tasks.py:f", level=...)'),
-]  # fmt: skip
+    (
+        "def f(level):\n    return [{}]",
+        ", levl=1",
+        "E0702: 'levl' is neither an option of `python` nor a parameter of `f`",
+        "did you mean 'level'?",
+    ),
+    (
+        "def f(level):\n    return [{}]",
+        "",
+        "E0724: `f` cannot be called without 'level'",
+        'give it as an option: python("tasks.py:f", level=...)',
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "options", "message", "hint"), PYTHON)

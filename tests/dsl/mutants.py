@@ -206,9 +206,31 @@ def _wrap(text: str, draw: random.Random) -> str:
     match = draw.choice(found) if found else None
     if not match:
         return text
-    before = draw.choice(("mean(", "sum(", "-", "std(", "detach(", "exp(", "whiten(", "argmax(", "log(", "not ", "actor.logprobs(",
-                          "where(true, 1, ", "center(", "max(", "next(", "quantile(0.5, "))  # fmt: skip
-    after = draw.choice((")", ", token)", ", by=prompts)", ", by=rollout)", ", 2)", "")) if before.endswith(("(", " ")) else ""
+    before = draw.choice(
+        (
+            "mean(",
+            "sum(",
+            "-",
+            "std(",
+            "detach(",
+            "exp(",
+            "whiten(",
+            "argmax(",
+            "log(",
+            "not ",
+            "actor.logprobs(",
+            "where(true, 1, ",
+            "center(",
+            "max(",
+            "next(",
+            "quantile(0.5, ",
+        )
+    )
+    after = (
+        draw.choice((")", ", token)", ", by=prompts)", ", by=rollout)", ", 2)", ""))
+        if before.endswith(("(", " "))
+        else ""
+    )
     return text[: match.start()] + before + match[0] + after + text[match.end() :]
 
 

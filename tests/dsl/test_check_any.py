@@ -32,7 +32,10 @@ STEP = "step:\n    rollout = actor.generate(prompts, max_tokens=8)\n    x = roll
 def test_a_long_program_takes_no_longer_by_line(line: str) -> None:
     text = HEAD + STEP + f"    {line}\n" * 600 + "    report x = mean(x)\n"
     text += "    train actor(lr=1):\n        y = actor.logprobs(rollout)\n"
-    text += "".join(f"        {line}\n" for _ in range(600)).replace("x", "y").replace("eyp", "exp") + "        minimize mean(y)\n"
+    text += (
+        "".join(f"        {line}\n" for _ in range(600)).replace("x", "y").replace("eyp", "exp")
+        + "        minimize mean(y)\n"
+    )
     began = time.perf_counter()
     assert compile_fully(text)
     assert time.perf_counter() - began < 20

@@ -52,7 +52,9 @@ def whole(piece: str) -> str:
 
 def codes(piece: str) -> set[str]:
     """What is said about a piece; that something is not used belongs to pieces."""
-    changes = {name: parse_expression(Source("--set", value)) for name, value in re.findall(r"--set (\w+)=(\S+)", piece)}
+    changes = {
+        name: parse_expression(Source("--set", value)) for name, value in re.findall(r"--set (\w+)=(\S+)", piece)
+    }
     program = piece if not piece.startswith("schedule ") else END
     text = whole(program)
     Path("example.rlf").write_text(text, "utf-8")
@@ -87,5 +89,9 @@ def test_every_code_is_explained_and_every_explanation_is_of_a_code() -> None:
     used = set()
     for path in ROOT.rglob("*.py"):
         used |= set(re.findall(r'"([EW]\d{4})"', path.read_text("utf-8")))
-    explained = {found for path in (ROOT / "codes").glob("*.md") for found in re.findall(r"^## ([EW]\d{4}) ", path.read_text("utf-8"), re.MULTILINE)}
+    explained = {
+        found
+        for path in (ROOT / "codes").glob("*.md")
+        for found in re.findall(r"^## ([EW]\d{4}) ", path.read_text("utf-8"), re.MULTILINE)
+    }
     assert used == explained

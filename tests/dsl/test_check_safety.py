@@ -1,5 +1,5 @@
-"""A program from a stranger is safe to check and to compile: nothing of it is run, imported or opened but what it `use`s and
-the first rows of its data files."""
+"""A program from a stranger is safe to check and to compile: nothing of it is run, imported or opened but what it
+`use`s and the first rows of its data files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,13 @@ def watched(folder: Path, text: str, sets: dict[str, str] | None = None) -> tupl
     command = [sys.executable, "-c", WATCH, "evil.rlf", json.dumps(sets or {})]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        command, cwd=folder, env={"PYTHONPATH": str(root), "PATH": ""}, capture_output=True, text=True, check=False, timeout=100
+        command,
+        cwd=folder,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -135,7 +141,20 @@ def test_use_opens_programs_only_and_does_not_show_other_files(folder: Path) -> 
     (folder / "folder.rlf").mkdir()
     os.mkfifo(folder / "pipe.rlf")
     long = "x" * 300 + ".rlf"
-    uses = ("folder.rlf", "pipe.rlf", long, "a\\0.rlf", "/etc/passwd", "../secret.txt", "../../../../etc/shadow", "model", "/dev/zero", "~/.ssh/id_rsa", "evil.py", "")
+    uses = (
+        "folder.rlf",
+        "pipe.rlf",
+        long,
+        "a\\0.rlf",
+        "/etc/passwd",
+        "../secret.txt",
+        "../../../../etc/shadow",
+        "model",
+        "/dev/zero",
+        "~/.ssh/id_rsa",
+        "evil.py",
+        "",
+    )
     text = "algorithm evil\n" + "".join(f'use "{path}"\n' for path in uses) + "step:\n    report x = 3\n"
     seen, said, _ = watched(folder, text)
     assert [what for event, what in seen if event == "open"] == []
@@ -143,8 +162,15 @@ def test_use_opens_programs_only_and_does_not_show_other_files(folder: Path) -> 
     assert "root:" not in said and "s3cret" not in said
 
 
-@pytest.mark.parametrize("value", ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")'])
+@pytest.mark.parametrize(
+    "value", ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")']
+)
 def test_changes_from_the_command_line_run_nothing(folder: Path, value: str) -> None:
     seen, said, _ = watched(folder, EVIL, {"rows": value, "home": '"/etc/hosts"'})
-    assert {Path(what).name for event, what in seen if event == "open"} <= {"passwd", "secret.jsonl", "rows.jsonl", "hosts"}
+    assert {Path(what).name for event, what in seen if event == "open"} <= {
+        "passwd",
+        "secret.jsonl",
+        "rows.jsonl",
+        "hosts",
+    }
     assert "root:" not in said and "localhost" not in said

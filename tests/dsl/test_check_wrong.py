@@ -1,8 +1,8 @@
 """Programs that are wrong, and all that is said about each, caret included.
 
 The cases are in `wrong/*.txt` (see `tests/golden.py`). A line `## file NAME` begins another file of the case, and
-`## set NAME = EXPRESSION` changes a declaration. A case that begins with `## schedule ppo` is a schedule of that algorithm. Some rows of data are there: `rows.jsonl` has the columns prompt and
-answer.
+`## set NAME = EXPRESSION` changes a declaration. A case that begins with `## schedule ppo` is a schedule of that
+algorithm. Some rows of data are there: `rows.jsonl` has the columns prompt and answer.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def test_every_wrong_program_is_refused() -> None:
             assert re.search(r"^(error|warning)\[", said(text), flags=re.MULTILINE), text
 
 
-@pytest.mark.parametrize("path", sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf")), ids=lambda p: p.stem
+)
 def test_what_ships_is_not_warned_about(path: Path) -> None:
     assert check(Source(path.name, path.read_text("utf-8")))[1] == []

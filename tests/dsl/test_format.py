@@ -57,9 +57,7 @@ def test_blanks_in_a_line(loose: str, tight: str) -> None:
 
 
 def test_headers() -> None:
-    loose = (
-        "step   async ( staleness=2 ) :\n  train a ( lr=1 ) :\n    minimize b\n  every(20) :\n    report b\n"
-    )
+    loose = "step   async ( staleness=2 ) :\n  train a ( lr=1 ) :\n    minimize b\n  every(20) :\n    report b\n"
     tight = "step async(staleness=2):\n    train a(lr=1):\n        minimize b\n"
     tight += "    every (20):\n        report b\n"
     assert tidy(loose) == tight
@@ -94,9 +92,7 @@ def test_a_column_of_one_line_goes() -> None:
 
 
 def test_a_column_is_mended() -> None:
-    assert tidy("param a   = 1\nparam abc = 2\nparam b = 3\n") == (
-        "param a   = 1\nparam abc = 2\nparam b   = 3\n"
-    )
+    assert tidy("param a   = 1\nparam abc = 2\nparam b = 3\n") == ("param a   = 1\nparam abc = 2\nparam b   = 3\n")
 
 
 def test_columns_that_move_together_settle_at_once() -> None:
@@ -217,9 +213,7 @@ def programs(draw: st.DrawFn) -> str:
         width = draw(st.integers(1, 8))
         lines.append("step :")
         lines += draw(_statements(width, width))
-        lines += draw(
-            st.sampled_from([[], ["param a  = 1"], ["schedule s", "place a   on b", "place a, c on b"]])
-        )
+        lines += draw(st.sampled_from([[], ["param a  = 1"], ["schedule s", "place a   on b", "place a, c on b"]]))
     return "".join(line + draw(ENDS) + "\n" for line in lines)
 
 
@@ -227,9 +221,7 @@ def programs(draw: st.DrawFn) -> str:
 def _statements(draw: st.DrawFn, indent: int, width: int) -> list[str]:
     lines: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(
-            st.sampled_from(["{} = {}", "{}   = {}", "{}:= {}", "{}[a]:={}", "keep {} where {}", "every"])
-        )
+        kind = draw(st.sampled_from(["{} = {}", "{}   = {}", "{}:= {}", "{}[a]:={}", "keep {} where {}", "every"]))
         if kind == "every" and indent < 3 * width:
             lines.append(" " * indent + "every(3):")
             lines += draw(_statements(indent + width, width))

@@ -182,9 +182,7 @@ def test_the_left_side_of_a_product_is_spanned_with_its_brackets() -> None:
     assert found.left.span.text == "(a + b)"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a b", "a\nb", "x = 3", "(", '"a', "step", "a +", "\0", "a if b else c", "#"]
-)
+@pytest.mark.parametrize("text", ["", "a b", "a\nb", "x = 3", "(", '"a', "step", "a +", "\0", "a if b else c", "#"])
 def test_what_is_no_expression(text: str) -> None:
     with pytest.raises(ProgramError):
         expr(text)
@@ -256,12 +254,7 @@ def test_an_empty_file_is_a_file(text: str) -> None:
 
 def test_line_ends_of_other_systems() -> None:
     unix = "step:\n    a = b\n\n    c = (a +\n b)\n"
-    assert (
-        file(unix)
-        == file(unix.replace("\n", "\r\n"))
-        == file(unix.replace("\n", "\r"))
-        == file("\ufeff" + unix)
-    )
+    assert file(unix) == file(unix.replace("\n", "\r\n")) == file(unix.replace("\n", "\r")) == file("\ufeff" + unix)
 
 
 # Any text at all
@@ -380,9 +373,7 @@ def test_the_tables_belong_to_the_grammar() -> None:
 
 
 def test_the_tables_read_as_the_grammar_does() -> None:
-    slow = tables.from_grammar(tables.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(
-        start="expression"
-    )
+    slow = tables.from_grammar(tables.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(start="expression")
     quick = tables.parser().parse_interactive(start="expression")
     for kind in ("NAME", "LPAR", "NAME", "EQUAL", "NUMBER", "RPAR", "NEWLINE"):
         assert slow.accepts() == quick.accepts()
@@ -405,6 +396,4 @@ def test_every_code_is_explained_with_examples() -> None:
 
 
 if __name__ == "__main__":
-    MISTAKES.write_text(
-        "\n===\n".join(f"{program}\n---\n{said(program)}" for program, _ in cases()) + "\n", "utf-8"
-    )
+    MISTAKES.write_text("\n===\n".join(f"{program}\n---\n{said(program)}" for program, _ in cases()) + "\n", "utf-8")

@@ -72,9 +72,15 @@ def _serve(place: int, size: int, port: int, pipe: Connection) -> None:
 
 
 def exchange(
-    mailbox: Mailbox, transfer: Transfer, source: tuple[Local, ...], destination: tuple[Local, ...],
-    tensors: dict[str, Tensor], into: dict[str, Tensor], dtype: torch.dtype, ema: float | None = None,
-) -> tuple[Moved, dict[str, Tensor]]:  # fmt: skip
+    mailbox: Mailbox,
+    transfer: Transfer,
+    source: tuple[Local, ...],
+    destination: tuple[Local, ...],
+    tensors: dict[str, Tensor],
+    into: dict[str, Tensor],
+    dtype: torch.dtype,
+    ema: float | None = None,
+) -> tuple[Moved, dict[str, Tensor]]:
     """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
     end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype)
     first = {name: tensor.clone() for name, tensor in into.items()}

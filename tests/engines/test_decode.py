@@ -40,9 +40,7 @@ def test_greedy_is_what_hugging_face_generates(family: str, dtype: str) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_logprobs_of_generation_are_the_trainers(family: str, temperature: float) -> None:
     model = engine(family)
-    made = model.generate(
-        PROMPTS, 2, Sampling(9, temperature=temperature, top_p=0.9, top_k=20, min_tokens=3), keys(10)
-    )
+    made = model.generate(PROMPTS, 2, Sampling(9, temperature=temperature, top_p=0.9, top_k=20, min_tokens=3), keys(10))
     with torch.no_grad():
         again = model.logprobs(made.sequences, temperature)
     assert made.logprobs.shape == (int(made.sequences.counts().sum()),)
@@ -73,9 +71,7 @@ def test_order_and_number_of_samples_change_nothing() -> None:
 
 def test_keys_decide() -> None:
     model = engine()
-    made = model.generate(
-        PROMPTS, 2, Sampling(12), np.array([7, 7, *range(8)], dtype=np.uint64)
-    ).sequences.rows()
+    made = model.generate(PROMPTS, 2, Sampling(12), np.array([7, 7, *range(8)], dtype=np.uint64)).sequences.rows()
     assert made[0] == made[1] and made[2] != made[3]
 
 
@@ -173,9 +169,7 @@ def test_the_drawn_distribution(sampling: Sampling, kept: list[int]) -> None:
     token, logprob = draw(p.log().repeat(count, 1), keys(count), 5, sampling, None)
     wanted = torch.zeros(5, dtype=torch.float64)
     wanted[kept] = p[kept] / p[kept].sum()
-    torch.testing.assert_close(
-        token.bincount(minlength=5) / count, wanted, rtol=0, atol=0.01, check_dtype=False
-    )
+    torch.testing.assert_close(token.bincount(minlength=5) / count, wanted, rtol=0, atol=0.01, check_dtype=False)
     torch.testing.assert_close(logprob, p.log()[token])
 
 

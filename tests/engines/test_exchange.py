@@ -47,7 +47,10 @@ LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=4, heads=8, kv_h
 def content(shape: Shape) -> dict[str, Tensor]:
     """Numbers that float32 and bfloat16 both hold exactly, hardly any two neighbours the same."""
     draw = torch.Generator().manual_seed(0)
-    return {each.name: torch.randint(-127, 127, each.shape, generator=draw).float() for each in parameters(shape, "causal_lm")}
+    return {
+        each.name: torch.randint(-127, 127, each.shape, generator=draw).float()
+        for each in parameters(shape, "causal_lm")
+    }
 
 
 def filled(layout: Sequence[Local], full: Mapping[str, Tensor] | None, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -70,9 +73,15 @@ def side(shape: Shape, engine: str, over: Mesh, first: int = 0) -> Side:
 
 
 def carry_out(
-    four: Crew, source: Side, destination: Side, transfer: Transfer, full: Mapping[str, Tensor],
-    wide: torch.dtype = torch.float32, narrow: torch.dtype = torch.float32, ema: float | None = None,
-) -> tuple[list[Moved], list[dict[str, Tensor]]]:  # fmt: skip
+    four: Crew,
+    source: Side,
+    destination: Side,
+    transfer: Transfer,
+    full: Mapping[str, Tensor],
+    wide: torch.dtype = torch.float32,
+    narrow: torch.dtype = torch.float32,
+    ema: float | None = None,
+) -> tuple[list[Moved], list[dict[str, Tensor]]]:
     """Run it on all places: what each did, and what it has then."""
     sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
     jobs = []
@@ -149,7 +158,9 @@ def test_a_broadcast_that_is_passed_on(four: Crew) -> None:
 def test_a_moving_average(four: Crew) -> None:
     """One place keeps some, gets some; large and small tensors alike."""
     source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(3, 1, 1))
-    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 24, forward=False)
+    transfer = reshard(
+        source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 24, forward=False
+    )
     full = content(LARGE)
     _, tensors = carry_out(four, source, destination, transfer, full, ema=0.75)
     for place, layout in destination.items():
@@ -165,7 +176,9 @@ def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
     transfer = reshard({0: before}, {0: after}, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
     tensors = {"a": torch.arange(6.0), "b": torch.arange(4.0, 10.0)}
     empty = (transfer, (), (), {}, {}, torch.float32)
-    (_, found), *_ = four.ask(exchange, (transfer, before, after, tensors, {"w": torch.zeros(10)}, torch.float32, 0.5), *[empty] * 3)
+    (_, found), *_ = four.ask(
+        exchange, (transfer, before, after, tensors, {"w": torch.zeros(10)}, torch.float32, 0.5), *[empty] * 3
+    )
     assert torch.equal(found["w"], torch.arange(10.0) / 2)
 
 
@@ -184,7 +197,8 @@ def test_a_peer_that_does_not_answer() -> None:
     store = dist.HashStore()
     boxes: dict[int, Mailbox] = {}
     makers = [
-        threading.Thread(target=lambda place=place: boxes.update({place: Mailbox(place, (3, 5), store, seconds=1)})) for place in (3, 5)
+        threading.Thread(target=lambda place=place: boxes.update({place: Mailbox(place, (3, 5), store, seconds=1)}))
+        for place in (3, 5)
     ]
     for maker in makers:
         maker.start()
@@ -203,9 +217,15 @@ PLACEMENTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
 
 PAIRS = [
     *(((4,), (a,), (b,)) for a in PLACEMENTS for b in PLACEMENTS),
-    *(((2, 2), (a, b), (c, d)) for a in PLACEMENTS for b in PLACEMENTS for c in PLACEMENTS for d in PLACEMENTS
-      if (a, b) != (c, d)),
-]  # fmt: skip
+    *(
+        ((2, 2), (a, b), (c, d))
+        for a in PLACEMENTS
+        for b in PLACEMENTS
+        for c in PLACEMENTS
+        for d in PLACEMENTS
+        if (a, b) != (c, d)
+    ),
+]
 
 
 def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> Local:
@@ -234,7 +254,14 @@ def test_what_torch_can_redistribute(four: Crew, size: tuple[int, ...]) -> None:
             assert [tuple(each.shape) for each in theirs[rank]] == [held.shape, needed.shape]
         transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
         jobs = [
-            (transfer, source[rank], destination[rank], {"w": theirs[rank][0]}, {"w": torch.zeros(destination[rank][0].shape)}, torch.float32)
+            (
+                transfer,
+                source[rank],
+                destination[rank],
+                {"w": theirs[rank][0]},
+                {"w": torch.zeros(destination[rank][0].shape)},
+                torch.float32,
+            )
             for rank in range(WORLD)
         ]
         ours = four.ask(exchange, *jobs)

@@ -1,4 +1,5 @@
-"""Training in float32, where the faster products and normalizations are in use: against plain transformers and torch."""
+"""Training in float32, where the faster products and normalizations are in use: against plain transformers and
+torch."""
 
 from __future__ import annotations
 
@@ -25,10 +26,17 @@ def spec(family: str, **config: int) -> ModelSpec:
 
 
 SPECS = {
-    "qwen2": spec("qwen2", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                  num_key_value_heads=2, max_position_embeddings=64),
+    "qwen2": spec(
+        "qwen2",
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    ),
     "gpt2": spec("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=64),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", SPECS)

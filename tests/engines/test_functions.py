@@ -48,15 +48,11 @@ def loop(reward: Tensor, value: Tensor, gamma: float, lam: float, mask: Tensor) 
 @pytest.mark.parametrize("mask", [MASK, MASK.long(), None])
 def test_gae(dtype: torch.dtype, mask: Tensor | None) -> None:
     draw = torch.Generator().manual_seed(0)
-    arguments: dict[str, Any] = {
-        name: torch.randn(3, 4, generator=draw, dtype=dtype) for name in ("reward", "value")
-    }
+    arguments: dict[str, Any] = {name: torch.randn(3, 4, generator=draw, dtype=dtype) for name in ("reward", "value")}
     arguments |= {"gamma": 0.9, "lam": 0.95}
     found = call_padded(gae(arguments), arguments, mask)
     assert found.dtype == dtype
-    expected = loop(
-        arguments["reward"], arguments["value"], 0.9, 0.95, torch.ones(3, 4) if mask is None else mask
-    )
+    expected = loop(arguments["reward"], arguments["value"], 0.9, 0.95, torch.ones(3, 4) if mask is None else mask)
     torch.testing.assert_close(found, expected)
 
 
@@ -87,9 +83,7 @@ def test_rows_without_tokens() -> None:
 
 def test_gradient() -> None:
     draw = torch.Generator().manual_seed(0)
-    reward, value = (
-        torch.randn(3, 4, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(2)
-    )
+    reward, value = (torch.randn(3, 4, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(2))
     node = gae({"reward": reward, "value": value, "gamma": 0.9, "lam": 0.95})
 
     def function(reward: Tensor, value: Tensor) -> Tensor:
@@ -99,9 +93,7 @@ def test_gradient() -> None:
 
 
 def test_types() -> None:
-    found = types_of(
-        {"a": 1, "b": 1.0, "c": True, "d": torch.tensor(1), "e": torch.ones(2), "f": torch.ones(2, 2) > 0}
-    )
+    found = types_of({"a": 1, "b": 1.0, "c": True, "d": torch.tensor(1), "e": torch.ones(2), "f": torch.ones(2, 2) > 0})
     assert found == {
         "a": Type("int"),
         "b": Type("float"),

@@ -118,8 +118,10 @@ def test_code_is_readable() -> None:
 def test_names_become_identifiers() -> None:
     made = node("x = t + 1", yields="x: float[rollout.token]")
     names = {"t": "rollout.logprobs@2", "x": "lambda"}
-    body = tuple(Let(names[let.name], replace(let.expr, args=(Ref(names["t"], Type("float", TOKEN)),) * 2))  # type: ignore[arg-type]
-                 for let in made.body)  # fmt: skip
+    body = tuple(
+        Let(names[let.name], replace(let.expr, args=(Ref(names["t"], Type("float", TOKEN)),) * 2))  # type: ignore[arg-type]
+        for let in made.body
+    )
     lowered = lower(tensor_node(body, ("lambda",)))
     assert "rollout_logprobs_2" in lowered.module.code
     found = lowered({"rollout.logprobs@2": torch.ones(6, dtype=torch.float64)}, SHAPE)
@@ -143,9 +145,7 @@ def test_shared_expressions_are_computed_once() -> None:
 
 def test_equal_expressions_are_computed_once() -> None:
     lowered = lower(
-        node(
-            "x = exp(t) + exp(t)", "y = exp(t) * 2", yields="x: float[rollout.token], y: float[rollout.token]"
-        )
+        node("x = exp(t) + exp(t)", "y = exp(t) * 2", yields="x: float[rollout.token], y: float[rollout.token]")
     )
     assert lowered.module.code.count("torch.exp") == 1
     # 1 and 1.0 are equal to Python, not to torch.
@@ -205,10 +205,16 @@ def fits(op: str, arg: Expr, args: tuple[Expr, ...], axis: Axis | None) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_constants(dtype: torch.dtype) -> None:
     made = node(
-        "a = 0.5", "b = 2 ** 3", "c = 7 // 2", "d = 1 < 2 and true", "e = where(t > 0, 1, 0.5)", "f = s * 3",
-        "g = n / 2", "h = min(t) * (-inf)",
+        "a = 0.5",
+        "b = 2 ** 3",
+        "c = 7 // 2",
+        "d = 1 < 2 and true",
+        "e = where(t > 0, 1, 0.5)",
+        "f = s * 3",
+        "g = n / 2",
+        "h = min(t) * (-inf)",
         yields="a: float, b: float, c: int, d: bool, e: float[rollout.token], f: float, g: float[rollout], h: float",
-    )  # fmt: skip
+    )
     found = run(made, Shape(SHAPE.tokens, dtype))
     assert {name: found[name].dtype for name in "abefgh"} == dict.fromkeys("abefgh", dtype)
     assert [found[name].item() for name in "abcdh"] == [0.5, 8, 3, True, math.inf]
@@ -225,9 +231,13 @@ def test_an_int_meets_a_real_number_in_the_dtype_of_the_run() -> None:
 
 def test_text() -> None:
     made = node(
-        'a = name == "a"', "b = name != other", "c = sum(t * (name == \"a\"))", "d = any == 1", "e = size(name)",
+        'a = name == "a"',
+        "b = name != other",
+        'c = sum(t * (name == "a"))',
+        "d = any == 1",
+        "e = size(name)",
         yields="a: bool[prompts], b: bool[rollout], c: float, d: bool[rollout], e: int",
-    )  # fmt: skip
+    )
     given = values(SHAPE) | {"any": torch.tensor([1.0, 0.0, 1.0, 2.0])}
     found = lower(made)(given, SHAPE)
     assert found["a"].tolist() == [True, False, True]
@@ -235,14 +245,16 @@ def test_text() -> None:
     torch.testing.assert_close(found["c"], given["t"].sum())
     assert found["d"].tolist() == [True, False, True, False]
     assert found["e"].item() == 3
-    assert lower(node('x = any == "1"', yields="x: bool[rollout]"))({"any": ["1", "2"]}, SHAPE)[
-        "x"
-    ].tolist() == [1, 0]
+    assert lower(node('x = any == "1"', yields="x: bool[rollout]"))({"any": ["1", "2"]}, SHAPE)["x"].tolist() == [1, 0]
 
 
 def test_a_reduction_to_its_own_axis() -> None:
-    made = node("a = mean(r, to=rollout)", "b = argmax(r, to=rollout)", "c = std(r, to=rollout)",
-                yields="a: float[rollout], b: row[rollout], c: float[rollout]")  # fmt: skip
+    made = node(
+        "a = mean(r, to=rollout)",
+        "b = argmax(r, to=rollout)",
+        "c = std(r, to=rollout)",
+        yields="a: float[rollout], b: row[rollout], c: float[rollout]",
+    )
     found = run(made)
     assert found["a"].tolist() == values(SHAPE)["r"].tolist()
     assert found["b"].tolist() == [0, 1, 2, 3]
@@ -261,8 +273,10 @@ def test_an_output_may_be_an_input() -> None:
 
 
 def test_an_empty_batch() -> None:
-    found = run(node(*GRPO, "k = discount(t, 0.9)", yields="loss: float, adv: float[rollout], k: float[rollout.token]"),
-                Shape([]))  # fmt: skip
+    found = run(
+        node(*GRPO, "k = discount(t, 0.9)", yields="loss: float, adv: float[rollout], k: float[rollout.token]"),
+        Shape([]),
+    )
     assert found["loss"].item() == 0 and found["adv"].shape == (0,) and found["k"].shape == (0,)
 
 
@@ -278,9 +292,7 @@ def eager_grpo(given: dict[str, Any], shape: Shape) -> Tensor:
         adv[group == g] = (of - of.mean()) / (spread + 1e-6)
     ratio = torch.exp(given["t"] - given["given_token"])
     loss = torch.max(-ratio * adv[row], -ratio.clamp(0.8, 1.2) * adv[row])
-    means = [
-        loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.size("rollout"))
-    ]
+    means = [loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.size("rollout"))]
     return torch.stack([mean.to(shape.dtype) for mean in means]).mean()
 
 
@@ -353,9 +365,7 @@ def interpret(expr: Expr, given: dict[str, Any], shape: Shape) -> dict[tuple[int
     args = [interpret(arg, given, shape) for arg in expr.args]
     depths = [depth(arg.type.axis) for arg in expr.args]
     if expr.op in BINARY:
-        return {
-            path: BINARY[expr.op](args[0][path[: depths[0]]], args[1][path[: depths[1]]]) for path in paths
-        }
+        return {path: BINARY[expr.op](args[0][path[: depths[0]]], args[1][path[: depths[1]]]) for path in paths}
     if expr.op == "tanh":
         return {path: math.tanh(x) for path, x in args[0].items()}
     if expr.op in REDUCED:

@@ -52,9 +52,7 @@ def test_logprobs_and_entropy(family: str, dtype: str, temperature: float) -> No
         logs = [(out.double() / temperature).log_softmax(1) for out in own_outputs(model)]
         places = scored_places()
         wanted = [logs[i][t - 1, ROWS.rows()[i][t]] for i in range(len(ROWS)) for t in places[i]]
-        entropies = [
-            -(logs[i][t - 1].exp() * logs[i][t - 1]).sum() for i in range(len(ROWS)) for t in places[i]
-        ]
+        entropies = [-(logs[i][t - 1].exp() * logs[i][t - 1]).sum() for i in range(len(ROWS)) for t in places[i]]
         logp, entropy = model.logprobs_and_entropy(ROWS, temperature)
         tolerance = {"float32": 2e-4, "float64": 1e-9, "bfloat16": 0.2}[dtype]
         torch.testing.assert_close(logp.double(), torch.stack(wanted), rtol=0, atol=tolerance)
@@ -91,17 +89,13 @@ def test_a_score_does_not_mistake_a_token_for_padding() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-@pytest.mark.parametrize(
-    "limits", [{"block_tokens": 1}, {"block_tokens": 20, "logit_numbers": 90}, {"threads": 2}]
-)
+@pytest.mark.parametrize("limits", [{"block_tokens": 1}, {"block_tokens": 20, "logit_numbers": 90}, {"threads": 2}])
 def test_blocks_without_gradient_change_nothing(family: str, limits: dict[str, int]) -> None:
     with torch.no_grad():
         whole = engine(family, block_tokens=10_000).logprobs(ROWS)
         torch.testing.assert_close(engine(family, **limits).logprobs(ROWS), whole, rtol=0, atol=1e-10)
         scores = engine(family, "reward_lm", block_tokens=10_000).score(ROWS)
-        torch.testing.assert_close(
-            engine(family, "reward_lm", **limits).score(ROWS), scores, rtol=0, atol=1e-10
-        )
+        torch.testing.assert_close(engine(family, "reward_lm", **limits).score(ROWS), scores, rtol=0, atol=1e-10)
 
 
 def test_nothing_scored() -> None:
@@ -128,11 +122,7 @@ def trained(
     model: TransformersEngine, parts: int, budget: int | None = None
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """One update on all rows in `parts` blocks, or in blocks of `budget` tokens."""
-    blocks = (
-        model.plan_blocks(ROWS.lengths, budget)
-        if budget
-        else list(torch.arange(len(ROWS)).tensor_split(parts))
-    )
+    blocks = model.plan_blocks(ROWS.lengths, budget) if budget else list(torch.arange(len(ROWS)).tensor_split(parts))
     weights = torch.linspace(-1, 2, int(ROWS.counts().sum()), dtype=torch.float64)
     starts = ROWS.counts().cumsum(0) - ROWS.counts()
 
@@ -151,9 +141,7 @@ def trained(
 @pytest.mark.parametrize(
     ("parts", "budget", "threads"), [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)]
 )
-def test_blocks_and_threads_do_not_change_the_update(
-    family: str, parts: int, budget: int | None, threads: int
-) -> None:
+def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, budget: int | None, threads: int) -> None:
     # transformers computes gemma2's softmax in float32, whatever the model's dtype.
     tolerance = 1e-7 if family == "gemma2" else 1e-10
     told, weights = trained(engine(family), 1)
@@ -188,9 +176,7 @@ def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) 
         value = (model.logprobs(rows) * torch.linspace(-1, 1, 8 * 36, dtype=torch.float64)).mean()
         gradients.append(torch.autograd.grad(value, list(model.model.parameters())))
     for narrow, exact in zip(*gradients, strict=True):
-        torch.testing.assert_close(
-            narrow.double(), exact, rtol=1e-3, atol=2e-5 * float(exact.abs().max()) + 1e-9
-        )
+        torch.testing.assert_close(narrow.double(), exact, rtol=1e-3, atol=2e-5 * float(exact.abs().max()) + 1e-9)
 
 
 def test_adamw_and_clipping_are_torchs() -> None:
@@ -266,9 +252,7 @@ def test_generation_with_older_weights() -> None:
     before = model.generate(prompts, 4, Sampling(8), keys)
     old = model.state()
     trained(model, 1)
-    assert (
-        model.generate(prompts, 4, Sampling(8), keys, weights=old).sequences.rows() == before.sequences.rows()
-    )
+    assert model.generate(prompts, 4, Sampling(8), keys, weights=old).sequences.rows() == before.sequences.rows()
     assert not torch.equal(model.generate(prompts, 4, Sampling(8), keys).logprobs, before.logprobs)
 
 
@@ -374,9 +358,7 @@ def test_the_end_tokens_of_the_generation_settings_count(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_printed(
-    family: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_printed(family: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), torch.no_grad():
         engine(family).logprobs(Sequences.from_lists([[0, 5, 0]], [[0, 1, 1]]))
         engine(family, "reward_lm").score(ROWS)

@@ -1,7 +1,5 @@
 """Environments of the user: one object an episode, and what is said when they are wrong."""
 
-
-
 from __future__ import annotations
 
 import time
@@ -41,9 +39,7 @@ class Shell:
 @pytest.fixture
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., Environment]:
     def open_it(text: str, options: str = "") -> Environment:
-        return open_environment(
-            declare(f'env e = python("rewards.py:Shell"{options})'), rewards(text), workers
-        )
+        return open_environment(declare(f'env e = python("rewards.py:Shell"{options})'), rewards(text), workers)
 
     return open_it
 
@@ -68,9 +64,7 @@ def test_two_environments_of_a_file_do_not_mix_their_objects(
 ) -> None:
     base = rewards(SHELL)
     first = open_environment(declare('env e = python("rewards.py:Shell", image="1")'), base, workers)("row 0")
-    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), base, workers)(
-        "row 0"
-    )
+    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), base, workers)("row 0")
     first.reset({"prompt": "a", "answer": "x"})
     second.reset({"prompt": "b", "answer": "y"})
     assert first.step("x")[1] == 1.0
@@ -94,22 +88,57 @@ def test_no_first_observation_and_no_close_are_fine(opened: Callable[..., Enviro
 @pytest.mark.parametrize(
     ("step", "code", "message", "hint"),
     [
-        ("return 'x'", "E0725", "`Shell` gave 'x' from `step`, not the three values (observation, reward, done), on row 3, in turn 1", ""),
-        ("return 'x', 1", "E0725", "`Shell` gave 2 values from `step`, not the three (observation, reward, done), on row 3, in turn 1", ""),
-        ("return 'x', 1, True, False, {}", "E0725", "`Shell` gave 5 values from `step`, not the three (observation, reward, done), on row 3, in turn 1", "those of gymnasium become: observation, reward, terminated or truncated; "),
-        ("return 3, 1, True", "E0725", "`Shell` gave 3 from `step` as the observation, which must be a text, on row 3, in turn 1", ""),
+        (
+            "return 'x'",
+            "E0725",
+            "`Shell` gave 'x' from `step`, not the three values (observation, reward, done), on row 3, in turn 1",
+            "",
+        ),
+        (
+            "return 'x', 1",
+            "E0725",
+            "`Shell` gave 2 values from `step`, not the three (observation, reward, done), on row 3, in turn 1",
+            "",
+        ),
+        (
+            "return 'x', 1, True, False, {}",
+            "E0725",
+            "`Shell` gave 5 values from `step`, not the three (observation, reward, done), on row 3, in turn 1",
+            "those of gymnasium become: observation, reward, terminated or truncated; ",
+        ),
+        (
+            "return 3, 1, True",
+            "E0725",
+            "`Shell` gave 3 from `step` as the observation, which must be a text, on row 3, in turn 1",
+            "",
+        ),
         ("return 'x', None, True", "E0725", "`Shell` gave None from `step` as the reward, on row 3, in turn 1", ""),
-        ("return 'x', float('nan'), True", "E0725", "`Shell` gave nan from `step` as the reward, on row 3, in turn 1", ""),
-        ("return 'x', 1, 'yes'", "E0725", "`Shell` gave 'yes' from `step` as `done`, which must be True or False, on row 3, in turn 1", ""),
+        (
+            "return 'x', float('nan'), True",
+            "E0725",
+            "`Shell` gave nan from `step` as the reward, on row 3, in turn 1",
+            "",
+        ),
+        (
+            "return 'x', 1, 'yes'",
+            "E0725",
+            "`Shell` gave 'yes' from `step` as `done`, which must be True or False, on row 3, in turn 1",
+            "",
+        ),
         ("raise KeyError('k')", "E0726", "`Shell` raised KeyError: 'k', on row 3, in turn 1", ""),
         ("import os; os._exit(9)", "E0728", "the process of `Shell` ended with exit code 9, on row 3, in turn 1", ""),
-        ("while True: pass", "E0727", "`Shell` did not come back within 0.4 s, on row 3, in turn 1", "if it only needs longer, give it a longer `timeout=`, in seconds; "),
+        (
+            "while True: pass",
+            "E0727",
+            "`Shell` did not come back within 0.4 s, on row 3, in turn 1",
+            "if it only needs longer, give it a longer `timeout=`, in seconds; ",
+        ),
     ],
-)  # fmt: skip
-def test_steps_that_fail(
-    opened: Callable[..., Environment], step: str, code: str, message: str, hint: str
-) -> None:
-    text = f"class Shell:\n    def reset(self, row):\n        return 'go'\n    def step(self, action):\n        {step}\n"
+)
+def test_steps_that_fail(opened: Callable[..., Environment], step: str, code: str, message: str, hint: str) -> None:
+    text = (
+        f"class Shell:\n    def reset(self, row):\n        return 'go'\n    def step(self, action):\n        {step}\n"
+    )
     episode = opened(text, ", timeout=0.4")("row 3")
     episode.reset({"prompt": "do it"})
     begun = time.monotonic()
@@ -141,13 +170,33 @@ def test_an_episode_that_another_one_has_ended_says_so(opened: Callable[..., Env
     ("call", "text", "message", "hint"),
     [
         ('python("rewards.py:Shel")', SHELL, "E0722: there is no 'Shel' in 'rewards.py'", "did you mean 'Shell'?"),
-        ('python("rewards.py:Shell")', "class Shell:\n    def reset(self, row): ...", "E0729: `Shell` is no environment: it has no method `step`", "it needs reset(row) -> str and step(action) -> (observation, reward, done)"),
-        ('python("rewards.py:Shell", imag=3)', SHELL, "E0702: 'imag' is neither an option of `python` nor a parameter of `Shell`", "did you mean 'image'?"),
-        ('python("rewards.py:Shell")', "class Shell:\n    def __init__(self, port): ...\n    def reset(self, row): ...\n    def step(self, action): ...", "E0724: `Shell` cannot be called without 'port'", 'give it as an option: python("rewards.py:Shell", port=...)'),
+        (
+            'python("rewards.py:Shell")',
+            "class Shell:\n    def reset(self, row): ...",
+            "E0729: `Shell` is no environment: it has no method `step`",
+            "it needs reset(row) -> str and step(action) -> (observation, reward, done)",
+        ),
+        (
+            'python("rewards.py:Shell", imag=3)',
+            SHELL,
+            "E0702: 'imag' is neither an option of `python` nor a parameter of `Shell`",
+            "did you mean 'image'?",
+        ),
+        (
+            'python("rewards.py:Shell")',
+            "class Shell:\n    def __init__(self, port): ...\n    def reset(self, row): ...\n    def step(self, action): ...",
+            "E0724: `Shell` cannot be called without 'port'",
+            'give it as an option: python("rewards.py:Shell", port=...)',
+        ),
         ('gym("CartPole")', "", "E0702: there are no environments of kind 'gym'", 'as in `python("envs.py:Shell")`'),
-        ("python(3)", "", "E0702: `python` takes one text: a file and a class in it", 'as in `python("envs.py:Shell")`'),
+        (
+            "python(3)",
+            "",
+            "E0702: `python` takes one text: a file and a class in it",
+            'as in `python("envs.py:Shell")`',
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_declarations(
     declare: Declare, rewards: Write, workers: Workers, call: str, text: str, message: str, hint: str
 ) -> None:

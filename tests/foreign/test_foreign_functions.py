@@ -1,7 +1,5 @@
 """Reward functions of the user: how they are called, and what is said when they are wrong."""
 
-
-
 from __future__ import annotations
 
 import time
@@ -29,8 +27,7 @@ def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., 
 
 def test_only_the_columns_that_it_names_are_given(opened: Callable[..., RewardFunction]) -> None:
     f = opened(
-        "def f(completions, answer, scale=2.0):\n"
-        "    return [scale * (a == c) for a, c in zip(answer, completions)]\n"
+        "def f(completions, answer, scale=2.0):\n    return [scale * (a == c) for a, c in zip(answer, completions)]\n"
     )
     assert f(["p", "q"], ["1", "2"], columns={"answer": ["1", "1"], "prompt": ["p", "q"]}) == [2.0, 0.0]
 
@@ -65,9 +62,7 @@ def test_async_functions_are_awaited_in_one_loop(opened: Callable[..., RewardFun
     "expression",
     ["np.array([1, 0.5])", "[np.float32(1), np.array(0.5)]", "(True, 0.5)", "torch.tensor([1, 0.5])"],
 )
-def test_numbers_of_numpy_and_torch_are_numbers(
-    opened: Callable[..., RewardFunction], expression: str
-) -> None:
+def test_numbers_of_numpy_and_torch_are_numbers(opened: Callable[..., RewardFunction], expression: str) -> None:
     package = "torch" if "torch" in expression else "numpy as np"
     f = opened(f"import {package}\ndef f(completions):\n    return {expression}\n")
     assert f(["p", "q"], ["c", "d"]) == [1.0, 0.5]
@@ -101,9 +96,7 @@ def test_batch_is_the_most_rows_of_a_call(opened: Callable[..., RewardFunction])
 
 
 def test_signals_work_as_in_a_script(opened: Callable[..., RewardFunction]) -> None:
-    f = opened(
-        "import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n"
-    )
+    f = opened("import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n")
     assert f(["p"], ["c"]) == [1.0]
 
 
@@ -215,7 +208,10 @@ def test_a_crash_of_the_process_is_an_error_with_its_row(opened: Callable[..., R
         ("1.0", "`f` gave 1.0, not a list with a number for each row, on 2 rows together: row 0 to row 1"),
         ("None", "`f` gave None, not a list with a number for each row, on 2 rows together: row 0 to row 1"),
         ("{'a': 1}", "`f` gave a dict, not a list with a number for each row, on 2 rows together: row 0 to row 1"),
-        ("(x for x in 'ab')", "`f` gave a generator, not a list with a number for each row, on 2 rows together: row 0 to row 1"),
+        (
+            "(x for x in 'ab')",
+            "`f` gave a generator, not a list with a number for each row, on 2 rows together: row 0 to row 1",
+        ),
         ("[1]", "`f` gave 1 numbers for 2 rows, on 2 rows together: row 0 to row 1"),
         ("[1, None]", "`f` gave None, on row 1"),
         ("[1, 'yes']", "`f` gave 'yes', on row 1"),
@@ -224,10 +220,8 @@ def test_a_crash_of_the_process_is_an_error_with_its_row(opened: Callable[..., R
         ("[1, 1j]", "`f` gave a complex, on row 1"),
         ("[[1], [2]]", "`f` gave a list, on row 0"),
     ],
-)  # fmt: skip
-def test_values_that_are_not_numbers(
-    opened: Callable[..., RewardFunction], returned: str, message: str
-) -> None:
+)
+def test_values_that_are_not_numbers(opened: Callable[..., RewardFunction], returned: str, message: str) -> None:
     with pytest.raises(RunError) as caught:
         opened(f"def f(completions):\n    return {returned}\n")(["p", "q"], ["a", "b"])
     assert caught.value.diagnostics[0].message == message
@@ -252,22 +246,72 @@ def test_a_column_that_the_data_lack(opened: Callable[..., RewardFunction]) -> N
 BAD: list[tuple[str, str, str, str]] = [
     ('python("reward.py:f")', "", "E0703: there is no Python file 'reward.py'", "did you mean 'rewards.py'?"),
     ('python("rewards.py:g")', "def gee(): ...", "E0722: there is no 'g' in 'rewards.py'", "it has: gee"),
-    ('python("rewards.py:exact")', "def exakt(): ...", "E0722: there is no 'exact' in 'rewards.py'", "did you mean 'exakt'?"),
-    ('python("rewards.py:f")', "", "E0722: there is no 'f' in 'rewards.py'", "the file defines no function and no class"),
+    (
+        'python("rewards.py:exact")',
+        "def exakt(): ...",
+        "E0722: there is no 'exact' in 'rewards.py'",
+        "did you mean 'exakt'?",
+    ),
+    (
+        'python("rewards.py:f")',
+        "",
+        "E0722: there is no 'f' in 'rewards.py'",
+        "the file defines no function and no class",
+    ),
     ('python("rewards.py:f")', "f = 3", "E0722: 'f' in 'rewards.py' is 3, which cannot be called", ""),
-    ('python("rewards.py")', "", "E0702: `python` takes a file and a name in it, with a colon between, not 'rewards.py'", 'as in `python("rewards.py:exact_match")`'),
-    ("python()", "", "E0702: `python` takes one text: a file and a function in it", 'as in `python("rewards.py:exact_match")`'),
+    (
+        'python("rewards.py")',
+        "",
+        "E0702: `python` takes a file and a name in it, with a colon between, not 'rewards.py'",
+        'as in `python("rewards.py:exact_match")`',
+    ),
+    (
+        "python()",
+        "",
+        "E0702: `python` takes one text: a file and a function in it",
+        'as in `python("rewards.py:exact_match")`',
+    ),
     ('pyton("rewards.py:f")', "", "E0702: there are no functions of kind 'pyton'", "did you mean 'python'?"),
-    ('python("rewards.py:f", timeout=-1)', "", "E0702: `timeout` must be a number of seconds up to a million, 0 for no limit, not -1", ""),
+    (
+        'python("rewards.py:f", timeout=-1)',
+        "",
+        "E0702: `timeout` must be a number of seconds up to a million, 0 for no limit, not -1",
+        "",
+    ),
     ('python("rewards.py:f", batch=0)', "", "E0702: `batch` must be a whole number of at least 1, not 0", ""),
-    ('python("rewards.py:f", timout=3)', "def f(completions, **kwargs): ...", "E0702: 'timout' is neither an option of `python` nor a parameter of `f`", "did you mean 'timeout'?"),
-    ('python("rewards.py:f")', "def f(:", "E0723: 'rewards.py' cannot be loaded: it is not valid Python: invalid syntax", ""),
-    ('python("rewards.py:f")', "import nopackage", "E0723: 'rewards.py' cannot be loaded: No module named 'nopackage'", "install it where rlgraph runs, or put it beside the file"),
+    (
+        'python("rewards.py:f", timout=3)',
+        "def f(completions, **kwargs): ...",
+        "E0702: 'timout' is neither an option of `python` nor a parameter of `f`",
+        "did you mean 'timeout'?",
+    ),
+    (
+        'python("rewards.py:f")',
+        "def f(:",
+        "E0723: 'rewards.py' cannot be loaded: it is not valid Python: invalid syntax",
+        "",
+    ),
+    (
+        'python("rewards.py:f")',
+        "import nopackage",
+        "E0723: 'rewards.py' cannot be loaded: No module named 'nopackage'",
+        "install it where rlgraph runs, or put it beside the file",
+    ),
     ('python("rewards.py:f")', "x = {}['key']", "E0723: 'rewards.py' cannot be loaded: KeyError: 'key'", ""),
     ('python("rewards.py:f")', "import sys; sys.exit(3)", "E0723: 'rewards.py' cannot be loaded: SystemExit: 3", ""),
-    ('python("rewards.py:f")', "import os; os._exit(3)", "E0723: 'rewards.py' cannot be loaded: its process ended with exit code 3", ""),
-    ('python("rewards.py:f")', "def f(prompts, completions, /): ...", "E0724: `f` takes 'prompts' by position only, but arguments are given by name", "remove the `/` after 'prompts' in its definition"),
-]  # fmt: skip
+    (
+        'python("rewards.py:f")',
+        "import os; os._exit(3)",
+        "E0723: 'rewards.py' cannot be loaded: its process ended with exit code 3",
+        "",
+    ),
+    (
+        'python("rewards.py:f")',
+        "def f(prompts, completions, /): ...",
+        "E0724: `f` takes 'prompts' by position only, but arguments are given by name",
+        "remove the `/` after 'prompts' in its definition",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "text", "message", "hint"), BAD)
@@ -341,9 +385,7 @@ def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers)
 def test_an_answer_that_a_verifier_stumbles_over_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlgraph.foreign import verify
 
-    monkeypatch.setattr(
-        verify, "_verifier", lambda task: lambda answer, entry: 1.0 / (answer == entry["answer"])
-    )
+    monkeypatch.setattr(verify, "_verifier", lambda task: lambda answer, entry: 1.0 / (answer == entry["answer"]))
     assert verify.reasoning_gym(["p"] * 2, ["4", "no"], ["4", "4"], [{}, {}], name="t") == [1.0, 0.0]
     monkeypatch.setattr(verify, "_verifier", lambda task: lambda answer, entry: 1 / 0)
     with pytest.raises(ZeroDivisionError):

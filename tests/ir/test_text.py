@@ -59,22 +59,19 @@ STEMS = (
 )
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 NUMBERS = st.one_of(st.integers(), st.floats(allow_nan=False))
-NAMES = st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True).filter(
-    lambda name: name not in ("true", "false", "null")
-)
+NAMES = st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True).filter(lambda name: name not in ("true", "false", "null"))
 
 
 def constants() -> st.SearchStrategy[Constant]:
     leaves = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
-    return st.recursive(
-        leaves, lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), records(inner))
-    )
+    return st.recursive(leaves, lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), records(inner)))
 
 
 def records(inner: st.SearchStrategy[Constant]) -> st.SearchStrategy[Record]:
     options = st.lists(st.tuples(NAMES, inner), max_size=2, unique_by=lambda option: option[0]).map(tuple)
-    return st.builds(Record, NAMES.filter(lambda name: name not in ("inf", "nan")),
-                     st.lists(inner, max_size=2).map(tuple), options)  # fmt: skip
+    return st.builds(
+        Record, NAMES.filter(lambda name: name not in ("inf", "nan")), st.lists(inner, max_size=2).map(tuple), options
+    )
 
 
 AXIS = st.sampled_from(AXES)
@@ -98,9 +95,7 @@ TABLES = st.builds(
     temperature=st.floats(0, 10),
     data=st.one_of(st.none(), st.lists(st.one_of(NAMES, TEXTS), max_size=3).map(tuple)),
 )
-HANDLES = st.builds(
-    Handle, st.sampled_from(["model", "cursor", "keyed", "buffer"]), st.sampled_from(["actor", "b.2"])
-)
+HANDLES = st.builds(Handle, st.sampled_from(["model", "cursor", "keyed", "buffer"]), st.sampled_from(["actor", "b.2"]))
 UNITS = st.one_of(
     st.none(),
     st.builds(
@@ -134,9 +129,7 @@ class Programs:
             name = self.draw(st.sampled_from(sorted(self.known)))
             return Ref(name, self.known[name])
         if leaf:
-            number: Any = self.draw(
-                st.one_of(NUMBERS, st.sampled_from([-0.0, -1, -1.5]), st.booleans(), TEXTS)
-            )
+            number: Any = self.draw(st.one_of(NUMBERS, st.sampled_from([-0.0, -1, -1.5]), st.booleans(), TEXTS))
             dtype: Any = {bool: "bool", int: "int", float: "float", str: "text"}[type(number)]
             return Const(number, Tensor(dtype))
         op = TENSOR[self.draw(st.sampled_from(["neg", "not", "pow", "sub", "lt", "and", "or", *TENSOR]))]
@@ -163,14 +156,11 @@ class Programs:
         if self.draw(st.booleans()):
             return self.tensor()
         op = self.draw(st.sampled_from(sorted(NODES.keys() - {"tensor"})))
-        inputs = (
-            tuple(self.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=2))) if self.known else ()
-        )
+        inputs = tuple(self.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=2))) if self.known else ()
         attrs = tuple(self.draw(st.lists(st.tuples(NAMES, constants()), max_size=2)))
         regions = (self.graph(depth - 1),) if NODES[op].region and depth else ()
         outputs = tuple(
-            self.value(self.draw(st.one_of(TENSORS, TABLES, HANDLES)))
-            for _ in range(self.draw(st.integers(0, 2)))
+            self.value(self.draw(st.one_of(TENSORS, TABLES, HANDLES))) for _ in range(self.draw(st.integers(0, 2)))
         )
         node = Node(op, inputs, outputs, attrs, regions=regions, unit=self.draw(UNITS))
         return region_node(node, regions[0]) if regions else node
@@ -179,9 +169,7 @@ class Programs:
         kinds = self.draw(st.lists(st.one_of(TENSORS, TABLES, HANDLES), max_size=3))
         inputs = tuple(self.value(kind) for kind in kinds)
         nodes = tuple(self.node(depth) for _ in range(self.draw(st.integers(0, 3))))
-        outputs = (
-            tuple(self.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=2))) if self.known else ()
-        )
+        outputs = tuple(self.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=2))) if self.known else ()
         return Graph(inputs, nodes, outputs)
 
     def phase(self, name: str) -> Phase:
@@ -193,9 +181,7 @@ class Programs:
 OPTIONS = st.lists(st.tuples(NAMES, constants()), max_size=2).map(tuple)
 MODELS = st.one_of(
     st.builds(Model, st.just("actor"), st.just("causal_lm"), constants(), st.none(), st.booleans(), OPTIONS),
-    st.builds(
-        Model, st.just("ref"), st.just("value_lm"), st.none(), st.just("actor"), st.booleans(), OPTIONS
-    ),
+    st.builds(Model, st.just("ref"), st.just("value_lm"), st.none(), st.just("actor"), st.booleans(), OPTIONS),
 )
 OUTSIDES = st.builds(Outside, st.sampled_from(["data", "func", "env", "buffer"]), NAMES, records(constants()))
 STATES = st.builds(State, NAMES, st.floats(allow_nan=False), st.booleans())

@@ -58,13 +58,21 @@ def test_a_good_program_passes() -> None:
     [
         ("read(prompts@0)", "read(prompts@9)", "prompts: prompts@9 used before it is made"),
         ("call(rollout)", "call(rollout, old)", "reward: old used before it is made"),
-        ("  report(best)", "  rollout: float[rollout] <- call(rollout)\n  report(best)", "rollout is made twice, the second time by call"),
+        (
+            "  report(best)",
+            "  rollout: float[rollout] <- call(rollout)\n  report(best)",
+            "rollout is made twice, the second time by call",
+        ),
         ("      loss: float = mean", "      old: float = mean", "old is made twice, the second time by tensor"),
         ("given actor@4", "given actor@1", "actor@1 is made twice, the second time by given"),
         ("call(rollout)", "ring(rollout)", "reward: no operation is called ring"),
         ("call(rollout)", "call(actor@0)", "reward: call takes table tensor*, is given model<actor>"),
         ("call(rollout)", "call()", "reward: call takes table tensor*, is given "),
-        ("read(prompts@0)", "read(prompts@0, actor@0)", "prompts: read takes cursor, is given cursor<prompts>, model<actor>"),
+        (
+            "read(prompts@0)",
+            "read(prompts@0, actor@0)",
+            "prompts: read takes cursor, is given cursor<prompts>, model<actor>",
+        ),
         (
             "reward: float[rollout] <- call(rollout)",
             "reward: float[rollout], more: float <- call(rollout)",
@@ -79,8 +87,16 @@ def test_a_good_program_passes() -> None:
         # Values of a region end with it.
         ("max(reward)", "max(logp)", "best: logp used before it is made"),
         ("yield actor@2, prompts@1", "yield actor@3, prompts@1", "yields actor@3, which nothing makes"),
-        ("minibatch(actor@0, rollout, old, adv)", "minibatch(actor@0, rollout, old, reward)", "actor@2: captures ('rollout', 'old', 'adv'), is given ('rollout', 'old', 'reward')"),
-        ("minibatch(actor@0, rollout, old, adv)", "minibatch(actor@0, rollout, old)", "actor@2: captures ('rollout', 'old', 'adv'), is given ('rollout', 'old')"),
+        (
+            "minibatch(actor@0, rollout, old, adv)",
+            "minibatch(actor@0, rollout, old, reward)",
+            "actor@2: captures ('rollout', 'old', 'adv'), is given ('rollout', 'old', 'reward')",
+        ),
+        (
+            "minibatch(actor@0, rollout, old, adv)",
+            "minibatch(actor@0, rollout, old)",
+            "actor@2: captures ('rollout', 'old', 'adv'), is given ('rollout', 'old')",
+        ),
         ("      yield loss", "      yield loss, logp", "actor@3: yields 2 values, makes 1"),
         ("given actor@4: model<actor>", "given actor@4: model<ref>", "actor@3: carries "),
         ("phase step(actor@0: model<actor>", "phase step(actor@0: model<critic>", "critic is not declared"),
@@ -88,7 +104,7 @@ def test_a_good_program_passes() -> None:
         ("yield actor@2, prompts@1", "yield prompts@1, actor@2", "given ["),
         ("data prompts = ", "data questions = ", "prompts is not declared"),
     ],
-)  # fmt: skip
+)
 def test_broken_text(old: str, new: str, problem: str) -> None:
     assert old in GOOD
     found = problems(parse_program(GOOD.replace(old, new), infer))
@@ -162,9 +178,7 @@ BREAKS: dict[str, tuple[str, Callable[[Node], Node], str]] = {
     ),
     "a name used as another type": (
         "best",
-        lambda node: edit_expr(
-            node, 0, args=(replace(node.body[0].expr.args[0], type=Tensor("int", STRANGER)),)
-        ),  # type: ignore[union-attr]
+        lambda node: edit_expr(node, 0, args=(replace(node.body[0].expr.args[0], type=Tensor("int", STRANGER)),)),  # type: ignore[union-attr]
         "best: reward is float[rollout], used as int[others]",
     ),
     "a name of the body that is taken": (

@@ -157,13 +157,25 @@ def test_vllm_has_its_queries_then_its_keys_then_its_values(tp: int) -> None:
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
-        (megatron.layout, ("decoder.layers.*.mlp.linear_fc1.weight", "decoder.layers.*.mlp.linear_fc2.weight",
-                           "decoder.layers.*.self_attention.linear_proj.weight")),
-        (vllm.layout, ("model.layers.*.mlp.gate_up_proj.weight", "model.layers.*.mlp.down_proj.weight",
-                       "model.layers.*.self_attn.o_proj.weight")),
+        (
+            megatron.layout,
+            (
+                "decoder.layers.*.mlp.linear_fc1.weight",
+                "decoder.layers.*.mlp.linear_fc2.weight",
+                "decoder.layers.*.self_attention.linear_proj.weight",
+            ),
+        ),
+        (
+            vllm.layout,
+            (
+                "model.layers.*.mlp.gate_up_proj.weight",
+                "model.layers.*.mlp.down_proj.weight",
+                "model.layers.*.self_attn.o_proj.weight",
+            ),
+        ),
     ],
     ids=["megatron", "vllm"],
-)  # fmt: skip
+)
 def test_gate_and_up_are_joined_and_outputs_split_by_columns(
     layout: Callable[..., tuple[Local, ...]], names: tuple[str, str, str]
 ) -> None:

@@ -82,8 +82,13 @@ def test_vllm_only_generates(kind: Kind, what: str) -> None:
 
 
 def test_rotary_positions_that_megatron_lacks() -> None:
-    llama3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-              "original_max_position_embeddings": 8192}  # fmt: skip
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     assert problems(replace(SHAPE, rope_scaling=tuple(llama3.items())), "megatron", mesh()) == []
     for other in (llama3 | {"high_freq_factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}):
         [found] = problems(replace(SHAPE, rope_scaling=tuple(other.items())), "megatron", mesh())

@@ -1,4 +1,5 @@
-"""vLLM's own layers, loaded with tensors that have no number twice: where each rank has what, more ranks than heads included."""
+"""vLLM's own layers, loaded with tensors that have no number twice: where each rank has what, more ranks than heads
+included."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ Rows = list[list[float]]
 
 # Few different entries, so that ties and rows of equal entries are common; 0.1 has no exact sum.
 ENTRY = st.one_of(st.sampled_from([0.0, 0.1, 1.0, -1.0, 0.3]), st.floats(-10, 10))
-ROWS = st.lists(
-    st.one_of(st.lists(ENTRY, max_size=7), st.integers(1, 9).map(lambda n: [0.1] * n)), max_size=6
-)
+ROWS = st.lists(st.one_of(st.lists(ENTRY, max_size=7), st.integers(1, 9).map(lambda n: [0.1] * n)), max_size=6)
 RUN = settings(max_examples=60, deadline=None)
 
 
@@ -176,9 +174,7 @@ def test_blocks_of_rows_give_what_all_rows_give(first: Rows, second: Rows) -> No
 @RUN
 def test_totals_of_blocks_add_up(first: Rows, second: Rows) -> None:
     for op, combine in (("sum", sum), ("count", sum), ("size", sum), ("any", any), ("all", all)):
-        one, other, both = (
-            REFERENCE[op](flat(rows)[0], None, 1).item() for rows in (first, second, first + second)
-        )
+        one, other, both = (REFERENCE[op](flat(rows)[0], None, 1).item() for rows in (first, second, first + second))
         assert combine((one, other)) == pytest.approx(both, rel=1e-12, abs=1e-12)
 
 
@@ -221,13 +217,10 @@ def test_discount(rows: Rows, decay: float, data: st.DataObject) -> None:
 
 def test_discount_of_a_long_row() -> None:
     rows = [
-        torch.randn(length, generator=torch.Generator().manual_seed(length)).tolist()
-        for length in (1000, 0, 1, 513)
+        torch.randn(length, generator=torch.Generator().manual_seed(length)).tolist() for length in (1000, 0, 1, 513)
     ]
     x, index, _ = flat(rows)
-    close(
-        REFERENCE["discount"](x, 0.99, index), [y for row in rows for y in discounted(row, [0.99] * len(row))]
-    )
+    close(REFERENCE["discount"](x, 0.99, index), [y for row in rows for y in discounted(row, [0.99] * len(row))])
 
 
 def test_a_row_does_not_touch_another() -> None:
@@ -325,10 +318,7 @@ INDEX = torch.tensor([0, 0, 0, 2, 3, 3])
 DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tensor]] = {
     **{op: lambda f, x, y: f(x, y) for op in ("add", "sub", "mul", "div", "mod", "minimum", "maximum")},
     "pow": lambda f, x, y: f(x.abs(), y) + f(x, 2) + f(2.0, y),
-    **{
-        op: lambda f, x, y: f(x)
-        for op in ("neg", "exp", "expm1", "abs", "sign", "floor", "ceil", "round", "sigmoid")
-    },
+    **{op: lambda f, x, y: f(x) for op in ("neg", "exp", "expm1", "abs", "sign", "floor", "ceil", "round", "sigmoid")},
     **{op: lambda f, x, y: f(x) for op in ("logsigmoid", "tanh", "relu", "float")},
     **{op: lambda f, x, y: f(x.abs()) for op in ("log", "log1p", "sqrt")},
     "clip": lambda f, x, y: f(x, -1.0, 1.0) + f(x, -y.abs(), y.abs()),

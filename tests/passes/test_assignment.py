@@ -61,7 +61,8 @@ def gathered(source: Side, destination: Side) -> set[int]:
 
 @pytest.mark.parametrize("sizes", meshes(), ids=lambda sizes: "-".join(map(str, sizes)))
 def test_table_2_of_hybridflow(sizes: tuple[int, int, int, int, int]) -> None:
-    """Communication volume, peak of the parameters' memory and redundant memory of a device, as the paper's formulas say."""
+    """Communication volume, peak of the parameters' memory and redundant memory of a device, as the paper's formulas
+    say."""
     t, p, d, tg, pg = sizes
     training, generation = mesh(d, p, t), mesh(t * p * d // (tg * pg), pg, tg)
     source = {rank: shard(training, rank) for rank in range(training.size)}
@@ -124,7 +125,11 @@ def test_figure_8_of_hybridflow() -> None:
 
 
 def test_the_plain_order_is_kept_where_it_is_as_good() -> None:
-    found = assign([shard(mesh(2, 1, 4), rank) for rank in range(8)], [shard(mesh(2, 1, 4), rank) for rank in range(8)], mesh(2, 1, 4))
+    found = assign(
+        [shard(mesh(2, 1, 4), rank) for rank in range(8)],
+        [shard(mesh(2, 1, 4), rank) for rank in range(8)],
+        mesh(2, 1, 4),
+    )
     assert (found.ranks, found.moved, str(found)) == (tuple(range(8)), 0, "dp2 x tp4")
 
 
@@ -177,13 +182,18 @@ def split(rows: int, parts: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("over", TRAINING, ids=str)
 def test_3d_proto(over: Mesh) -> None:
-    """Each data-parallel rank gets its chunk, on all of its p x t ranks; the last stage's first ranks have the results."""
+    """Each data-parallel rank gets its chunk, on all of its p x t ranks; the last stage's first ranks have the
+    results."""
     rows = 24
     whole = {CONTROLLER: block((0, rows))}
     chunks = split(rows, over.length("dp"))
     expected = {rank: chunks[over.at(rank, "dp")] for rank in range(over.size)}
     assert delivered(whole, needed(over, rows)) == expected
-    ends = {rank: expected[rank] for rank in range(over.size) if (over.at(rank, "pp"), over.at(rank, "tp")) == (over.length("pp") - 1, 0)}
+    ends = {
+        rank: expected[rank]
+        for rank in range(over.size)
+        if (over.at(rank, "pp"), over.at(rank, "tp")) == (over.length("pp") - 1, 0)
+    }
     assert senders(made(over, rows), whole) == ends
     assert delivered(made(over, rows), whole) == {CONTROLLER: list(range(rows))}
 
@@ -208,14 +218,21 @@ def test_3d_pp_only(over: Mesh) -> None:
     """What each stage has, from the first rank of the first copy of each: weights are collected like this."""
     stages = over.length("pp")
     source = {over.rank(pp=stage): block(share(24, stages, stage)) for stage in range(stages)}
-    assert senders(source, {CONTROLLER: block((0, 24))}) == {over.rank(pp=s): rows for s, rows in enumerate(split(24, stages))}
+    assert senders(source, {CONTROLLER: block((0, 24))}) == {
+        over.rank(pp=s): rows for s, rows in enumerate(split(24, stages))
+    }
 
 
-@pytest.mark.parametrize("p, t, d, pg, tg", [(1, 4, 2, 1, 2), (2, 4, 2, 1, 2), (4, 2, 1, 2, 1), (2, 2, 2, 2, 2), (2, 2, 3, 1, 1)])
+@pytest.mark.parametrize(
+    "p, t, d, pg, tg", [(1, 4, 2, 1, 2), (2, 4, 2, 1, 2), (4, 2, 1, 2, 1), (2, 2, 2, 2, 2), (2, 2, 3, 1, 1)]
+)
 def test_3d_all_micro_dp(p: int, t: int, d: int, pg: int, tg: int) -> None:
-    """Generation cuts the rows over its micro-data-parallel ranks as well, which the assignment has put on the devices."""
+    """Generation cuts the rows over its micro-data-parallel ranks as well, which the assignment has put on the
+    devices."""
     training, generation = mesh(d, p, t), mesh(d * p * t // (pg * tg), pg, tg)
-    ranks = assign(*([shard(over, rank) for rank in range(over.size)] for over in (training, generation)), generation).ranks
+    ranks = assign(
+        *([shard(over, rank) for rank in range(over.size)] for over in (training, generation)), generation
+    ).ranks
     a, b = p // pg, t // tg
     chunks = split(48, d * a * b)
     expected = {}
@@ -224,7 +241,9 @@ def test_3d_all_micro_dp(p: int, t: int, d: int, pg: int, tg: int) -> None:
         micro = at["pp"] % a * b + at["tp"] % b
         expected[device] = chunks[at["dp"] * a * b + micro]
     side = needed(generation, 48)
-    assert delivered({CONTROLLER: block((0, 48))}, {device: side[rank] for device, rank in enumerate(ranks)}) == expected
+    assert (
+        delivered({CONTROLLER: block((0, 48))}, {device: side[rank] for device, rank in enumerate(ranks)}) == expected
+    )
     results = made(generation, 48)
     spoken = {device: results[rank] for device, rank in enumerate(ranks) if rank in results}
     assert _disjoint(senders(spoken, {CONTROLLER: block((0, 48))}), 48)

@@ -53,8 +53,10 @@ def test_a_plan_is_whole(name: str, cluster: str) -> None:
             assert len({wanted.island(device) for device in devices}) == 1
             taken += devices
     assert len(taken) == len(set(taken)) <= wanted.devices
-    assert all(group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
-               for group in plan.groups)  # fmt: skip
+    assert all(
+        group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
+        for group in plan.groups
+    )
     assert all(peak.fits for peak in memory(found.choice).values())
     assert found.choice.found.gap <= 0.01
 
@@ -111,7 +113,10 @@ def test_a_slow_link_between_islands_is_not_crossed_for_nothing() -> None:
 
 def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
     fast, cheap = (chosen("ppo", "4x8:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
-    price = [choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices) for choice in (fast, cheap)]
+    price = [
+        choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
+        for choice in (fast, cheap)
+    ]
     assert price[1] < price[0] and cheap.found.seconds > fast.found.seconds
     assert cheap.found.value == pytest.approx(price[1])
 
@@ -122,7 +127,9 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 def test_a_dtype_that_is_not_said() -> None:
     def dtypes(cluster: str, **sets: str) -> set[str]:
-        found = rlgraph.compile(ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS)
+        found = rlgraph.compile(
+            ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS
+        )
         subjects: dict[str, Subject] = found.choice.subjects
         return {subject.dtype for subject in subjects.values()}
 
@@ -146,13 +153,21 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
     ("cluster", "schedule", "code"),
     [
         ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),
-        ("1x8:h100", "schedule ppo\npool learn = 2 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=1, dp=1)\n"
-                     "pool play = 7 devices\nplace ref on play\n", "E0932"),
+        (
+            "1x8:h100",
+            "schedule ppo\npool learn = 2 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=1, dp=1)\n"
+            "pool play = 7 devices\nplace ref on play\n",
+            "E0932",
+        ),
         ("1x2:l4(memory=4GiB)", None, "E0930"),
-        ("1x8:h100", "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
-                     "place critic.train on learn\nplace critic.values on play\n", "E0937"),
+        (
+            "1x8:h100",
+            "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
+            "place critic.train on learn\nplace critic.values on play\n",
+            "E0937",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
     assert set(codes(cluster, schedule=schedule)) == {code}
 

@@ -23,7 +23,10 @@ from tests.passes.test_place import PROGRAM, TINY, planned
         ("actor on all(engine=transformers, dp=1)", 4 + 4 + 8),
         ("actor on all(engine=transformers, dp=2)", 2 * 16),
         # Two copies of half a model, of each of which the moments are in halves, too.
-        ("actor.train on all(engine=megatron, tp=2, dp=2)\nplace actor.generate on all(engine=vllm, dp=1)", 2 * (4 + 4 + 4) + 4),
+        (
+            "actor.train on all(engine=megatron, tp=2, dp=2)\nplace actor.generate on all(engine=vllm, dp=1)",
+            2 * (4 + 4 + 4) + 4,
+        ),
     ],
 )
 def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> None:

@@ -71,15 +71,20 @@ USED = {
     "another model": (ROLLOUT + OLD.replace("actor", "ref"), False),
     "after new weights": (ROLLOUT + "    update actor from ref\n" + OLD, False),
     "after keep": (ROLLOUT + "    keep rollout where rollout.finished\n" + OLD, True),
-    "picked": (
-        ROLLOUT + "    rollout = pick(rollout, argmax(rollout.length, by=prompts))\n" + OLD, True),
+    "picked": (ROLLOUT + "    rollout = pick(rollout, argmax(rollout.length, by=prompts))\n" + OLD, True),
     "after collect": (
-        "    collect prompts(8):\n    " + ROLLOUT + "        keep prompts where any(rollout.finished, by=prompts)\n" + OLD,
+        "    collect prompts(8):\n    "
+        + ROLLOUT
+        + "        keep prompts where any(rollout.finished, by=prompts)\n"
+        + OLD,
         False,
     ),
-    "in another slice": (ROLLOUT + "    minibatch prompts(parts=2):\n    " + TRAIN.replace("\n", "\n    ").rstrip() + "\n" + OLD, False),
+    "in another slice": (
+        ROLLOUT + "    minibatch prompts(parts=2):\n    " + TRAIN.replace("\n", "\n    ").rstrip() + "\n" + OLD,
+        False,
+    ),
     "data": ("    rollout = encode(prompts.prompt, prompts.answer)\n" + OLD, False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", USED)

@@ -1,4 +1,5 @@
-"""What each pass makes of small programs, as text: a program, `---`, the graph after the pass that the file is named after.
+"""What each pass makes of small programs, as text: a program, `---`, the graph after the pass that the file is named
+after.
 
 `split.2.txt` and the like are more cases of the same pass.
 """

@@ -81,7 +81,12 @@ def test_the_plan_of_the_schedule_that_ships() -> None:
             Role("ref", "logprobs", "play.megatron"),
             Role("reward", "score", "play.megatron"),
         ),
-        (("actor", "learn.megatron"), ("critic", "learn.megatron"), ("ref", "play.megatron"), ("reward", "play.megatron")),
+        (
+            ("actor", "learn.megatron"),
+            ("critic", "learn.megatron"),
+            ("ref", "play.megatron"),
+            ("reward", "play.megatron"),
+        ),
         (("rollout", 64),),
     )
 
@@ -138,9 +143,15 @@ def test_a_split_that_only_an_engine_can_do_names_it_even_if_it_is_not_there() -
 
 
 def test_work_that_is_not_placed_stays_with_the_model() -> None:
-    schedule = "pool play = 2 devices\npool learn = 4 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=2)\n"
+    schedule = (
+        "pool play = 2 devices\npool learn = 4 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=2)\n"
+    )
     found = roles(planned(shipped("async_grpo"), schedule))
-    assert found == {"actor.generate": "learn.vllm", "actor.logprobs": "learn.megatron", "actor.train": "learn.megatron"}
+    assert found == {
+        "actor.generate": "learn.vllm",
+        "actor.logprobs": "learn.megatron",
+        "actor.train": "learn.megatron",
+    }
 
 
 def test_scoring_stays_where_the_model_trains_and_generating_if_it_is_the_same_engine() -> None:
@@ -183,8 +194,11 @@ def test_groups_of_one_engine_with_other_meshes_have_names_of_their_own() -> Non
     )
     plan = planned(shipped("ppo"), schedule)
     assert {group.name: str(group.mesh) for group in plan.groups[1:]} == {
-        "one.vllm": "dp4", "one.megatron.tp4": "tp4", "one.megatron.tp2pp2": "pp2 x tp2", "one.megatron.one": "1 device",
-    }  # fmt: skip
+        "one.vllm": "dp4",
+        "one.megatron.tp4": "tp4",
+        "one.megatron.tp2pp2": "pp2 x tp2",
+        "one.megatron.one": "1 device",
+    }
     assert plan.syncs() == (("actor", "one.megatron.tp4", "one.vllm"),)
 
 
@@ -240,7 +254,10 @@ def test_what_is_said_about_schedules_that_models_do_not_fit(request: pytest.Fix
 def test_generation_on_the_devices_of_training_gets_the_ranks_that_find_most_of_their_weights_there() -> None:
     """HybridFlow's figure 8: training with 4 tensor ranks, generation with 2, in groups {1,3}, {2,4}, {5,7}, {6,8}."""
     schedule = "pool all = 8 devices\nplace actor.train on all(engine=megatron, tp=4)\nplace actor.generate on all(engine=vllm, tp=2)\n"
-    plan = planned(PROGRAM.format(models=TINY.format(options="").replace("num_key_value_heads=2", "num_key_value_heads=4")), schedule)
+    plan = planned(
+        PROGRAM.format(models=TINY.format(options="").replace("num_key_value_heads=2", "num_key_value_heads=4")),
+        schedule,
+    )
     assert plan.role("actor", "train").devices == tuple(range(8))
     play = plan.role("actor", "generate")
     assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.copies()] == [[1, 3], [2, 4], [5, 7], [6, 8]]

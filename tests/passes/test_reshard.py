@@ -82,11 +82,15 @@ def run(transfer: Transfer, source: Side, destination: Side, full: Mapping[str, 
     assert peak <= transfer.peak
 
 
-def counted(source: Side, destination: Side, full: Mapping[str, np.ndarray], topology: Topology) -> tuple[int, int, int]:
+def counted(
+    source: Side, destination: Side, full: Mapping[str, np.ndarray], topology: Topology
+) -> tuple[int, int, int]:
     """Bytes that have to come from elsewhere, from the same device, and that are there; element by element."""
     on: dict[int, dict[str, np.ndarray]] = {}
     for place, layout in source.items():
-        masks = on.setdefault(topology.devices[place], {name: np.zeros(values.shape, bool) for name, values in full.items()})
+        masks = on.setdefault(
+            topology.devices[place], {name: np.zeros(values.shape, bool) for name, values in full.items()}
+        )
         for name, mask in held(layout, full).items():
             masks[name] |= mask
     away = beside = kept = 0
@@ -211,7 +215,11 @@ def test_a_holder_on_the_same_node_is_preferred() -> None:
 def test_a_process_on_the_same_device_is_preferred() -> None:
     devices = {0: 0, 1: 1, 2: 0, 3: 1}
     transfer = reshard(
-        replicated(1 << 20, (0, 1)), replicated(1 << 20, (2, 3)), itemsize=ITEM, topology=Topology(devices, {0: 0, 1: 0}), bucket=1 << 30
+        replicated(1 << 20, (0, 1)),
+        replicated(1 << 20, (2, 3)),
+        itemsize=ITEM,
+        topology=Topology(devices, {0: 0, 1: 0}),
+        bucket=1 << 30,
     )
     assert transfer.pairs().keys() == {(0, 2), (1, 3)}
     assert (transfer.moved, transfer.bound, transfer.copied) == (0, 0, 2 * (1 << 20) * ITEM)
@@ -223,7 +231,12 @@ def test_what_many_want_is_passed_on() -> None:
     transfer = plan(replicated(size, (0,)), replicated(size, range(1, 9)), per_node=16)
     assert transfer.forwards and max(transfer.sent().values()) <= 2 * size * ITEM
     direct = reshard(
-        replicated(size, (0,)), replicated(size, range(1, 9)), itemsize=ITEM, topology=transfer.topology, bucket=1 << 30, forward=False
+        replicated(size, (0,)),
+        replicated(size, range(1, 9)),
+        itemsize=ITEM,
+        topology=transfer.topology,
+        bucket=1 << 30,
+        forward=False,
     )
     assert max(direct.sent().values()) == 8 * size * ITEM
     assert transfer.seconds < direct.seconds / 2
@@ -318,4 +331,7 @@ def test_a_transfer_as_text() -> None:
         "model.layers.*.self_attn.q_proj.weight[0:40, 4096:8192, 0:8192] and 8 more\n"
         "actor 5 -> rollout 1-7:2: 9.1 GB to each, passed on once\n"
     ) in text
-    assert describe(plan(replicated(8, (0, 1)), replicated(8, (0, 1)))) == "nothing moves: every place has what it needs (64 bytes)"
+    assert (
+        describe(plan(replicated(8, (0, 1)), replicated(8, (0, 1))))
+        == "nothing moves: every place has what it needs (64 bytes)"
+    )

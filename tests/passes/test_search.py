@@ -1,4 +1,5 @@
-"""The search for a plan beside brute force: all partitions, all sizes of pools, all options, on random small problems."""
+"""The search for a plan beside brute force: all partitions, all sizes of pools, all options, on random small
+problems."""
 
 from __future__ import annotations
 
@@ -243,7 +244,8 @@ def tight(case: Case) -> bool:
 
 
 def test_the_random_problems_are_of_all_kinds() -> None:
-    """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are sampled."""
+    """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are
+    sampled."""
     cases = [drawn(seed) for seed in range(200)]
     found = [Search(case.problem, 0.0).run(case.candidates) for case in cases]
     assert sum(len(each.blocks) > 1 for each in found if each) > 30

@@ -1,9 +1,9 @@
 """The algorithms of `rlgraph/algorithms`, written from their formulas alone.
 
-Nothing of rlgraph is used here, and none of its means: rows are a list, tokens are a list, and every sum is a loop. Each
-algorithm is a function that takes its models, the rows that were sampled and its constants, does one step of training, and
-returns what it computed on the way. It never takes a log-probability, a value or a score of a model from outside: it
-computes them with its own weights, so that a mistake in one update is a mistake in all that follows.
+Nothing of rlgraph is used here, and none of its means: rows are a list, tokens are a list, and every sum is a loop.
+Each algorithm is a function that takes its models, the rows that were sampled and its constants, does one step of
+training, and returns what it computed on the way. It never takes a log-probability, a value or a score of a model from
+outside: it computes them with its own weights, so that a mistake in one update is a mistake in all that follows.
 
     x   prompt         y   answer, tokens t = 1..L     mu  log-probability when the row was drawn
     lp  log-probability now        r_t  reward at a token      A_t  advantage
@@ -82,9 +82,15 @@ class Model:
         return self.net.score(self.hidden(row))[-1, 0]
 
     def train(
-        self, loss: Tensor | float, lr: float, clip_norm: float = 0.0, weight_decay: float = 0.0,
-        beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
-    ) -> tuple[float, float]:  # fmt: skip
+        self,
+        loss: Tensor | float,
+        lr: float,
+        clip_norm: float = 0.0,
+        weight_decay: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+    ) -> tuple[float, float]:
         """One update; the loss and the norm of its gradient."""
         parameters = list(self.net.parameters())
         gradients: list[Tensor] = [torch.zeros_like(p) for p in parameters]
@@ -117,7 +123,8 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
 
 @torch.no_grad()
 def drawn(model: Model, groups: Sequence[Group], version: int | None = None) -> None:
-    """Notes on each row what its tokens' log-probabilities were when it was drawn: by the weights as they are, or an old version."""
+    """Notes on each row what its tokens' log-probabilities were when it was drawn: by the weights as they are, or an
+    old version."""
     now = model.weights()
     if version is not None:
         model.become(model.versions[version])
@@ -308,9 +315,22 @@ def grpo(
 
 
 def ppo(
-    actor: Model, critic: Model, ref: Model, reward: Model, rows: list[Row], *, gamma: float, lam: float, eps: float,
-    eps_v: float, beta: float, lr: float, lr_v: float, parts: int, epochs: int,
-) -> Step:  # fmt: skip
+    actor: Model,
+    critic: Model,
+    ref: Model,
+    reward: Model,
+    rows: list[Row],
+    *,
+    gamma: float,
+    lam: float,
+    eps: float,
+    eps_v: float,
+    beta: float,
+    lr: float,
+    lr_v: float,
+    parts: int,
+    epochs: int,
+) -> Step:
     """arXiv 2203.02155: KL in the reward, GAE, whitened advantages, clipped value loss; means over tokens."""
     begin(actor, critic)
     drawn(actor, [rows])
@@ -351,12 +371,22 @@ def ppo(
 
 
 def dapo(
-    actor: Model, batches: Callable[[], list[Group]], carried: deque[Group], *, wanted: int, low: float, high: float,
-    limit: int, cushion: int, lr: float, parts: int,
-) -> Step:  # fmt: skip
+    actor: Model,
+    batches: Callable[[], list[Group]],
+    carried: deque[Group],
+    *,
+    wanted: int,
+    low: float,
+    high: float,
+    limit: int,
+    cushion: int,
+    lr: float,
+    parts: int,
+) -> Step:
     """arXiv 2503.14476: groups whose rewards are all equal are drawn anew; what is too much is for the next step.
 
-    `batches` gives the next batch of groups. Rows that were carried over keep the log-probabilities they were drawn with.
+    `batches` gives the next batch of groups. Rows that were carried over keep the log-probabilities they were drawn
+    with.
     """
     begin(actor)
     step = Step()
@@ -388,7 +418,8 @@ def dapo(
 def remax(
     actor: Model, ref: Model, reward: Model, rows: list[Row], greedy: list[Row], *, beta: float, lr: float
 ) -> Step:
-    """arXiv 2310.10505: the greedy answer's score is the baseline; the loss is the mean over rows of sums over tokens."""
+    """arXiv 2310.10505: the greedy answer's score is the baseline; the loss is the mean over rows of sums over
+    tokens."""
     begin(actor)
     drawn(actor, [rows])
     step = Step()
@@ -443,9 +474,7 @@ def distill(actor: Model, teacher: Model, groups: list[Group], *, lr: float) -> 
     drawn(actor, groups)
     step = Step()
     rows = [row for group in groups for row in group]
-    adv = [
-        [q - mu for q, mu in zip(frozen_logprobs(teacher, row), row.mu, strict=True)] for row in rows
-    ]
+    adv = [[q - mu for q, mu in zip(frozen_logprobs(teacher, row), row.mu, strict=True)] for row in rows]
     terms = [
         [-torch.exp(lp - mu) * a for lp, mu, a in zip(actor.logprobs(row), row.mu, a_row, strict=True)]
         for row, a_row in zip(rows, adv, strict=True)
@@ -460,8 +489,10 @@ def sft(actor: Model, rows: list[Row], *, lr: float, weight_decay: float) -> Ste
     """Mean over all tokens of -log p."""
     begin(actor)
     step = Step()
-    step.trained("actor", actor.train(token_mean([[-lp for lp in actor.logprobs(row)] for row in rows]), lr,
-                                      weight_decay=weight_decay))  # fmt: skip
+    step.trained(
+        "actor",
+        actor.train(token_mean([[-lp for lp in actor.logprobs(row)] for row in rows]), lr, weight_decay=weight_decay),
+    )
     step.metrics = {"loss": step.losses["actor"][0][0]}
     return step
 
@@ -478,10 +509,24 @@ def reward_model(reward: Model, chosen: list[Row], rejected: list[Row], *, lr: f
 
 
 def safe_rlhf(
-    actor: Model, ref: Model, reward: Model, cost: Model, v_gain: Model, v_cost: Model, rows: list[Row], lagrange: float,
-    *, budget: float, beta: float, eps: float, lr: float, lr_v: float, parts: int,
-) -> tuple[Step, float]:  # fmt: skip
-    """arXiv 2310.12773: A = (A_reward - lambda A_cost) / (1 + lambda), lambda grows by exp(0.1 (mean cost - budget))."""
+    actor: Model,
+    ref: Model,
+    reward: Model,
+    cost: Model,
+    v_gain: Model,
+    v_cost: Model,
+    rows: list[Row],
+    lagrange: float,
+    *,
+    budget: float,
+    beta: float,
+    eps: float,
+    lr: float,
+    lr_v: float,
+    parts: int,
+) -> tuple[Step, float]:
+    """arXiv 2310.12773: A = (A_reward - lambda A_cost) / (1 + lambda), lambda grows by exp(0.1 (mean cost -
+    budget))."""
     begin(actor, v_gain, v_cost)
     drawn(actor, [rows])
     step = Step()
@@ -497,13 +542,17 @@ def safe_rlhf(
         adv_g.append(gae(r, value_g[i], 1.0, 0.95))
         adv_c.append(gae(c, value_c[i], 1.0, 0.95))
     adv = whiten(
-        [[(a - lagrange * b) / (1 + lagrange) for a, b in zip(x, y, strict=True)] for x, y in zip(adv_g, adv_c, strict=True)]
+        [
+            [(a - lagrange * b) / (1 + lagrange) for a, b in zip(x, y, strict=True)]
+            for x, y in zip(adv_g, adv_c, strict=True)
+        ]
     )
     lagrange = max(0.0, lagrange * math.exp(0.1 * (mean(harm) - budget)))
     for part in slices(len(rows), parts):
         for name, critic, advantage, value in (
-            ("v_gain", v_gain, adv_g, value_g), ("v_cost", v_cost, adv_c, value_c),
-        ):  # fmt: skip
+            ("v_gain", v_gain, adv_g, value_g),
+            ("v_cost", v_cost, adv_c, value_c),
+        ):
             errors = [
                 [(v - (a + b)) ** 2 for v, a, b in zip(critic.values(rows[i]), advantage[i], value[i], strict=True)]
                 for i in part
@@ -537,7 +586,10 @@ def async_grpo(
     adv = [group_advantages([row.score for row in group]) for group in groups]
     prox = [[frozen_logprobs(actor, row) for row in group] for group in groups]
     weights = [
-        [[min(math.exp(p - mu), cap) for p, mu in zip(lps, row.mu, strict=True)] for lps, row in zip(some, group, strict=True)]
+        [
+            [min(math.exp(p - mu), cap) for p, mu in zip(lps, row.mu, strict=True)]
+            for lps, row in zip(some, group, strict=True)
+        ]
         for some, group in zip(prox, groups, strict=True)
     ]
     for part in slices(len(groups), parts):
@@ -558,8 +610,14 @@ def async_grpo(
 
 
 def agent(
-    actor: Model, groups: list[Group], trials: list[Row] | None, *, eps: float, lr: float, parts: int,
-) -> Step:  # fmt: skip
+    actor: Model,
+    groups: list[Group],
+    trials: list[Row] | None,
+    *,
+    eps: float,
+    lr: float,
+    parts: int,
+) -> Step:
     """Multi-turn GRPO without the division by the standard deviation; tokens of the environment carry no loss.
 
     `trials`: greedy episodes, on the steps that evaluate; those come after the update.

@@ -1,9 +1,9 @@
 """Every algorithm that ships, run for three steps and replayed from its formulas.
 
-A run gives the tokens it sampled and what the user's functions said of them, nothing else. The replay (`formulas.py`) has
-its own copy of the first weights, its own forward pass over one row at a time, its own gradient of the loss of the whole
-mini-batch and its own AdamW. After each step both must agree in every metric, in the loss and the gradient's norm of each
-update, in advantages and other values on the way, and in every weight.
+A run gives the tokens it sampled and what the user's functions said of them, nothing else. The replay (`formulas.py`)
+has its own copy of the first weights, its own forward pass over one row at a time, its own gradient of the loss of the
+whole mini-batch and its own AdamW. After each step both must agree in every metric, in the loss and the gradient's norm
+of each update, in advantages and other values on the way, and in every weight.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Replay:
             own = model.weights()
             assert own.keys() == seen.weights[name].keys()
             for key, value in seen.weights[name].items():
-                torch.testing.assert_close(value, own[key], rtol=CLOSE, atol=CLOSE, msg=lambda m, k=key, n=name: f"{n}: {k}: {m}")
+                torch.testing.assert_close(
+                    value, own[key], rtol=CLOSE, atol=CLOSE, msg=lambda m, k=key, n=name: f"{n}: {k}: {m}"
+                )
 
 
 def close(what: str, found: Any, expected: Any) -> None:
@@ -73,9 +75,12 @@ def close(what: str, found: Any, expected: Any) -> None:
             close(f"{what}: {name}", found[name], value)
         return
     torch.testing.assert_close(
-        torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64),
-        rtol=CLOSE, atol=CLOSE, msg=lambda m: f"{what}: {m}",
-    )  # fmt: skip
+        torch.tensor(found, dtype=torch.float64),
+        torch.tensor(expected, dtype=torch.float64),
+        rtol=CLOSE,
+        atol=CLOSE,
+        msg=lambda m: f"{what}: {m}",
+    )
 
 
 def rows_of(table: Drawn, scores: Any = None) -> list[Row]:
@@ -143,16 +148,29 @@ def test_ppo(folder: Path, case: str) -> None:
     text = shipped("ppo", {"max_tokens=512": f"max_tokens={longest}", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03"})
     batch = 1 if case == "one row" else 10
     changes = {
-        **ACTOR, **JUDGE, "critic": 'value_lm(base, dtype="float64")', "prompts": source("prompts", batch), "gamma": "0.9",
+        **ACTOR,
+        **JUDGE,
+        "critic": 'value_lm(base, dtype="float64")',
+        "prompts": source("prompts", batch),
+        "gamma": "0.9",
         "eps_v": "0.1",
-    }  # fmt: skip
+    }
     replay = Replay(text, folder, changes)
     clips = 0
     for seen in replay.steps:
         step = formulas.ppo(
-            *(replay.models[name] for name in ("actor", "critic", "ref", "reward")), rows_of(seen.table("rollout")),
-            gamma=0.9, lam=0.95, eps=0.2, eps_v=0.1, beta=0.05, lr=0.02, lr_v=0.03, parts=8, epochs=2,
-        )  # fmt: skip
+            *(replay.models[name] for name in ("actor", "critic", "ref", "reward")),
+            rows_of(seen.table("rollout")),
+            gamma=0.9,
+            lam=0.95,
+            eps=0.2,
+            eps_v=0.1,
+            beta=0.05,
+            lr=0.02,
+            lr_v=0.03,
+            parts=8,
+            epochs=2,
+        )
         replay.same(seen, step)
         clips += step.clips
     if case == "ragged":
@@ -169,9 +187,17 @@ def test_dapo(folder: Path) -> None:
         # Several batches may have been drawn in a step: each has its own table, and each was scored.
         batches = iter([groups_of(table, hits) for table, hits in zip(seen.drawn, seen.scores, strict=True)])
         step = formulas.dapo(
-            replay.models["actor"], lambda batches=batches: next(batches), carried, wanted=4, low=0.2, high=0.28,
-            limit=6, cushion=4, lr=0.02, parts=3,
-        )  # fmt: skip
+            replay.models["actor"],
+            lambda batches=batches: next(batches),
+            carried,
+            wanted=4,
+            low=0.2,
+            high=0.28,
+            limit=6,
+            cushion=4,
+            lr=0.02,
+            parts=3,
+        )
         assert next(batches, None) is None, "as many batches as the run drew"
         replay.same(seen, step)
         rounds, surplus = max(rounds, len(seen.drawn)), max(surplus, len(carried))
@@ -194,18 +220,25 @@ def test_online_dpo(folder: Path, n: int) -> None:
     for number, seen in enumerate(replay.steps, 1):
         groups = groups_of(seen.table("rollout"))
         step = formulas.online_dpo(
-            *(replay.models[name] for name in ("actor", "ref", "reward")), groups, beta=0.1, lr=0.02, parts=4,
+            *(replay.models[name] for name in ("actor", "ref", "reward")),
+            groups,
+            beta=0.1,
+            lr=0.02,
+            parts=4,
             refresh=number % 2 == 0,
-        )  # fmt: skip
+        )
         replay.same(seen, step)
 
 
 def test_distill(folder: Path) -> None:
     text = shipped("distill", {"max_tokens=1024": "max_tokens=5", "n=4": "n=3", "lr=1e-5": "lr=0.02"})
     changes = {
-        "student": weights(0), "master": weights(5, hidden=16, layers=2), "actor": causal("student"),
-        "teacher": f"frozen({causal('master')})", "prompts": source("prompts", 5),
-    }  # fmt: skip
+        "student": weights(0),
+        "master": weights(5, hidden=16, layers=2),
+        "actor": causal("student"),
+        "teacher": f"frozen({causal('master')})",
+        "prompts": source("prompts", 5),
+    }
     replay = Replay(text, folder, changes)
     for seen in replay.steps:
         groups = groups_of(seen.table("rollout"))
@@ -233,20 +266,35 @@ def test_reward_model(folder: Path) -> None:
 
 
 def test_safe_rlhf(folder: Path) -> None:
-    text = shipped("safe_rlhf", {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03",
-                                 "parts=8": "parts=3"})  # fmt: skip
+    text = shipped(
+        "safe_rlhf",
+        {"max_tokens=512": "max_tokens=5", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03", "parts=8": "parts=3"},
+    )
     changes = {
-        **ACTOR, "helpful": weights(1), "harmful": weights(2), "reward": 'frozen(reward_lm(helpful, dtype="float64"))',
-        "cost": 'frozen(reward_lm(harmful, dtype="float64"))', "v_gain": 'value_lm(base, dtype="float64")',
-        "v_cost": 'value_lm(base, dtype="float64")', "prompts": source("prompts", 7), "budget": "0.3",
-    }  # fmt: skip
+        **ACTOR,
+        "helpful": weights(1),
+        "harmful": weights(2),
+        "reward": 'frozen(reward_lm(helpful, dtype="float64"))',
+        "cost": 'frozen(reward_lm(harmful, dtype="float64"))',
+        "v_gain": 'value_lm(base, dtype="float64")',
+        "v_cost": 'value_lm(base, dtype="float64")',
+        "prompts": source("prompts", 7),
+        "budget": "0.3",
+    }
     replay = Replay(text, folder, changes)
     lagrange = 1.0
     for seen in replay.steps:
         step, lagrange = formulas.safe_rlhf(
             *(replay.models[name] for name in ("actor", "ref", "reward", "cost", "v_gain", "v_cost")),
-            rows_of(seen.table("rollout")), lagrange, budget=0.3, beta=0.05, eps=0.2, lr=0.02, lr_v=0.03, parts=3,
-        )  # fmt: skip
+            rows_of(seen.table("rollout")),
+            lagrange,
+            budget=0.3,
+            beta=0.05,
+            eps=0.2,
+            lr=0.02,
+            lr_v=0.03,
+            parts=3,
+        )
         replay.same(seen, step)
     assert lagrange != 1.0
 
@@ -258,15 +306,15 @@ def test_async_grpo(folder: Path, case: str) -> None:
     replay = Replay(text, folder, {**ACTOR, "prompts": source("gsm8k", 6), "n": str(n), "cap": "1.2"})
     for number, seen in enumerate(replay.steps):
         groups = groups_of(seen.table("rollout"), seen.values["score"])
-        step = formulas.async_grpo(
-            replay.models["actor"], groups, staleness=2, eps=0.2, cap=1.2, lr=0.05, parts=4
-        )
+        step = formulas.async_grpo(replay.models["actor"], groups, staleness=2, eps=0.2, cap=1.2, lr=0.05, parts=4)
         replay.same(seen, step)
         assert seen.metrics["age"] == min(number, 2)
 
 
 def test_agent(folder: Path) -> None:
-    text = shipped("agent", {"max_tokens=4096": "max_tokens=9", "n=8": "n=3", "lr=1e-6": "lr=0.02", "every 20": "every 2"})
+    text = shipped(
+        "agent", {"max_tokens=4096": "max_tokens=9", "n=8": "n=3", "lr=1e-6": "lr=0.02", "every 20": "every 2"}
+    )
     replay = Replay(text, folder, {**ACTOR, "tasks": source("tasks", 6)})
     lengths: set[int] = set()
     for number, seen in enumerate(replay.steps, 1):

@@ -95,9 +95,7 @@ def test_png_has_the_size_of_the_svg(name: str, tmp_path: Path) -> None:
 
 
 def test_a_tall_png_is_drawn_smaller() -> None:
-    assert (
-        max(size(to_png(long_program(150)))) <= MOST_PIXELS + 1 < svg_size(to_svg(long_program(150)))[1] * 2
-    )
+    assert max(size(to_png(long_program(150)))) <= MOST_PIXELS + 1 < svg_size(to_svg(long_program(150)))[1] * 2
 
 
 def test_png_has_text_on_a_machine_without_fonts() -> None:
@@ -107,9 +105,7 @@ def test_png_has_text_on_a_machine_without_fonts() -> None:
     svg = to_svg(program(EMPTY))
     bare = bytes(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))
     ours = bytes(
-        resvg_py.svg_to_bytes(
-            svg_string=svg, skip_system_fonts=True, font_files=fonts.files(), font_family="Inter"
-        )
+        resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, font_files=fonts.files(), font_family="Inter")
     )
     assert len(ours) > len(bare)
 

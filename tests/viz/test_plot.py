@@ -81,7 +81,9 @@ def test_labels_do_not_lie_on_each_other() -> None:
 
 def test_they_are_drawn() -> None:
     for svg in (
-        bars("ppo", "why", ROWS, "s"), bars("nothing", "", [], "s"), lines("ppo", "", AXIS, [Panel("seconds", (None,) * 4)]),
+        bars("ppo", "why", ROWS, "s"),
+        bars("nothing", "", [], "s"),
+        lines("ppo", "", AXIS, [Panel("seconds", (None,) * 4)]),
         lines("ppo", "", AXIS, [Panel("a", (1.0, 2.0, 3.0, 4.0)), Panel("b", (0.0, 0.0, 0.0, 0.0))]),
-    ):  # fmt: skip
+    ):
         assert render(svg, 1.0).startswith(b"\x89PNG")

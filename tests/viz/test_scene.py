@@ -97,16 +97,16 @@ def test_barriers_say_why() -> None:
 
 def test_a_metric_is_a_tag_with_its_mathematics() -> None:
     assert [b.title for b in boxes(GRPO) if b.kind == "report"] == [
-        "reward = mean(score)", "length = mean(rollout.length)", "kl = mean(kl)",
-    ]  # fmt: skip
+        "reward = mean(score)",
+        "length = mean(rollout.length)",
+        "kl = mean(kl)",
+    ]
     assert [b.title for b in boxes(LOOPS) if b.kind == "report"] == ["hit = mean(hit)", "scale"]
 
 
 def test_weights_go_from_version_to_version() -> None:
     section = to_scene(program(PPO)).sections[0]
-    weights = {
-        (link.source.split("_")[-1], link.out) for link in section.body.links if link.line == "weights"
-    }
+    weights = {(link.source.split("_")[-1], link.out) for link in section.body.links if link.line == "weights"}
     assert ("actor", "actor@0") in weights and ("critic", "critic@0") in weights
     assert {link.role for link in section.body.links if link.out == "critic@1"} == {"critic"}
 

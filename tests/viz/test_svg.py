@@ -32,9 +32,11 @@ DRAWINGS = [*ALL, "long", "wide"]
 def apart(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
     """Whether two rectangles (x, y, width, height) have nothing in common."""
     return (
-        a[0] + a[2] <= b[0] + PIXEL or b[0] + b[2] <= a[0] + PIXEL
-        or a[1] + a[3] <= b[1] + PIXEL or b[1] + b[3] <= a[1] + PIXEL
-    )  # fmt: skip
+        a[0] + a[2] <= b[0] + PIXEL
+        or b[0] + b[2] <= a[0] + PIXEL
+        or a[1] + a[3] <= b[1] + PIXEL
+        or b[1] + b[3] <= a[1] + PIXEL
+    )
 
 
 def around(s: Shape) -> tuple[float, float, float, float]:
@@ -68,17 +70,17 @@ def test_boxes_do_not_overlap(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_labels_stand_free(name: str) -> None:
     d = drawing(name)
-    labels = [
-        (label.x - label.width / 2, label.y, label.width, label.height) for label in d.labels if label.height
-    ]
+    labels = [(label.x - label.width / 2, label.y, label.width, label.height) for label in d.labels if label.height]
     for a, b in combinations(labels, 2):
         assert apart(a, b)
     for label in labels:
         for shape in d.shapes:
             inside = shape.box.body is not None and (
-                shape.x <= label[0] and label[0] + label[2] <= shape.x + shape.width
-                and shape.y <= label[1] and label[1] + label[3] <= shape.y + shape.height + PIXEL
-            )  # fmt: skip
+                shape.x <= label[0]
+                and label[0] + label[2] <= shape.x + shape.width
+                and shape.y <= label[1]
+                and label[1] + label[3] <= shape.y + shape.height + PIXEL
+            )
             assert inside or apart(label, around(shape)), (label, shape.box.title)
 
 

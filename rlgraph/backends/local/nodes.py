@@ -103,8 +103,14 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
     if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
         return state.engine, table.sequences
     if node.op != "score":
-        raise RunError(Diagnostic("E0734", f"`{state.model.name}` and `{table.owner}` split texts into other tokens",
-                                  node.span, "only `score` can read rows of a model with another tokenizer"))  # fmt: skip
+        raise RunError(
+            Diagnostic(
+                "E0734",
+                f"`{state.model.name}` and `{table.owner}` split texts into other tokens",
+                node.span,
+                "only `score` can read rows of a model with another tokenizer",
+            )
+        )
     texts = [owner.decode(row) for row in table.sequences.scored_rows()]
     pairs = [(own.encode_prompt(p), own.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
     return state.engine, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
@@ -250,8 +256,14 @@ def chosen_places(node: Node, frame: Frame) -> Tensor:
         place = int((index < 0).nonzero()[0, 0])
         ids = frame.rows[made.axis.key].ids
         who = show_id(ids[place]) if ids else f"row {place}"  # type: ignore[index]
-        raise RunError(Diagnostic("E0736", f"{who} has no rows left to pick from", node.span,
-                                  f"drop it first: `keep {made.axis.name} where ...`"))  # fmt: skip
+        raise RunError(
+            Diagnostic(
+                "E0736",
+                f"{who} has no rows left to pick from",
+                node.span,
+                f"drop it first: `keep {made.axis.name} where ...`",
+            )
+        )
     return index + _starts(frame, kind.axis, made.axis)
 
 
@@ -293,7 +305,9 @@ def push(node: Node, frame: Frame, session: Session) -> Made:
     table = replace(table, columns={**table.columns, **named})
     axis = kind.axis
     ids = frame.rows[axis.key].ids
-    lengths = {k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k}
+    lengths = {
+        k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k
+    }
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
@@ -383,15 +397,29 @@ def _table(node: Node) -> Table:
 
 
 WORK: dict[str, Work] = {
-    "read": read, "encode": encode, "column": column, "generate": generate, "interact": interact,
-    "logprobs": forward, "entropy": forward, "values": forward, "score": forward, "call": call, "tensor": tensor,
-    "size": size, "keep": keep, "pick": choose, "lookup": lookup, "assign": assign, "push": push, "sample": sample,
-    "update": update, "report": report,
-}  # fmt: skip
+    "read": read,
+    "encode": encode,
+    "column": column,
+    "generate": generate,
+    "interact": interact,
+    "logprobs": forward,
+    "entropy": forward,
+    "values": forward,
+    "score": forward,
+    "call": call,
+    "tensor": tensor,
+    "size": size,
+    "keep": keep,
+    "pick": choose,
+    "lookup": lookup,
+    "assign": assign,
+    "push": push,
+    "sample": sample,
+    "update": update,
+    "report": report,
+}
 
 
 def work(node: Node, frame: Frame, session: Session) -> Made:
     """Does the work of one node on the rows of a frame."""
     return WORK[node.op](node, frame, session)
-
-

@@ -29,11 +29,9 @@ def generate(node: Node, frame: Frame, session: Session) -> Made:
     return made
 
 
-def generate_parts(
-    node: Node, frame: Frame, session: Session, sizes: Sequence[int]
-) -> Iterator[tuple[Rows, Made]]:
-    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there; with the rows
-    that were asked, counted in the part as everything in it is."""
+def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[int]) -> Iterator[tuple[Rows, Made]]:
+    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there; with the
+    rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame)
     kind = _kind(node)
@@ -43,7 +41,9 @@ def generate_parts(
     weights, version = _weights(node, model)
     keys = session.row_keys(node.attr("key"), ids)
     draw = _Draw(node, session, model, None, count, _sampling(node, model), weights)
-    for (start, stop), made in zip(pairwise(accumulate(sizes, initial=0)), draw.parts(ids, encoded, keys, sizes), strict=True):
+    for (start, stop), made in zip(
+        pairwise(accumulate(sizes, initial=0)), draw.parts(ids, encoded, keys, sizes), strict=True
+    ):
         own = ids[start * count : stop * count]
         columns = {
             "logprobs": made.logprobs.to(frame.dtype),
@@ -85,8 +85,14 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     for place, row in enumerate(table.data):
         if name not in row:
             who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
-            raise RunError(Diagnostic("E0711", f"{who} has no column `{name}`", node.span,
-                                      f"it has {', '.join(f'`{key}`' for key in row)}"))  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0711",
+                    f"{who} has no column `{name}`",
+                    node.span,
+                    f"it has {', '.join(f'`{key}`' for key in row)}",
+                )
+            )
     return tuple(row[name] for row in table.data)
 
 
@@ -102,8 +108,11 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
     for place, prompt in enumerate(prompts):
         who = show_id(parents.ids[place]) if parents.ids else f"row {place}"
         if not isinstance(prompt, (str, list)):
-            raise RunError(Diagnostic("E0732", f"the prompt of {who} is no text and no list of messages: {prompt!r:.60}",
-                                      node.span))  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0732", f"the prompt of {who} is no text and no list of messages: {prompt!r:.60}", node.span
+                )
+            )
         try:
             found.append(model.engine.codec.encode_prompt(prompt))
         except (EngineError, TypeError, KeyError) as error:
@@ -116,15 +125,25 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
     for text in node.attr("stop") or ():
         ids = model.engine.codec.encode_text(text)
         if len(ids) != 1:
-            raise RunError(Diagnostic("E0733", f'"{text}" is {len(ids)} tokens to `{model.model.name}`', node.span,
-                                      "an answer can only stop at a single token"))  # fmt: skip
+            raise RunError(
+                Diagnostic(
+                    "E0733",
+                    f'"{text}" is {len(ids)} tokens to `{model.model.name}`',
+                    node.span,
+                    "an answer can only stop at a single token",
+                )
+            )
         stops += ids
     longest = node.attr("max_tokens") if most is None else most
     try:
         return Sampling(
-            longest, node.attr("temperature"), node.attr("top_p"), node.attr("top_k"),
-            min(node.attr("min_tokens") or 0, longest), tuple(stops),
-        )  # fmt: skip
+            longest,
+            node.attr("temperature"),
+            node.attr("top_p"),
+            node.attr("top_k"),
+            min(node.attr("min_tokens") or 0, longest),
+            tuple(stops),
+        )
     except EngineError as error:
         raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
 
@@ -185,9 +204,14 @@ def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
 
 
 def _made(
-    node: Node, kind: Table, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int,
+    node: Node,
+    kind: Table,
+    parents: Rows,
+    ids: tuple[RowId, ...],
+    table: TableData,
+    count: int,
     turns: Tensor | None = None,
-) -> Made:  # fmt: skip
+) -> Made:
     """The table, and the rows of the axes that it brings."""
     rows: list[Rows] = []
     if kind.axis.key != parents.axis.key:
@@ -208,8 +232,8 @@ def inner_rows(axis: Axis, counts: Tensor) -> Rows:
 def interact(node: Node, frame: Frame, session: Session) -> Made:
     """`n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
 
-    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends when the
-    environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
+    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends
+    when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
     """
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame)
@@ -273,9 +297,16 @@ class _Episode:
 
 
 def _turn(
-    node: Node, session: Session, model: ModelState, weights: State | None, ids: tuple[RowId, ...],
-    episodes: list[_Episode], games: Sequence[Any], open_: list[int], turn: int,
-) -> None:  # fmt: skip
+    node: Node,
+    session: Session,
+    model: ModelState,
+    weights: State | None,
+    ids: tuple[RowId, ...],
+    episodes: list[_Episode],
+    games: Sequence[Any],
+    open_: list[int],
+    turn: int,
+) -> None:
     """One action of every open episode. Rows with the same room left are sampled together."""
     most = node.attr("max_tokens")
     keys = session.row_keys(node.attr("key"), ids, turn)

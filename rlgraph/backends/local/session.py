@@ -76,13 +76,19 @@ def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
 class Session:
     """Opens everything that a program names, before the first step.
 
-    A process that does a part of the work only opens that part: `open_engine` makes the engines, `outside` names what else.
+    A process that does a part of the work only opens that part: `open_engine` makes the engines, `outside` names what
+    else.
     """
 
     def __init__(
-        self, program: Program, settings: Settings, note: Note = lambda text: None, *,
-        open_engine: OpenEngine = _open_here, outside: Container[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        settings: Settings,
+        note: Note = lambda text: None,
+        *,
+        open_engine: OpenEngine = _open_here,
+        outside: Container[str] | None = None,
+    ) -> None:
         self.program, self.settings = program, settings
         self._open_engine = open_engine
         self.workers = Workers()
@@ -144,7 +150,9 @@ class Session:
             engine = self._open_engine(model, model_spec(self.program, model, self.settings.folder), self)
         except EngineError as error:
             hint = "give a folder, a hub name, or `random(...)`"
-            raise ProgramError(Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)) from None
+            raise ProgramError(
+                Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
+            ) from None
         self.models[model.name] = ModelState(engine, model)
         self.handles[model.name] = model.name
 

@@ -113,12 +113,18 @@ def _options(node: Node) -> TrainOptions:
     rate = node.attr("lr")
     betas = (node.attr("beta1"), node.attr("beta2"))
     common = {
-        "weight_decay": node.attr("weight_decay"), "betas": betas, "eps": node.attr("eps"),
+        "weight_decay": node.attr("weight_decay"),
+        "betas": betas,
+        "eps": node.attr("eps"),
         "clip_norm": node.attr("clip_norm"),
-    }  # fmt: skip
+    }
     if not isinstance(rate, Record):
         return TrainOptions(lr=float(rate), **common)
     return TrainOptions(
-        lr=float(rate.args[0]), schedule=rate.name, warmup_steps=rate.option("warmup", 0),  # type: ignore[arg-type]
-        total_steps=rate.option("steps"), final_lr=rate.option("final", 0.0), **common,
-    )  # fmt: skip
+        lr=float(rate.args[0]),
+        schedule=rate.name,
+        warmup_steps=rate.option("warmup", 0),  # type: ignore[arg-type]
+        total_steps=rate.option("steps"),
+        final_lr=rate.option("final", 0.0),
+        **common,
+    )

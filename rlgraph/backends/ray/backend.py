@@ -24,21 +24,38 @@ class RayBackend(Placed):
     """Runs a program by a plan."""
 
     def __init__(
-        self, program: Program, plan: Plan, settings: Settings, observer: Observer | None = None, *,
-        address: str | None = None, debug: bool = False, seconds: float = 1800.0, memory: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        plan: Plan,
+        settings: Settings,
+        observer: Observer | None = None,
+        *,
+        address: str | None = None,
+        debug: bool = False,
+        seconds: float = 1800.0,
+        memory: int = 0,
+    ) -> None:
         """Starts every process of the plan and loads its models.
 
-        address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one for
-        each group, with the transformers engine. seconds: longest wait for an answer. memory: bytes that the processes need
-        together at least. Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
+        address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one
+        for each group, with the transformers engine. seconds: longest wait for an answer. memory: bytes that the
+        processes need together at least. Raises ProgramError for what cannot be opened, RunError for a cluster that
+        cannot hold the plan.
         """
         plan = plan.alone() if debug else plan
         self.program, self.plan, self.seed, self.replays = program, plan, settings.seed, settings.replay is not None
         self.observer = observer or Silent()
         self.dtype = width(program)
-        self.processes = start(program, plan, settings, address=address, debug=debug, seconds=seconds,
-                               memory=memory, note=self.observer.opening)  # fmt: skip
+        self.processes = start(
+            program,
+            plan,
+            settings,
+            address=address,
+            debug=debug,
+            seconds=seconds,
+            memory=memory,
+            note=self.observer.opening,
+        )
         try:
             self.observer.opening("models")
             things = self.processes.open(plan)

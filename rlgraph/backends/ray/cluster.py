@@ -25,16 +25,23 @@ _PATIENCE = 60.0
 """Seconds that others have to give back the devices that they use."""
 _SLICE = 0.5
 _STORE = 1 << 30
-"""Bytes of Ray's object store on this machine: rows that travel, no weights. What does not fit goes to the disk. Ray's own
-size is a third of the memory, which a laptop needs for the models."""
+"""Bytes of Ray's object store on this machine: rows that travel, no weights. What does not fit goes to the disk. Ray's
+own size is a third of the memory, which a laptop needs for the models."""
 _STORE_VARIABLES = ("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES")
 """With these the user chooses another size."""
 
 
 def start(
-    program: Program, plan: Plan, settings: Settings, *, address: str | None, debug: bool, seconds: float, memory: int,
+    program: Program,
+    plan: Plan,
+    settings: Settings,
+    *,
+    address: str | None,
+    debug: bool,
+    seconds: float,
+    memory: int,
     note: Callable[[str], None],
-) -> Processes:  # fmt: skip
+) -> Processes:
     """Every process of the plan, none of them opened yet. Raises RunError for what the cluster cannot hold.
 
     memory: bytes that the processes need together at least.
@@ -42,10 +49,16 @@ def start(
     owners = dict(plan.owners)
     jobs = {
         (group.name, rank): Job(
-            program, group, rank, tuple(model for model in group.models if owners.get(model) == group.name), settings, seconds
+            program,
+            group,
+            rank,
+            tuple(model for model in group.models if owners.get(model) == group.name),
+            settings,
+            seconds,
         )
-        for group in plan.groups for rank in range(group.mesh.size)
-    }  # fmt: skip
+        for group in plan.groups
+        for rank in range(group.mesh.size)
+    }
     if debug:
         return InThisProcess(jobs)
     note("Ray")
@@ -53,7 +66,12 @@ def start(
 
 
 def _actors(
-    plan: Plan, jobs: Mapping[Address, Job], address: str | None, seconds: float, memory: int, note: Callable[[str], None]
+    plan: Plan,
+    jobs: Mapping[Address, Job],
+    address: str | None,
+    seconds: float,
+    memory: int,
+    note: Callable[[str], None],
 ) -> Actors:
     import ray
     from ray.util.placement_group import remove_placement_group
@@ -99,9 +117,12 @@ def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any])
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[job.rank])
     actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
     return actor.options(
-        num_cpus=part if kind == "CPU" else 0, num_gpus=part if kind == "GPU" else 0, max_restarts=0,
-        scheduling_strategy=place, runtime_env={"env_vars": _environment(kind)},
-    ).remote(job)  # fmt: skip
+        num_cpus=part if kind == "CPU" else 0,
+        num_gpus=part if kind == "GPU" else 0,
+        max_restarts=0,
+        scheduling_strategy=place,
+        runtime_env={"env_vars": _environment(kind)},
+    ).remote(job)
 
 
 # The cluster
@@ -124,8 +145,10 @@ def _connect(ray: Any, address: str | None, devices: int, note: Callable[[str], 
             ray.init("local", include_dashboard=False, **_local_room(devices, note), **common)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the cluster at {address}" if address else "Ray on this machine"
-        raise _cannot(f"{where} cannot be reached: {str(error).splitlines()[0]}",
-                      "`ray status` shows which cluster runs; leave --address out to start one here") from None  # fmt: skip
+        raise _cannot(
+            f"{where} cannot be reached: {str(error).splitlines()[0]}",
+            "`ray status` shows which cluster runs; leave --address out to start one here",
+        ) from None
     finally:
         # Ray ends the process on SIGTERM; whoever cared for it before saves the models first.
         if before is not None and threading.current_thread() is threading.main_thread():
@@ -153,7 +176,9 @@ def _check_address(address: str) -> None:
     if address == "auto":
         return
     if "://" in address:
-        raise ValueError("Ray Client is not supported; give HOST:PORT from a machine of the cluster, or use `ray job submit`")
+        raise ValueError(
+            "Ray Client is not supported; give HOST:PORT from a machine of the cluster, or use `ray job submit`"
+        )
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError("an address is HOST:PORT, or `auto` for the cluster that this machine belongs to")
@@ -165,13 +190,18 @@ def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
     have = int(ray.cluster_resources().get(kind, 0))
     need = sum(pool.devices for pool in plan.pools)
     if need > have:
-        raise _cannot(f"the plan needs {need} devices ({_pools(plan)}), and the cluster has {have} ({kind})",
-                      "make the pools smaller, or add machines")  # fmt: skip
+        raise _cannot(
+            f"the plan needs {need} devices ({_pools(plan)}), and the cluster has {have} ({kind})",
+            "make the pools smaller, or add machines",
+        )
     there = int(ray.cluster_resources().get("memory", 0))
     # Of GPUs Ray does not know the memory.
     if kind == "CPU" and memory > there:
-        raise _cannot(f"the plan needs {memory / 1e9:.1f} GB at least, for weights, gradients and moments, and the cluster has "
-                      f"{there / 1e9:.1f} GB", "take smaller models, split them further, or add machines")  # fmt: skip
+        raise _cannot(
+            f"the plan needs {memory / 1e9:.1f} GB at least, for weights, gradients and moments, and the cluster has "
+            f"{there / 1e9:.1f} GB",
+            "take smaller models, split them further, or add machines",
+        )
 
 
 def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: float) -> None:
@@ -187,7 +217,8 @@ def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: f
         while not group.wait(_SLICE):
             if time.monotonic() > end:
                 free = int(ray.available_resources().get(kind, 0))
-                message = f"others use the devices of the cluster: the plan needs {_pools(plan)}, and {free} are free ({kind})"
+                what = f"the plan needs {_pools(plan)}, and {free} are free ({kind})"
+                message = f"others use the devices of the cluster: {what}"
                 raise _cannot(message, "try again when they are free; `ray status` shows what is used")
 
 
@@ -196,7 +227,8 @@ def _pools(plan: Plan) -> str:
 
 
 def _environment(kind: str) -> dict[str, str]:
-    """Of every process. On CPU each has one core, and a process for each device would fill them all with its threads."""
+    """Of every process. On CPU each has one core, and a process for each device would fill them all with its
+    threads."""
     found = {"TOKENIZERS_PARALLELISM": "false"}
     if kind == "CPU":
         found |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

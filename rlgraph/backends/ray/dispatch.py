@@ -95,24 +95,34 @@ class Dispatch:
         with self.queues.turn(group.pool):
             sent = [
                 (address, frame is not None and address[1] == speakers[copy], delivery)
-                for copy, frame in frames.items() for address, delivery in self.addressed(node, group, copies[copy], frame)
-            ]  # fmt: skip
+                for copy, frame in frames.items()
+                for address, delivery in self.addressed(node, group, copies[copy], frame)
+            ]
             self.ledger.send([delivery for _, _, delivery in sent])
             who = tuple(address for address, _, _ in sent)
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
             references = []
             for address, keeps, delivery in sent:
-                order = Order(number, self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
-                              frames[group.mesh.at(address[1], "dp")] is None, keeps, dict(versions))  # fmt: skip
+                order = Order(
+                    number,
+                    self.nodes[id(node)],
+                    self.step,
+                    delivery.inputs,
+                    delivery.rows,
+                    frames[group.mesh.at(address[1], "dp")] is None,
+                    keeps,
+                    dict(versions),
+                )
                 references.append(self.processes.call(address, "fire", packed(order), *delivery.arriving))
             told = self.processes.get(references, What(who, doing(node), node))
             answers: list[Receipt] = [unpacked(each) for each in told]
             seconds = time.perf_counter() - began
             receipts = {
                 group.mesh.at(rank, "dp"): answer
-                for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True) if keeps
-            }  # fmt: skip
+                for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True)
+                if keeps
+            }
             self.trace(node, number, group, [(address, delivery) for address, _, delivery in sent], answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
@@ -123,7 +133,8 @@ class Dispatch:
     def parts(
         self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
     ) -> Iterator[Made]:
-        """What the group makes of the first so many rows, of the next ones, and so on. Parts are dealt to its copies in turn."""
+        """What the group makes of the first so many rows, of the next ones, and so on. Parts are dealt to its copies in
+        turn."""
         axis, copies, speakers = split_axis(node), group.copies(), group.speakers()
         assert axis is not None
         with self._counting:
@@ -143,8 +154,17 @@ class Dispatch:
                 addressed = list(self.addressed(node, group, ranks, body))
                 self.ledger.send([delivery for _, delivery in addressed])
                 for address, delivery in addressed:
-                    order = Order(numbers[mine[0]], self.nodes[id(node)], self.step, delivery.inputs, delivery.rows,
-                                  False, address[1] == speakers[copy], dict(versions), told)  # fmt: skip
+                    order = Order(
+                        numbers[mine[0]],
+                        self.nodes[id(node)],
+                        self.step,
+                        delivery.inputs,
+                        delivery.rows,
+                        False,
+                        address[1] == speakers[copy],
+                        dict(versions),
+                        told,
+                    )
                     for index in mine:
                         # A process does one thing after the other: it goes on when it has told of the part before.
                         call = ("next_part",) if index != mine[0] else ("fire", packed(order), *delivery.arriving)
@@ -161,13 +181,26 @@ class Dispatch:
             self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
 
     def trace(
-        self, node: Node, number: int, group: Group, sent: Sequence[tuple[Address, Delivery]], answers: Sequence[Receipt]
+        self,
+        node: Node,
+        number: int,
+        group: Group,
+        sent: Sequence[tuple[Address, Delivery]],
+        answers: Sequence[Receipt],
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
         for (address, delivery), answer in zip(sent, answers, strict=True):
             rows = max((told.size for told in delivery.rows), default=0)
-            work = self.observer.span(group.pool, f"{group.name} {address[1]}", node.name, node.op, answer.start, answer.end,
-                                      rows=rows, tokens=answer.tokens)  # fmt: skip
+            work = self.observer.span(
+                group.pool,
+                f"{group.name} {address[1]}",
+                node.name,
+                node.op,
+                answer.start,
+                answer.end,
+                rows=rows,
+                tokens=answer.tokens,
+            )
             self._work[address, number] = work
             for source, came in zip(delivery.senders(), answer.came, strict=True):
                 if source in self._work:
@@ -202,7 +235,9 @@ class Dispatch:
             ids = None
             if told.axis in receipt.named:
                 ids = Remote.of(PieceRef((number, holder[1], f"ids:{told.axis}"), holder, told.size))
-            parent = None if told.counts is None else torch.from_numpy(np.repeat(np.arange(len(told.counts)), told.counts))
+            parent = (
+                None if told.counts is None else torch.from_numpy(np.repeat(np.arange(len(told.counts)), told.counts))
+            )
             rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
         values: dict[str, Any] = {}
         for value in node.outputs:

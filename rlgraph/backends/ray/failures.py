@@ -70,7 +70,9 @@ def meaning(error: BaseException, who: Address, what: What, logs: str) -> Rlgrap
         hint = f"every machine needs the same rlgraph, Ray, torch and engines; logs are in {logs}"
         return RunError(Diagnostic("E0745", f"{shown(who)} cannot be started: {_last(cause)}", what.span, hint))
     hint = f"this may be a bug of rlgraph: please report it with the logs in {logs}"
-    return RunError(Diagnostic("E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {what.doing}", what.span, hint))
+    return RunError(
+        Diagnostic("E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {what.doing}", what.span, hint)
+    )
 
 
 def refused(error: EngineError, what: What) -> RunError:

@@ -44,15 +44,24 @@ class Links:
     def meet(self, link: str, place: int, places: int, address: str) -> None:
         """Joins the processes of a link; place 0 listens at the address."""
         host, port = address.rsplit(":", 1)
-        store = dist.TCPStore(host, int(port), places, place == 0, timedelta(seconds=self._seconds), wait_for_workers=False)
+        store = dist.TCPStore(
+            host, int(port), places, place == 0, timedelta(seconds=self._seconds), wait_for_workers=False
+        )
         self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
 
     def prepare(
-        self, link: str, name: str, transfer: Transfer, source: Sequence[Local], destination: Sequence[Local],
+        self,
+        link: str,
+        name: str,
+        transfer: Transfer,
+        source: Sequence[Local],
+        destination: Sequence[Local],
         dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Works out this place's part of a transfer."""
-        self._exchanges[name] = Exchange(transfer, self._mailboxes[link], source=source, destination=destination, dtype=dtype)
+        self._exchanges[name] = Exchange(
+            transfer, self._mailboxes[link], source=source, destination=destination, dtype=dtype
+        )
 
     def run(
         self, name: str, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None

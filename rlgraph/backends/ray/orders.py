@@ -70,7 +70,8 @@ class Order:
     versions: dict[str, int]
     """Of every model, as the column `age` counts them."""
     parts: tuple[tuple[int, int], ...] = ()
-    """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is about."""
+    """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
+    about."""
 
 
 @dataclass(frozen=True)

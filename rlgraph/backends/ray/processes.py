@@ -107,10 +107,15 @@ class Actors(Processes):
     """Ray actors."""
 
     def __init__(
-        self, jobs: Mapping[Address, Job], handles: Mapping[Address, Any], seconds: float, release: Callable[[], None],
+        self,
+        jobs: Mapping[Address, Job],
+        handles: Mapping[Address, Any],
+        seconds: float,
+        release: Callable[[], None],
         logs: str,
-    ) -> None:  # fmt: skip
-        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of Ray's."""
+    ) -> None:
+        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
+        Ray's."""
         super().__init__(jobs, seconds)
         self.handles, self.release, self.logs = handles, release, logs
         self.gone: dict[Address, str] = {}
@@ -124,7 +129,9 @@ class Actors(Processes):
 
     def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
         bound = getattr(self.handles[who], method)
-        return (bound.options(concurrency_group=ROWS, num_returns=answers) if method in _BESIDE else bound).remote(*args)
+        return (bound.options(concurrency_group=ROWS, num_returns=answers) if method in _BESIDE else bound).remote(
+            *args
+        )
 
     def get(self, references: Sequence[Any], what: What) -> list[Any]:
         import ray

@@ -36,8 +36,8 @@ class Remote(Elsewhere):
     place: np.ndarray
     """int64 [rows]"""
     column: int | None = None
-    """Of the tables that the pieces are, only the column that this node asks for: worked out where it is needed, or where
-    the rows are."""
+    """Of the tables that the pieces are, only the column that this node asks for: worked out where it is needed, or
+    where the rows are."""
 
     @classmethod
     def of(cls, ref: PieceRef) -> Remote:

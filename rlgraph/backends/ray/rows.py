@@ -35,8 +35,8 @@ class Delivery:
 
 
 class Ledger:
-    """Keeps the books of one step. Orders to a group go out in the order in which their rows were booked: who books for a
-    group has its pool meanwhile."""
+    """Keeps the books of one step. Orders to a group go out in the order in which their rows were booked: who books for
+    a group has its pool meanwhile."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -67,7 +67,9 @@ class Ledger:
     ) -> Delivery:
         lacking = _Lacking(who, self._came.setdefault(who, {}))
         # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
-        last = sorted(names, key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None)
+        last = sorted(
+            names, key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None
+        )
         inputs = {name: lacking.source(frame.values[name]) for name in last}
         rows = []
         for axis in axes:

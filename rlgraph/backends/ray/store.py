@@ -41,7 +41,8 @@ class Piece:
     kind: Type
     value: Any
     counts: tuple[Tensor | None, ...] = ()
-    """For each of the value's axes that runs inside a row, how many entries each row has; None for the axis of the rows."""
+    """For each of the value's axes that runs inside a row, how many entries each row has; None for the axis of the
+    rows."""
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,5 @@
-"""Whose weights are where, and how new: before a group works with a model, its owner's weights go there by a planned transfer."""
+"""Whose weights are where, and how new: before a group works with a model, its owner's weights go there by a planned
+transfer."""
 
 from __future__ import annotations
 
@@ -28,9 +29,7 @@ _BUCKET = 256 << 20
 class Weights:
     """Counts changes of every model, and brings weights where they are needed."""
 
-    def __init__(
-        self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer
-    ) -> None:
+    def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
         names = [model.name for model in program.models]
         self.versions = dict.fromkeys(names, 0)
@@ -97,8 +96,10 @@ class Weights:
         from_, to = self.plan.owner(source), self.plan.owner(target)
         if from_.name == to.name:
             with self.queues.turn(to.pool):
-                self.ask(What(_ranks(to), doing(node), node),
-                         lambda each: ("take_over", self.nodes[id(node)], target, source))  # fmt: skip
+                self.ask(
+                    What(_ranks(to), doing(node), node),
+                    lambda each: ("take_over", self.nodes[id(node)], target, source),
+                )
         else:
             self._move(source, from_, target, to, node, 0, node.attr("ema"))
         with self._lock:
@@ -127,16 +128,23 @@ class Weights:
     def trace(self, title: str, name: str, what: What, began: float, moved: Sequence[Moved]) -> None:
         """Tells the observer who took part in a transfer, and what went from whom to whom."""
         spans = [
-            self.observer.span(self.plan.group(group).pool, f"{group} {rank}", title, "sync", began, began + each.seconds,
-                               sent=each.sent, received=each.received, peak=each.peak)
+            self.observer.span(
+                self.plan.group(group).pool,
+                f"{group} {rank}",
+                title,
+                "sync",
+                began,
+                began + each.seconds,
+                sent=each.sent,
+                received=each.received,
+                peak=each.peak,
+            )
             for (group, rank), each in zip(what.who, moved, strict=True)
-        ]  # fmt: skip
+        ]
         for (source, destination), size in self._planned[name].items():
             self.observer.flow(spans[source], spans[destination], "weights", size)
 
-    def _plan(
-        self, name: str, source: str, from_: Group, target: str, to: Group, what: What, *, forward: bool
-    ) -> None:
+    def _plan(self, name: str, source: str, from_: Group, target: str, to: Group, what: What, *, forward: bool) -> None:
         """Plans a transfer once, from what the ranks themselves say that they have."""
         places = {who: place for place, who in enumerate(what.who)}
         held: list[Holding] = self.ask(what, lambda each: ("holding", source if each[0] == from_.name else target))
@@ -154,7 +162,9 @@ class Weights:
         """Where the processes are."""
         pools = [self.plan.group(group).pool for group, _ in who]
         numbers: dict[tuple[str, int], int] = {}
-        on = {place: numbers.setdefault(each, len(numbers)) for place, each in enumerate(zip(pools, devices, strict=True))}
+        on = {
+            place: numbers.setdefault(each, len(numbers)) for place, each in enumerate(zip(pools, devices, strict=True))
+        }
         machines = list(dict.fromkeys(each.node for each in held))
         return Topology(on, {on[place]: machines.index(each.node) for place, each in enumerate(held)})
 
@@ -196,12 +206,20 @@ class Weights:
             topology = Topology.separate(range(len(what.who)))
             transfer = reshard(source, {len(held): part}, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET)
             name = f"{link} {number}"
-            self.ask(what, lambda each, t=transfer, n=name, p=part: (  # type: ignore[misc]
-                ("prepare", link, n, t, None, p, dtype) if each == host else ("prepare", link, n, t, model, None, dtype)
-            ))  # fmt: skip
-            self.ask(what, lambda each, n=name, p=part: (  # type: ignore[misc]
-                ("write_part", n, p, dtype) if each == host else ("exchange", n, model, None, 0, None)
-            ))  # fmt: skip
+            self.ask(
+                what,
+                lambda each, t=transfer, n=name, p=part: (  # type: ignore[misc]
+                    ("prepare", link, n, t, None, p, dtype)
+                    if each == host
+                    else ("prepare", link, n, t, model, None, dtype)
+                ),
+            )
+            self.ask(
+                what,
+                lambda each, n=name, p=part: (  # type: ignore[misc]
+                    ("write_part", n, p, dtype) if each == host else ("exchange", n, model, None, 0, None)
+                ),
+            )
         self.ask(alone, lambda each: ("end_folder",))
 
 

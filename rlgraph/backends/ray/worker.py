@@ -1,4 +1,5 @@
-"""One process of a group: it has a rank's shards of the group's models, and does what it is told. An actor on a cluster."""
+"""One process of a group: it has a rank's shards of the group's models, and does what it is told. An actor on a
+cluster."""
 
 from __future__ import annotations
 
@@ -154,9 +155,13 @@ class Worker:
         with torch.no_grad():
             return packed(next(self.parts))
 
-    def in_parts(self, order: Order, node: Node, frame: Frame, start: float, came: tuple[int, ...]) -> Iterator[Receipt]:
+    def in_parts(
+        self, order: Order, node: Node, frame: Frame, start: float, came: tuple[int, ...]
+    ) -> Iterator[Receipt]:
         sizes = [rows for _, rows in order.parts]
-        for (number, _), (rows, made) in zip(order.parts, generate_parts(node, frame, self.session, sizes), strict=True):
+        for (number, _), (rows, made) in zip(
+            order.parts, generate_parts(node, frame, self.session, sizes), strict=True
+        ):
             asked = Frame(frame.types, self.dtype)
             asked.add_rows(rows)
             yield self.receipt(number, order.keeps, node, asked, made, start, came)
@@ -169,13 +174,19 @@ class Worker:
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
-        return Receipt(start, time.time(), rows, named, sizes, metrics=dict(self.session.metrics), tokens=tokens, came=came)
+        return Receipt(
+            start, time.time(), rows, named, sizes, metrics=dict(self.session.metrics), tokens=tokens, came=came
+        )
 
     def frame(self, phase: str, order: Order) -> Frame:
         """The rows and values that an order names."""
         frame = Frame(self.types[phase], self.dtype)
         for told in order.rows:
-            parent = None if told.counts is None else torch.from_numpy(np.repeat(np.arange(told.counts.shape[0]), told.counts))
+            parent = (
+                None
+                if told.counts is None
+                else torch.from_numpy(np.repeat(np.arange(told.counts.shape[0]), told.counts))
+            )
             ids = None if told.ids is None else self.wanted(told.ids).value
             frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
         for name, source in order.inputs.items():
@@ -204,7 +215,9 @@ class Worker:
         value = column_of(node, piece.value, piece.kind, self.session)
         known = piece.kind.columns().get(node.attr("name"))
         own = known.axis if known and known.axis else piece.kind.axis
-        counts = next(found for axis, found in zip(axes_of(piece.kind), piece.counts, strict=True) if axis.key == own.key)
+        counts = next(
+            found for axis, found in zip(axes_of(piece.kind), piece.counts, strict=True) if axis.key == own.key
+        )
         return Piece(TensorType("any", own), value, (counts,))
 
     def keep(
@@ -245,9 +258,14 @@ class Worker:
         self.links.meet(link, place, places, address)
 
     def prepare(
-        self, link: str, name: str, transfer: Transfer, source: str | None, destination: str | Sequence[Local] | None,
+        self,
+        link: str,
+        name: str,
+        transfer: Transfer,
+        source: str | None,
+        destination: str | Sequence[Local] | None,
         dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own."""
         sides = [side if isinstance(side, (tuple, list)) else self._layout(side) for side in (source, destination)]
         self.links.prepare(link, name, transfer, *sides, dtype)
@@ -256,7 +274,8 @@ class Worker:
         return () if model is None else self.session.models[model].engine.layout()
 
     def exchange(self, name: str, source: str | None, destination: str | None, lag: int, ema: float | None) -> Moved:
-        """Takes part in a transfer: sends a model's weights, of so many versions ago, and writes them to a model here."""
+        """Takes part in a transfer: sends a model's weights, of so many versions ago, and writes them to a model
+        here."""
         sent: Mapping[str, Tensor] = {}
         if source is not None:
             state = self.session.models[source]
@@ -309,8 +328,11 @@ def _environments(program: Program, group: Group) -> frozenset[str]:
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
     return {
         axis.key: axis
-        for kinds in types.values() for kind in kinds.values() for own in axes_of(kind) for axis in own.path()
-    }  # fmt: skip
+        for kinds in types.values()
+        for kind in kinds.values()
+        for own in axes_of(kind)
+        for axis in own.path()
+    }
 
 
 def _counts(axis: Axis, frame: Frame) -> Tensor | None:

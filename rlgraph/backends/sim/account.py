@@ -36,7 +36,8 @@ def pool_time(pool: str, works: Iterable[Work], began: float, ended: float) -> P
 
 
 def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:
-    """The chain that ends last: each work began when the one before it had ended. Nothing else would make the step shorter."""
+    """The chain that ends last: each work began when the one before it had ended. Nothing else would make the step
+    shorter."""
     chain: list[Work] = []
     work = max(works, key=lambda work: work.end, default=None)
     while work is not None and work.start >= began:

@@ -26,9 +26,14 @@ class SimBackend(Placed):
     """Runs a program by a plan in virtual time. Its steps take the seconds that a predictor says."""
 
     def __init__(
-        self, program: Program, plan: Plan, predictor: Prediction, workload: Workload, seed: int = 0,
+        self,
+        program: Program,
+        plan: Plan,
+        predictor: Prediction,
+        workload: Workload,
+        seed: int = 0,
         observer: Observer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.program, self.plan, self.seed = program, plan, seed
         self.observer = observer or Silent()
         self.dtype = torch.float32

@@ -68,9 +68,9 @@ class Held(Elsewhere):
         inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
         return float(self.response.sum()) if inner else float(self.rows)
 
-
     def shares(self, key: str) -> np.ndarray:
-        """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key` shuffles.
+        """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
+        shuffles.
 
         What a row gets depends on its number alone, not on the slice or block that it comes in.
         """

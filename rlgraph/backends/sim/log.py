@@ -49,10 +49,16 @@ class Log:
         self._teller = Teller(observer)
 
     def take(
-        self, name: str, op: str, groups: Sequence[Group], fired: float, parts: Mapping[str, float],
+        self,
+        name: str,
+        op: str,
+        groups: Sequence[Group],
+        fired: float,
+        parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
-    ) -> Work:  # fmt: skip
-        """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and tokens."""
+    ) -> Work:
+        """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
+        tokens."""
         clock = self.clock
         start, after = clock.now, clock.cause
         assert after is None or isinstance(after, Work)

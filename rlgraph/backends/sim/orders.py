@@ -121,7 +121,8 @@ class SimOrders:
     # Time
 
     def begun(self, node: Node, frame: Frame, group: Group, batches: Sequence[Batch]) -> dict[str, float]:
-        """What passes before the work itself: the order, the model's way back to the devices, the rows' way to the group."""
+        """What passes before the work itself: the order, the model's way back to the devices, the rows' way to the
+        group."""
         predictor, model = self.log.predictor, _model(node, frame)
         spent = {"order": predictor.order(group.name).seconds}
         if model is not None:
@@ -134,7 +135,9 @@ class SimOrders:
             if isinstance(value, Held) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
                 sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, group.name).entries(kind))
-        spent["transfer"] = sum(predictor.rows(source, group.name, tokens).seconds for source, tokens in sent.items() if tokens)
+        spent["transfer"] = sum(
+            predictor.rows(source, group.name, tokens).seconds for source, tokens in sent.items() if tokens
+        )
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def fresh(self, value: Held, group: str) -> Held:
@@ -188,7 +191,9 @@ class SimOrders:
         axis, count = axis_of(node.outputs[0].type), node.attr("n")
         assert axis is not None and above is not None
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
-        made = replace(_rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count))
+        made = replace(
+            _rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count)
+        )
         made = replace(made, response=made.drawn(self.workload.answers(node.attr("max_tokens")), self.key(node)))
         rows = []
         if axis.key != above.key:
@@ -278,5 +283,3 @@ def _counts(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
 def _parts(cost: Cost) -> dict[str, float]:
     named = ("compute", "memory", "communication", "bubble", "overhead")
     return {name: getattr(cost, name) for name in named if getattr(cost, name)}
-
-

@@ -42,7 +42,9 @@ class Work:
 class Watcher(Protocol):
     """Who draws a timeline: an observer, a trace."""
 
-    def span(self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object) -> int: ...
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int: ...
 
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
 

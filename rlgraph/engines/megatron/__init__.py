@@ -1,5 +1,5 @@
-"""Training and scoring with Megatron-core: tensor, pipeline and data parallel. Importing it without megatron-core raises
-`EngineError`."""
+"""Training and scoring with Megatron-core: tensor, pipeline and data parallel. Importing it without megatron-core
+raises `EngineError`."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 class MegatronEngine:
     """One rank's part of a model. Implements `Engine`, but for `generate`.
 
-    All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp) have
-    rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients. All ranks
-    of the last stage have results, not the one alone that `speaks`.
+    All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp)
+    have rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients.
+    All ranks of the last stage have results, not the one alone that `speaks`.
     """
 
     def __init__(
@@ -74,8 +74,9 @@ class MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.engines.copies.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: padded tokens in a
-        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises EngineError
-        for a source that cannot be used, a family that is not known, and a mesh that does not fit the model or this process.
+        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises
+        EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
+        or this process.
         """
         rank = settle(mesh)
         codec = load_codec(spec)
@@ -130,8 +131,8 @@ class MegatronEngine:
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its `loss`,
-        its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
+        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its
+        `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
         if self._trainer is None:
             self._trainer = Trainer(self.model, self._distributed)
         self._trainer.clear()

@@ -14,8 +14,8 @@ from rlgraph.ir.mesh import Mesh
 def settle(mesh: Mesh) -> int:
     """Lays torch's default process group out as the mesh, and returns this process's rank on it. All ranks call it.
 
-    Models of one process share the mesh. Raises EngineError where the process has joined no group or one of another size,
-    or has settled on another mesh.
+    Models of one process share the mesh. Raises EngineError where the process has joined no group or one of another
+    size, or has settled on another mesh.
     """
     if not dist.is_initialized() or dist.get_world_size() != mesh.size:
         there = dist.get_world_size() if dist.is_initialized() else "no"
@@ -38,7 +38,8 @@ def settle(mesh: Mesh) -> int:
     )
     if split != (tp, pp):
         raise EngineError(
-            f"this process has a model split over tp={split[0]}, pp={split[1]}: one over {mesh} needs processes of its own"
+            f"this process has a model split over tp={split[0]}, pp={split[1]}: one over {mesh} needs processes of its "
+            "own"
         )
     assert all(mesh.at(rank, axis) == at for axis, at in here.items()), f"Megatron counts ranks otherwise: {here}"
     return rank

@@ -55,8 +55,8 @@ def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype, recompute: b
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
-    """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well draw the
-    padding token; where its embedding is 0, the norm above it would have a gradient out of all proportion."""
+    """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well
+    draw the padding token; where its embedding is 0, the norm above it would have a gradient out of all proportion."""
 
     def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
         return torch.where((args[0] == token)[..., None], found.detach(), found)
@@ -73,7 +73,8 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
 
 
 class Scalar(nn.Linear):
-    """One number for each hidden state, in place of the vocabulary's projection. Each tensor-parallel rank has all of it."""
+    """One number for each hidden state, in place of the vocabulary's projection. Each tensor-parallel rank has all of
+    it."""
 
     def __init__(self, hidden: int, bias: bool) -> None:
         super().__init__(hidden, 1, bias)
@@ -85,7 +86,8 @@ class Scalar(nn.Linear):
 
 
 class Places:
-    """Lets an output layer read the hidden states of some places only: most of a row has nothing to say to the vocabulary."""
+    """Lets an output layer read the hidden states of some places only: most of a row has nothing to say to the
+    vocabulary."""
 
     def __init__(self, model: GPTModel) -> None:
         self._at: tuple[Tensor, Tensor] | None = None
@@ -118,8 +120,8 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         layernorm_epsilon=shape.norm_eps,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Weights are read afterwards; and where none are, in a padded vocabulary, are zeros. (Without its initialization it
-        # would forget which parameters are split, and leave most of them out of the gradient's norm.)
+        # Weights are read afterwards; and where none are, in a padded vocabulary, are zeros. (Without its
+        # initialization it would forget which parameters are split, and leave most of them out of the gradient's norm.)
         init_method=nn.init.zeros_,
         output_layer_init_method=nn.init.zeros_,
         use_cpu_initialization=not torch.cuda.is_available(),

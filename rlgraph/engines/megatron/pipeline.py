@@ -43,8 +43,8 @@ class Pipeline:
         )
 
     def gradients(self, chunk: nn.Module, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> float:
-        """Adds to the gradients of `chunk`, the model as its optimizer wraps it, those of the blocks' losses; returns the
-        losses' sum, 0 on ranks before the last stage."""
+        """Adds to the gradients of `chunk`, the model as its optimizer wraps it, those of the blocks' losses; returns
+        the losses' sum, 0 on ranks before the last stage."""
 
         def loss(batch: Batch, part: Micro, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             value = part.loss(batch.answers(_wide(output), self._softmax))

@@ -17,7 +17,8 @@ _own: list[tuple[Any, str, Any]] = []
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Around each call into megatron-core, in the thread that calls; it may be nested. Does nothing where CUDA is there."""
+    """Around each call into megatron-core, in the thread that calls; it may be nested. Does nothing where CUDA is
+    there."""
     if torch.cuda.is_available():
         yield
         return

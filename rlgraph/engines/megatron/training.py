@@ -19,8 +19,8 @@ from rlgraph.engines.base import EngineError, TrainOptions
 class Trainer:
     """Megatron's buffers of gradients around a model, and its AdamW; narrow weights are updated through float32 copies.
 
-    All ranks make it and call it together. It moves the parameters into buffers of its own: a view of one that was taken
-    before shows old weights after the first update.
+    All ranks make it and call it together. It moves the parameters into buffers of its own: a view of one that was
+    taken before shows old weights after the first update.
     """
 
     def __init__(self, model: GPTModel, distributed: bool) -> None:

@@ -1,4 +1,5 @@
-"""Log-probabilities and entropies of logits that are split by vocabulary: three numbers a row travel, never the logits."""
+"""Log-probabilities and entropies of logits that are split by vocabulary: three numbers a row travel, never the
+logits."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from torch import Tensor
 def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, first: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each row's token, and the entropy in nats of its distribution, float [M] each, on each rank.
+    """The log-probability of each row's token, and the entropy in nats of its distribution, float [M] each, on each
+    rank.
 
-    logits: [M, n], the columns of this rank, from number `first` of the vocabulary on; n is at least 1. tokens: int64 [M].
+    logits: [M, n], the columns of this rank, from number `first` of the vocabulary on; n is at least 1. tokens: int64
+    [M].
     """
     found: tuple[Tensor, Tensor] = _LogSoftmax.apply(logits, tokens, first, group)
     return found

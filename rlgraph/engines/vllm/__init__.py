@@ -1,1 +1,2 @@
-"""Generation with vLLM: an engine in each rank's own process, whose draws belong to rows and whose parameters lie open."""
+"""Generation with vLLM: an engine in each rank's own process, whose draws belong to rows and whose parameters lie
+open."""

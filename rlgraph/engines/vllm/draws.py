@@ -1,4 +1,5 @@
-"""Drawing tokens inside vLLM exactly as `rlgraph.engines.sampling` draws them: by the row's key and the token's place."""
+"""Drawing tokens inside vLLM exactly as `rlgraph.engines.sampling` draws them: by the row's key and the token's
+place."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample]) -> Gener
 class VllmEngine(OnlyGenerates):
     """One rank's part of a language model that generates. Implements what `Engine` says of generation and of shards.
 
-    All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies along dp
-    know nothing of each other.
+    All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
+    along dp know nothing of each other.
     """
 
     def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
@@ -101,7 +101,8 @@ class VllmEngine(OnlyGenerates):
     def generate(
         self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
     ) -> Generation:
-        """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if given."""
+        """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
+        given."""
         if weights is not None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys)
@@ -111,7 +112,8 @@ class VllmEngine(OnlyGenerates):
     def parts(
         self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, sizes: Sequence[int]
     ) -> Iterator[Generation]:
-        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row ends."""
+        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
+        ends."""
         starts = self._started(prompts).rows()
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         ended: dict[int, Sample] = {}

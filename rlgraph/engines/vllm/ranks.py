@@ -16,15 +16,16 @@ _SEGMENTS = Path("/dev/shm")
 
 
 class RankExecutor(UniProcExecutor):
-    """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and their
-    schedulers, which are deterministic, then agree on each step.
+    """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and
+    their schedulers, which are deterministic, then agree on each step.
 
     The engine's `additional_config` says where the ranks meet, `address` ("host:port"), and which one this is, `rank`.
     """
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        # All ranks have mapped the shared memory through which they talk on a CPU; its name would outlive a killed process.
+        # All ranks have mapped the shared memory through which they talk on a CPU; its name would outlive a killed
+        # process.
         ident, rank = os.environ.get("VLLM_DIST_IDENT"), self.vllm_config.additional_config["rank"]
         for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
             segment.unlink(missing_ok=True)

@@ -32,10 +32,11 @@ class Limits:
     row_tokens: int | None = None
     """Longest row, prompt and response together; None: as long as the model's positions reach."""
     cache_bytes: int | None = None
-    """Of this rank's key-value cache, which has at least one longest row. Rows that do not fit wait, or are computed again.
-    None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
+    """Of this rank's key-value cache, which has at least one longest row. Rows that do not fit wait, or are computed
+    again. None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
-    """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache takes."""
+    """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache
+    takes."""
 
 
 def start(
@@ -64,7 +65,9 @@ def start(
         max_num_seqs=limits.rows,
         enable_prefix_caching=True,
         block_size=_BLOCK if on_cpu() else None,
-        kv_cache_memory_bytes=_cache_bytes(shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize),
+        kv_cache_memory_bytes=_cache_bytes(
+            shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize
+        ),
         gpu_memory_utilization=limits.gpu_memory_utilization,
         logits_processors=["rlgraph.engines.vllm.draws:RowDraws"],
         # The place of a token is the number of those before it, and they must be known when it is drawn.
@@ -78,8 +81,8 @@ def start(
     except (ValueError, NotImplementedError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EngineError(f"vLLM cannot start with this model: {first}") from error
-    # An engine that is dropped would take torch.distributed down for everything else in this process. What remains of that
-    # is to let the garbage collector look again at all that vLLM has hidden from it.
+    # An engine that is dropped would take torch.distributed down for everything else in this process. What remains of
+    # that is to let the garbage collector look again at all that vLLM has hidden from it.
     engine.engine_core._finalizer.detach()
     gc.unfreeze()
     return engine
@@ -112,7 +115,8 @@ def _ranks(mesh: Mesh, rank: int, address: str | None) -> dict[str, Any]:
 
 
 def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsize: int) -> int | None:
-    """Keys and values in whole blocks, on a GPU, too; vLLM keeps one block for itself. None: as many as there is room for."""
+    """Keys and values in whole blocks, on a GPU, too; vLLM keeps one block for itself. None: as many as there is room
+    for."""
     wanted = limits.cache_bytes
     if wanted is None:
         if not on_cpu():

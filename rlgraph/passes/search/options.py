@@ -40,9 +40,15 @@ class Option:
     __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "way")
 
     def __init__(
-        self, way: Way, copies: int, split: Split, offload: bool, seconds: tuple[float, ...], resident: float,
+        self,
+        way: Way,
+        copies: int,
+        split: Split,
+        offload: bool,
+        seconds: tuple[float, ...],
+        resident: float,
         active: tuple[float, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.way, self.copies, self.offload = way, copies, offload
         self.seconds = seconds
         """Of each of the part's tasks, as often as it is done in a step."""
@@ -71,9 +77,14 @@ class Way:
     __slots__ = ("active", "fixed", "known", "paces", "shared", "spot", "update")
 
     def __init__(
-        self, spot: Spot, paces: Sequence[Pace | None], update: Update | None, fixed: float, shared: float,
+        self,
+        spot: Spot,
+        paces: Sequence[Pace | None],
+        update: Update | None,
+        fixed: float,
+        shared: float,
         active: Sequence[float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spot, self.update = spot, update
         self.paces = tuple(paces)
         """Of each of the part's tasks; None: it samples."""
@@ -90,8 +101,8 @@ class Options:
     def __init__(
         self, tasks: Sequence[Task], constants: Constants, engines: Sequence[str], *, offload: bool = True
     ) -> None:
-        """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory while
-        they are not at work."""
+        """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
+        while they are not at work."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self._ways: dict[tuple[int, int], list[Way]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
@@ -201,7 +212,11 @@ class Options:
         seconds, again = [], []
         for place, number in enumerate(part.tasks):
             task = self.tasks[number]
-            once = extra + rows(task.tokens, copies, spot.island, constants).seconds + self.working(part, way, place, copies)
+            once = (
+                extra
+                + rows(task.tokens, copies, spot.island, constants).seconds
+                + self.working(part, way, place, copies)
+            )
             if task.op == "train" and way.update:
                 once += way.update.cost(copies).seconds
             seconds.append(once * task.times)
@@ -231,15 +246,15 @@ def legal(shape: Shape, engine: str, kind: Kind, per_node: int) -> tuple[tuple[i
     if engine == "transformers":
         return ((1, 1),)
     tensor = [2**power for power in range(12) if 2**power <= 2 * per_node]
-    stages = [pp for pp in range(1, min(shape.layers, 64) + 1) if shape.layers % pp == 0] if engine == "megatron" else [1]
-    return tuple(
-        (tp, pp) for tp in tensor for pp in stages if not problems(shape, engine, mesh(1, pp, tp), kind)
+    stages = (
+        [pp for pp in range(1, min(shape.layers, 64) + 1) if shape.layers % pp == 0] if engine == "megatron" else [1]
     )
+    return tuple((tp, pp) for tp in tensor for pp in stages if not problems(shape, engine, mesh(1, pp, tp), kind))
 
 
 def _copies(part: Part, units: Sequence[float], most: int) -> Iterator[int]:
-    """How many data-parallel copies a part can have, most first: what is pinned, or the fewest for each number of rows that
-    the fullest copy can have. More copies would wait, and have to be told."""
+    """How many data-parallel copies a part can have, most first: what is pinned, or the fewest for each number of rows
+    that the fullest copy can have. More copies would wait, and have to be told."""
     if part.pin and part.pin.dp:
         if part.pin.dp <= most:
             yield part.pin.dp
@@ -251,8 +266,8 @@ def _copies(part: Part, units: Sequence[float], most: int) -> Iterator[int]:
 
 
 def _undominated(found: Sequence[Option], part: Part) -> list[Option]:
-    """Those that no other one beats in every task's time and memory, and, if the model's weights are brought from here or to
-    here, in how fast they come."""
+    """Those that no other one beats in every task's time and memory, and, if the model's weights are brought from here
+    or to here, in how fast they come."""
     kept: list[Option] = []
     keys: dict[object, list[tuple[float, ...]]] = {}
     for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
@@ -266,14 +281,15 @@ def _undominated(found: Sequence[Option], part: Part) -> list[Option]:
 
 
 def _brought(option: Option, part: Part) -> tuple[object, tuple[float, ...]]:
-    """What decides how fast weights come from a part, or to it (`cost.time.sync`): of options of the same group, they come at
-    least as fast with the one that is the lesser in each number."""
+    """What decides how fast weights come from a part, or to it (`cost.time.sync`): of options of the same group, they
+    come at least as fast with the one that is the lesser in each number."""
     if not (part.trained and part.draws):
         return None, ()
     spot = option.way.spot
     reach, per_node = spot.tp * spot.pp, spot.island.per_node
     if _alike(part, spot) or per_node & (per_node - 1):
-        # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as good.
+        # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
+        # good.
         return option.split, ()
     width = -min(option.devices, per_node)
     if part.work == "draw":

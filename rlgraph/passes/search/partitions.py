@@ -12,8 +12,8 @@ from rlgraph.passes.search.problem import Block, Blocks
 
 
 def partitions(parts: Sequence[Part], cluster: Cluster, fixed: Sequence[tuple[str, int]]) -> Iterator[Blocks]:
-    """Every set partition of the parts, its pools on every choice of islands. Pools of the schedule are there in all of them,
-    and hold what is pinned to them."""
+    """Every set partition of the parts, its pools on every choice of islands. Pools of the schedule are there in all of
+    them, and hold what is pinned to them."""
     names = [name for name, _ in fixed]
     held: list[list[int]] = [[] for _ in fixed]
     free = []
@@ -48,7 +48,8 @@ def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], parts: Sequenc
 
 
 def _kind(part: Part, tasks: Sequence[Task]) -> object:
-    """What is the same of parts that can be exchanged. A part that is tied to another one, or pinned, is like no other."""
+    """What is the same of parts that can be exchanged. A part that is tied to another one, or pinned, is like no
+    other."""
     if part.pin or part.trained and part.draws:
         return part.name
     own = set(part.tasks)

@@ -55,8 +55,8 @@ class Part:
 
 
 def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Part]:
-    """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule takes a
-    part apart."""
+    """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule
+    takes a part apart."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
     found, wrong = [], []
     for model in program.models:

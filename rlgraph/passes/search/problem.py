@@ -51,16 +51,20 @@ class Problem:
     """The step's work, its parts, and the cluster."""
 
     def __init__(
-        self, tasks: Sequence[Task], parts: Sequence[Part], cluster: Cluster, constants: Constants, options: Options, goal: Goal
+        self,
+        tasks: Sequence[Task],
+        parts: Sequence[Part],
+        cluster: Cluster,
+        constants: Constants,
+        options: Options,
+        goal: Goal,
     ) -> None:
         self.tasks, self.parts, self.cluster, self.constants = tasks, parts, cluster, constants
         self.options, self.goal = options, goal
         self._ways: dict[Blocks, Way] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(part.model, part.work == "draw"): number for number, part in enumerate(parts)}
-        self.part_of = [
-            own[task.model, task.op in DRAWING] if task.model else None for task in tasks
-        ]
+        self.part_of = [own[task.model, task.op in DRAWING] if task.model else None for task in tasks]
         """For each task its part; None: the host does it."""
         self.syncs = [
             (own[part.model, False], number)
@@ -93,7 +97,9 @@ class Problem:
         """Seconds of each task that the host does."""
         host = self.constants.host
         return [
-            0.0 if task.model else task.times * (host.node + task.rows * (host.function_row if task.op == "call" else host.row))
+            0.0
+            if task.model
+            else task.times * (host.node + task.rows * (host.function_row if task.op == "call" else host.row))
             for task in self.tasks
         ]
 

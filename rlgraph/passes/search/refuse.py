@@ -32,7 +32,8 @@ class _Smallest:
 
 
 def refuse(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool]) -> list[Diagnostic]:
-    """Of each part that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a cluster."""
+    """Of each part that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
+    cluster."""
     hint = _way_out(problem.cluster, fits)
     found = []
     for number, part in enumerate(problem.parts):
@@ -62,7 +63,8 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
     moment = f"during `{problem.tasks[part.tasks[at]].name}`" if at is not None and part.tasks else "in every step"
     room = usable(least.island, problem.constants)
     message = (
-        f"`{part.name}` needs {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, split as far as it can "
+        f"`{part.name}` needs {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, split as far "
+        "as it can "
         f"be on {least.island.devices} of them, and {show(max(0.0, room), 'bytes')} can be used"
     )
     return Diagnostic("E0930", message, part.pin.span if part.pin else NO_SPAN, hint)
@@ -71,16 +73,24 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
 def _impossible(part: Part, cluster: Cluster) -> Diagnostic:
     message = f"no split of `{part.name}` is possible on {cluster.text}"
     if part.pin:
-        return Diagnostic("E0931", f"{message} as the schedule wants it", part.pin.span,
-                          "leave out `tp`, `pp` or `dp`, or give the pool more devices")  # fmt: skip
-    return Diagnostic("E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others")
+        return Diagnostic(
+            "E0931",
+            f"{message} as the schedule wants it",
+            part.pin.span,
+            "leave out `tp`, `pp` or `dp`, or give the pool more devices",
+        )
+    return Diagnostic(
+        "E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others"
+    )
 
 
 def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
     names = ", ".join(f"`{part.name}`" for part in problem.parts)
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
-        message = f"the pools of the schedule have {wanted} devices, and {problem.cluster.text} has {problem.cluster.devices}"
+        message = (
+            f"the pools of the schedule have {wanted} devices, and {problem.cluster.text} has {problem.cluster.devices}"
+        )
         return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
     message = f"{names} do not fit together on {problem.cluster.text}, however they share its memory"
     return Diagnostic("E0933", message, schedule.span, hint)
@@ -101,4 +111,7 @@ def _larger(cluster: Cluster) -> Iterator[tuple[int, Cluster]]:
         nodes = nodes + max(1, nodes // 2)
         island = replace(first, nodes=nodes)
         head, _, rest = cluster.text.partition("x")
-        yield nodes, replace(cluster, islands=(island, *others), text=f"{nodes}x{rest}" if head.isdigit() else cluster.text)
+        yield (
+            nodes,
+            replace(cluster, islands=(island, *others), text=f"{nodes}x{rest}" if head.isdigit() else cluster.text),
+        )

@@ -1,8 +1,10 @@
 """Branch and bound over pools, devices and splits.
 
-    1. For each partition of the parts, the devices of its pools are a box: a range of sizes for each. A box is bounded by the
+    1. For each partition of the parts, the devices of its pools are a box: a range of sizes for each. A box is bounded
+    by the
        time that a step takes when every task is as fast as on the most devices of the range.
-    2. The box with the least bound is halved, until it is one allocation. Boxes that cannot beat the best plan are dropped.
+    2. The box with the least bound is halved, until it is one allocation. Boxes that cannot beat the best plan are
+    dropped.
     3. For an allocation, each part's options are tried, fastest first, as far as the pools' memory and the bound allow.
 
 The bound of what was dropped or left is what no plan can beat: it proves how good the best one is.
@@ -169,7 +171,8 @@ class Search:
         return tuple(self.sizes[block.island][place] for block, place in zip(blocks, places, strict=True))
 
     def middle(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
-        """An allocation of a box that uses its devices: the least of each, and the rest in proportion to what each may have."""
+        """An allocation of a box that uses its devices: the least of each, and the rest in proportion to what each may
+        have."""
         low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
         found = list(low)
         for island, whole in enumerate(self.problem.cluster.islands):
@@ -216,11 +219,9 @@ class Search:
         }
         return fit if all(fit.values()) else None
 
-    def relaxed(
-        self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]
-    ) -> float:
-        """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two parts
-        together: how the one that trains is split decides how fast they come."""
+    def relaxed(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
+        """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two
+        parts together: how the one that trains is split decides how fast they come."""
         if not self.problem.syncs:
             return self.tied(blocks, devices, candidates)
         source, target = self.problem.syncs[0]
@@ -238,7 +239,8 @@ class Search:
     def unlike(
         self, source: int, splits: Sequence[list[Option]], targets: Sequence[Option], together: bool
     ) -> list[list[Option]]:
-        """Of some splits those that no other one beats in what the part itself takes, and in when its weights are there."""
+        """Of some splits those that no other one beats in what the part itself takes, and in when its weights are
+        there."""
         known: list[tuple[float, ...]] = []
         found = []
         for own in splits:
@@ -275,8 +277,8 @@ class Search:
     # Options
 
     def settle(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
-        """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is known.
-        Whether that is settled: not where some could be better with more devices than the least."""
+        """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is
+        known. Whether that is settled: not where some could be better with more devices than the least."""
         high = high or low
         if low == high:
             if (blocks, low) in self._settled:

@@ -35,8 +35,8 @@ def weights(seed: int) -> str:
 
 
 RATE = "lr=0.003, eps=0.001"
-"""Adam divides each gradient by its size and this number. With a small one it would make steps of nothing but rounding, for
-weights on which the loss does not depend; and it would not see a gradient of the wrong size."""
+"""Adam divides each gradient by its size and this number. With a small one it would make steps of nothing but rounding,
+for weights on which the loss does not depend; and it would not see a gradient of the wrong size."""
 
 PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "grpo": (
@@ -47,7 +47,7 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": RATE, "lr=5e-6": RATE, "parts=8": "parts=2"},
         {"base": weights(0), "judge": weights(7), "prompts": 'jsonl("prompts.jsonl", batch=9)'},
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""A cluster on this machine for the tests of a file. This folder is no package: it would hide Ray from those who import it."""
+"""A cluster on this machine for the tests of a file. This folder is no package: it would hide Ray from those who import
+it."""
 
 from __future__ import annotations
 

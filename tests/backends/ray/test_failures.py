@@ -1,4 +1,5 @@
-"""What goes wrong on a cluster: each run ends with the process, the work and what to do, soon, and leaves nothing behind."""
+"""What goes wrong on a cluster: each run ends with the process, the work and what to do, soon, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -122,12 +123,14 @@ def plan(program: Program, play: int = 0, **ranks: int) -> Plan:
     names = tuple(model.name for model in program.models)
     sizes = {name: copies for name, copies in {"learn": 1, **ranks, "play": play}.items() if copies}
     groups = tuple(
-        Group(name, name, "transformers", mesh(copies, 1, 1), tuple(range(copies)), names) for name, copies in sizes.items()
+        Group(name, name, "transformers", mesh(copies, 1, 1), tuple(range(copies)), names)
+        for name, copies in sizes.items()
     )
     roles = tuple(
         Role(model, operation, "play" if play and operation == "generate" else "learn")
-        for model, found in operations(program).items() for operation in sorted(found)
-    )  # fmt: skip
+        for model, found in operations(program).items()
+        for operation in sorted(found)
+    )
     pools = (Pool(HOST, 0), *(Pool(name, copies) for name, copies in sizes.items()))
     host = Group(HOST, HOST, HOST, mesh(), ())
     return Plan(program.name, pools, (host, *groups), roles, tuple((name, "learn") for name in names))
@@ -211,7 +214,9 @@ def test_exceptions_and_a_killed_rank(folder: Path) -> None:
     told = alone(two_copies, folder)
     assert "LookupError: no answer is known" in told["user"]
     assert told["user"] == told["same"]
-    assert told["bug"].startswith("error[E0744]: rank 1 of learn failed: KeyError: 'nobody'; it was asked for its layout")
+    assert told["bug"].startswith(
+        "error[E0744]: rank 1 of learn failed: KeyError: 'nobody'; it was asked for its layout"
+    )
     assert "logs are in /" in told["bug"] or "the logs in /" in told["bug"]
     assert told["killed"].startswith("error[E0740]: rank 1 of learn is gone")
     assert "it was asked for `train` for `actor" in told["killed"]
@@ -330,15 +335,18 @@ def test_what_a_cluster_cannot_hold(folder: Path) -> None:
 def command(mark: str, folder: Path, *options: str) -> subprocess.Popen[str]:
     """`rlgraph run`, in a session of its own as in a terminal of its own."""
     (folder / "p.rlf").write_text(shipped("grpo", SWAPS))
-    (folder / "p.rls").write_text(
-        "schedule grpo\npool all = 1 devices\nplace actor, ref on all(engine=transformers)\n"
-    )
+    (folder / "p.rls").write_text("schedule grpo\npool all = 1 devices\nplace actor, ref on all(engine=transformers)\n")
     changes = [word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}")]
     line = [sys.executable, "-m", "rlgraph", "run", "p.rlf", "p.rls", "--backend", "ray", *changes, *options]
     return subprocess.Popen(
-        line, cwd=folder, env=os.environ | {MARK: mark}, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        line,
+        cwd=folder,
+        env=os.environ | {MARK: mark},
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def wait_for(found: Callable[[], bool], limit: float = 120.0) -> None:
@@ -358,14 +366,20 @@ def ended(run: subprocess.Popen[str], limit: float) -> tuple[int, str]:
     return run.returncode, text
 
 
-def test_two_runs_of_which_one_is_interrupted_and_one_killed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_two_runs_of_which_one_is_interrupted_and_one_killed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Both are in the middle of a step, in a function of the user's that does not come back."""
     other = tmp_path_factory.mktemp("other")
     (other / "user.py").write_text(USER)
     with nothing_left() as mark:
         runs = {where: command(mark, where, "--out", "out", "--steps", "100000") for where in (folder, other)}
         for where in runs:
-            wait_for(lambda at=where: (at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0)  # type: ignore[misc]
+            wait_for(
+                lambda at=where: (
+                    (at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0
+                )
+            )  # type: ignore[misc]
             (where / "sleep").touch()
         for where in runs:
             wait_for((where / "sleeping").is_file)

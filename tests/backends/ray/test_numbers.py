@@ -30,47 +30,65 @@ ray.cloudpickle.register_pickle_by_value(sys.modules["actors"])
 
 CLOSE = 1e-5
 DRIFTED = 1e-4
-"""Between log-probabilities by weights that two engines trained: the last digits of the weights differ, and each logit adds
-many of them up."""
+"""Between log-probabilities by weights that two engines trained: the last digits of the weights differ, and each logit
+adds many of them up."""
 
 PLANS = {
-    "ppo: tp2 to two": ("ppo", """
+    "ppo: tp2 to two": (
+        "ppo",
+        """
 pool learn = 2 devices
 pool play = 2 devices
 place actor.train, actor.logprobs, critic, ref, reward on learn(engine=megatron, tp=2)
 place actor.generate on play(engine=vllm)
-"""),
-    "ppo: one pool": ("ppo", """
+""",
+    ),
+    "ppo: one pool": (
+        "ppo",
+        """
 pool all = 2 devices
 place actor.train, actor.logprobs, critic, ref, reward on all(engine=megatron, tp=2)
 place actor.generate on all(engine=vllm)
-"""),
-    "ppo: critic apart": ("ppo", """
+""",
+    ),
+    "ppo: critic apart": (
+        "ppo",
+        """
 pool learn = 1 devices
 pool judge = 2 devices
 pool play = 1 devices
 place actor.train, actor.logprobs, ref on learn(engine=megatron)
 place critic, reward on judge(engine=megatron, pp=2)
 place actor.generate on play(engine=vllm)
-"""),
-    "ppo: copies": ("ppo", """
+""",
+    ),
+    "ppo: copies": (
+        "ppo",
+        """
 pool all = 2 devices
 place actor, critic, ref, reward on all(engine=transformers, dp=2)
-"""),
-    "grpo: tp2 x pp2 to two": ("grpo", """
+""",
+    ),
+    "grpo: tp2 x pp2 to two": (
+        "grpo",
+        """
 pool learn = 4 devices
 pool play = 2 devices
 place actor.train, ref on learn(engine=megatron, tp=2, pp=2)
 place actor.generate on play(engine=vllm)
 stream rollout(block=2)
-"""),
-    "grpo: tp2 x dp2 to tp2": ("grpo", """
+""",
+    ),
+    "grpo: tp2 x dp2 to tp2": (
+        "grpo",
+        """
 pool learn = 4 devices
 pool play = 2 devices
 place actor.train, ref on learn(engine=megatron, tp=2, dp=2)
 place actor.generate on play(engine=vllm, tp=2)
-"""),
-}  # fmt: skip
+""",
+    ),
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The page "From laptop to cluster": its commands run as they stand there, and every run gives the numbers of the first."""
+"""The page "From laptop to cluster": its commands run as they stand there, and every run gives the numbers of the
+first."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if _needs_missing(command):
             continue
         ran = subprocess.run(
-            [sys.executable, "-m", "rlgraph", *command], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-m", "rlgraph", *command],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return folder / "runs"

@@ -1,4 +1,5 @@
-"""Which weights are used when, where models lie in different processes: the numbers of one process, to the last digits."""
+"""Which weights are used when, where models lie in different processes: the numbers of one process, to the last
+digits."""
 
 from __future__ import annotations
 
