@@ -24,20 +24,20 @@ from pathlib import Path
 from statistics import median
 
 import rlgraph
-from rlgraph.api.backends import Options
-from rlgraph.api.calibration import read_calibration
+from rlgraph.analysis.simulate import Simulation, simulated, subjects
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.observing import Observed, Seen, observed
-from rlgraph.api.profiling import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
-from rlgraph.api.simulating import Simulation, simulated, subjects
 from rlgraph.backends.recording import recording
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Here, Predictor
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.tasks import DRAWING, Workload
 from rlgraph.dsl.schedule import operations
 from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.profiles.calibration import read_calibration
+from rlgraph.profiles.observe import Observed, Seen, observed
+from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
+from rlgraph.runs.backends import Options
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 WARM = 1

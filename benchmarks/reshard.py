@@ -41,7 +41,7 @@ from rlgraph.engines.exchange import Exchange, Moved
 from rlgraph.engines.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
-from rlgraph.passes.reshard import reshard
+from rlgraph.transfers.reshard import reshard
 
 WORLD = 4
 DTYPE = torch.bfloat16

@@ -49,7 +49,7 @@ from rlgraph.engines.tokenizers import Words
 from rlgraph.ir.layout import Local, Piece
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.reshard import reshard
+from rlgraph.transfers.reshard import reshard
 
 TRAINERS, GENERATORS = 2, 2
 PLACES = TRAINERS + GENERATORS

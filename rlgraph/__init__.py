@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlgraph.analysis.simulate import simulate
     from rlgraph.api import check, compile, functions, load_plan
     from rlgraph.api.compiled import Compiled
-    from rlgraph.api.running import Interrupted, Run
-    from rlgraph.api.simulating import simulate
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
+    from rlgraph.runs.run import Interrupted, Run
 
 __version__ = "0.1.0"
 

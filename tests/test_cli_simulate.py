@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.api.simulating import simulate
+from rlgraph.analysis.simulate import simulate
 from rlgraph.cli import status
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
 

@@ -22,15 +22,18 @@ FLOORS = {
     "foreign": 1,
     "ops": 2,
     "models": 2,
+    "clusters": 2,
     "cost": 3,
     "data": 3,
     "dsl": 3,
     "passes": 4,
+    "transfers": 4,
+    "placement": 5,
     "engines": 5,
     "backends": 6,
     "viz": 6,
-    "cli": 8,
-    "__main__": 9,
+    "cli": 9,
+    "__main__": 10,
 }
 """Of packages and modules; what is not named is on floor 7, between compiler and command line."""
 

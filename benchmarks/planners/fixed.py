@@ -17,9 +17,9 @@ from math import inf
 from rlgraph.cost import memory, time, work
 from rlgraph.cost.peak import usable
 from rlgraph.cost.spot import Spot, Subject
-from rlgraph.passes.search.options import MICROS, Option
-from rlgraph.passes.search.parts import Part
-from rlgraph.passes.search.problem import Block, Blocks, Problem
+from rlgraph.placement.search.options import MICROS, Option
+from rlgraph.placement.search.parts import Part
+from rlgraph.placement.search.problem import Block, Blocks, Problem
 
 WIDTH = 2049
 """Tokens of the longest row, and one."""

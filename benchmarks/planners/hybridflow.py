@@ -15,8 +15,8 @@ from math import inf
 
 from planners.plans import Chosen, fastest_that_fit
 
-from rlgraph.passes.search.options import Option
-from rlgraph.passes.search.problem import Block, Problem
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.problem import Block, Problem
 
 Sets = tuple[tuple[str, ...], ...]
 

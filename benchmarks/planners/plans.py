@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.cost.cluster import Island
+from rlgraph.clusters.cluster import Island
 from rlgraph.cost.peak import usable
-from rlgraph.passes.search.options import Option
-from rlgraph.passes.search.problem import Blocks, Problem
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.problem import Blocks, Problem
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import rlgraph
 from rlgraph.api.planning import find_shapes
-from rlgraph.cost.cluster import Cluster, Island
+from rlgraph.clusters.cluster import Cluster, Island
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.passes.search.options import Options
-from rlgraph.passes.search.parts import Part, parts
-from rlgraph.passes.search.problem import Problem
+from rlgraph.placement.search.options import Options
+from rlgraph.placement.search.parts import Part, parts
+from rlgraph.placement.search.problem import Problem
 
 MODELS = {
     "7B": "meta-llama/Llama-2-7b-hf",

@@ -15,9 +15,9 @@ from math import exp, inf
 
 from planners.plans import Chosen
 
-from rlgraph.passes.search.options import Option
-from rlgraph.passes.search.partitions import sizes
-from rlgraph.passes.search.problem import Block, Problem
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.partitions import sizes
+from rlgraph.placement.search.problem import Block, Problem
 
 BETAS = (3.0, 30.0, 300.0)
 TOO_MUCH = 3.0

@@ -22,7 +22,7 @@ from rlgraph.errors import Diagnostic, ProgramError
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.namespace import Functions
-    from rlgraph.cost.cluster import Cluster
+    from rlgraph.clusters.cluster import Cluster
     from rlgraph.cost.tasks import Workload
 
 
@@ -93,7 +93,7 @@ def compile(
 
     measured = None
     if calibration is not None:
-        from rlgraph.api.calibration import read_calibration
+        from rlgraph.profiles.calibration import read_calibration
 
         measured = read_calibration(calibration)
     aim = None if cluster is None else target(cluster, workload, measured, minimize, offload)
@@ -110,7 +110,7 @@ def load_plan(path: str | Path) -> Compiled:
 
     Its graph and its plan are fixed. Raises ProgramError with everything that is wrong with the file.
     """
-    from rlgraph.api.plan_files import load_plan
+    from rlgraph.planfiles.file import load_plan
 
     return load_plan(path)
 

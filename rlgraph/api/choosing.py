@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.api.planning import find_shapes, installed
+from rlgraph.clusters.units import show
 from rlgraph.cost.peak import Peak, peaks
-from rlgraph.cost.units import show
 from rlgraph.dsl.schedule import operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING
-from rlgraph.passes.choose import Choice, Question, choose
+from rlgraph.placement.choose import Choice, Question, choose
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled

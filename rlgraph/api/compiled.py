@@ -16,15 +16,15 @@ from rlgraph.ir.graph import Graph, Program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:
-    from rlgraph.api.explain import Explanation
-    from rlgraph.api.plan_files import PlanFile, Sections
+    from rlgraph.analysis.explain import Explanation
+    from rlgraph.analysis.whatif import Sweep
     from rlgraph.api.planning import Placed
-    from rlgraph.api.running import Run
     from rlgraph.api.target import Target
-    from rlgraph.api.whatif import Sweep
     from rlgraph.backends.local.run import Observer
     from rlgraph.ir.plan import Plan
-    from rlgraph.passes.choose import Choice
+    from rlgraph.placement.choose import Choice
+    from rlgraph.planfiles.file import PlanFile, Sections
+    from rlgraph.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Compiled:
     def explain(self) -> Explanation:
         """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a
         cluster."""
-        from rlgraph.api.explain import explain
+        from rlgraph.analysis.explain import explain
 
         return explain(self)
 
     def what_if(self, sweep: str) -> Sweep:
         """The best plan for each of some values: `devices=16,32,64`. Needs a cluster."""
-        from rlgraph.api.whatif import what_if
+        from rlgraph.analysis.whatif import what_if
 
         return what_if(self, sweep)
 
@@ -133,13 +133,13 @@ class Compiled:
 
         beside: the folder that the file will be in; the paths in it begin there.
         """
-        from rlgraph.api.plan_files import plan_document
+        from rlgraph.planfiles.file import plan_document
 
         return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
         """What travels between the groups of the plan: weights after they changed, and rows."""
-        from rlgraph.api.transfers import show_transfers
+        from rlgraph.analysis.transfers import show_transfers
 
         return show_transfers(self.program, self.placed)
 
@@ -231,8 +231,8 @@ class Compiled:
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
-        from rlgraph.api.backends import Options
-        from rlgraph.api.running import run
+        from rlgraph.runs.backends import Options
+        from rlgraph.runs.run import run
 
         record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))
         options = Options(

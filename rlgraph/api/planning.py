@@ -15,7 +15,7 @@ from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
-from rlgraph.passes.place import Machine, Shapes, place
+from rlgraph.placement.place import Machine, Shapes, place
 
 PACKAGES = {"transformers": "transformers", "megatron": "megatron.core", "vllm": "vllm"}
 """What has to be installed for each engine."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.cost.cluster import Cluster
+from rlgraph.clusters.cluster import Cluster
 from rlgraph.cost.constants import CPU, GPU, Constants
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
@@ -14,7 +14,7 @@ from rlgraph.ir.graph import Program
 
 if TYPE_CHECKING:
     from rlgraph.cost.calibration import Calibration
-    from rlgraph.passes.search.problem import Goal
+    from rlgraph.placement.search.problem import Goal
 
 GOALS = ("time", "cost")
 
@@ -49,7 +49,7 @@ def target(
     cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str, offload: bool
 ) -> Target:
     """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
-    from rlgraph.cost.read_cluster import read_cluster
+    from rlgraph.clusters.read import read_cluster
 
     if goal not in GOALS:
         raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))

@@ -7,10 +7,10 @@ from typing import Literal
 
 import click
 
-from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
 from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
 from rlgraph.cli.shown import Format, show
+from rlgraph.runs.jsonlines import emit
 
 
 @rlgraph.command("compile")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
 from rlgraph.cli.shown import Format
+from rlgraph.runs.jsonlines import emit
 
 
 @rlgraph.command()
@@ -18,8 +18,8 @@ def diff(before: str, after: str, form: Format) -> int:
 
     Exit code 0 if nothing does, 1 if something does or one of them is wrong.
     """
-    from rlgraph.api.plan_diff import differences, graph_difference
-    from rlgraph.api.plan_files import open_plan_file, read_plan_file
+    from rlgraph.planfiles.diff import differences, graph_difference
+    from rlgraph.planfiles.file import open_plan_file, read_plan_file
 
     with telling(form):
         files = [read_plan_file(open_plan_file(path)) for path in (before, after)]

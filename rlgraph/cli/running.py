@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
+from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -90,10 +90,10 @@ def run(
     Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
     the run and saves the models; a second one ends it at once.
     """
-    from rlgraph.api.backends import Options
-    from rlgraph.api.progress import Json, display
-    from rlgraph.api.rundir import METRICS, RunFolder
-    from rlgraph.api.running import run_in
+    from rlgraph.runs.backends import Options
+    from rlgraph.runs.folder import METRICS, RunFolder
+    from rlgraph.runs.progress import Json, display
+    from rlgraph.runs.run import run_in
 
     if backend != "ray" and (address or debug):
         raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import IO, Literal
 
-from rlgraph.api.jsonlines import emit
 from rlgraph.errors import Diagnostic
+from rlgraph.runs.jsonlines import emit
 
 Format = Literal["human", "json"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.api.jsonlines import emit
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
 from rlgraph.cli.shown import Format, show
+from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -48,11 +48,11 @@ def simulate(
 
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
-    from rlgraph.api.calibration import read_calibration
-    from rlgraph.api.simulating import simulate
+    from rlgraph.analysis.simulate import simulate
     from rlgraph.api.target import workload
-    from rlgraph.api.trace import check_writable
-    from rlgraph.cost.read_cluster import read_cluster
+    from rlgraph.clusters.read import read_cluster
+    from rlgraph.profiles.calibration import read_calibration
+    from rlgraph.runs.trace import check_writable
 
     with telling(form):
         saved = file.endswith(".json")

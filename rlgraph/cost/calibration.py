@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rlgraph.cost.cluster import Cluster, Device
+from rlgraph.clusters.cluster import Cluster, Device
 from rlgraph.cost.constants import Constants, Host, Kind, Rates
 
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlgraph.cost.cluster import Island
+from rlgraph.clusters.cluster import Island
 
 
 @dataclass(frozen=True, slots=True)

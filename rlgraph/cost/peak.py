@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.cost.cluster import Cluster, Island
+from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.memory import Bytes, Need
 from rlgraph.cost.predict import Predictor, need

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import memory, time
-from rlgraph.cost.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.memory import Need
 from rlgraph.cost.spot import Spot, Subject

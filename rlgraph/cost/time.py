@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from rlgraph.clusters.cluster import Island
 from rlgraph.cost import work
-from rlgraph.cost.cluster import Island
 from rlgraph.cost.constants import Constants, Rates
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import link

@@ -1,6 +1,6 @@
 """Layouts of rows over the ranks of a mesh: what a group needs to work, and what it has when it is done.
 
-`rlgraph.passes.reshard` makes a transfer of any two. What other systems register as protocols, one for each way to
+`rlgraph.transfers.reshard` makes a transfer of any two. What other systems register as protocols, one for each way to
 distribute and to collect, is what comes out for the two meshes.
 """
 

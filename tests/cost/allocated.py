@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.memory import Need
 from rlgraph.cost.predict import need
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import Batch
 from rlgraph.engines.base import Sampling, TrainOptions

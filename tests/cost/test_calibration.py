@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlgraph.api.calibration import read_calibration
-from rlgraph.api.fitting import fit, nonnegative
-from rlgraph.api.profiling import Sample, fit_rates, predicted
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration, Measured
 from rlgraph.cost.constants import CPU, Host, Rates
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import Batch
 from rlgraph.errors import ProgramError
 from rlgraph.models.shape import Shape, shape_of
+from rlgraph.profiles.calibration import read_calibration
+from rlgraph.profiles.fit import fit, nonnegative
+from rlgraph.profiles.profile import Sample, fit_rates, predicted
 
 ISLAND = read_cluster("1x2:cpu").islands[0]
 

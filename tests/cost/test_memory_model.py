@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.predict import need
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import Batch, Lengths
 from rlgraph.models.known import known

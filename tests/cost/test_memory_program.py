@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import rlgraph
+from rlgraph.analysis.simulate import subjects
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.simulating import subjects
 from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.backends.steps import Silent
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import CPU
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.ir.graph import Node
 from tests.cost.allocated import Everywhere

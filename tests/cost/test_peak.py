@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks, usable
 from rlgraph.cost.predict import Predictor
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
@@ -18,9 +18,9 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
-from rlgraph.passes.search.options import Option
-from rlgraph.passes.search.problem import Problem, peak
-from tests.passes.test_search import drawn, everything
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.problem import Problem, peak
+from tests.placement.test_search import drawn, everything
 
 CONFIG = known("meta-llama/Llama-3.1-8B")
 assert CONFIG is not None

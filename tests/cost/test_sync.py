@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
-from rlgraph.cost.read_cluster import read_cluster
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import sync
 from rlgraph.ir.mesh import mesh
@@ -14,8 +14,8 @@ from rlgraph.models.families import count as count_numbers
 from rlgraph.models.known import find_config
 from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.shape import Shape, shape_of
-from rlgraph.passes.assignment import assign
-from rlgraph.passes.reshard import reshard
+from rlgraph.transfers.assignment import assign
+from rlgraph.transfers.reshard import reshard
 
 NAMES = ("Qwen/Qwen2.5-7B", "meta-llama/Llama-2-13b-hf")
 ISLAND = read_cluster("1x8:a100-80gb").islands[0]

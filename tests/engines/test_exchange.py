@@ -21,7 +21,7 @@ from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.models import huggingface, megatron, vllm
 from rlgraph.models.families import parameters
 from rlgraph.models.shape import Shape
-from rlgraph.passes.reshard import reshard
+from rlgraph.transfers.reshard import reshard
 from tests.engines.exchanging import Crew, crew, exchange, redistribute
 
 WORLD = 4

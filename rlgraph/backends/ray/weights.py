@@ -20,7 +20,7 @@ from rlgraph.engines.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Topology
-from rlgraph.passes.reshard import reshard
+from rlgraph.transfers.reshard import reshard
 
 _BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, beside the weights themselves."""

@@ -1,0 +1,116 @@
+"""What a step's time goes to: the chain of works that it is made of, and what bounds each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rlgraph.cost import time
+from rlgraph.cost.predict import piece, wake
+from rlgraph.cost.tasks import Task
+from rlgraph.cost.timetable import Order, Pools, starts
+from rlgraph.ops.nodes import DRAWING
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.parts import Part
+from rlgraph.placement.search.problem import Problem
+from rlgraph.placement.search.search import Found
+
+KINDS = ("generation", "reading", "training", "weights", "host")
+"""Of works: sampling, forward passes, training, new weights that are brought, what needs no model."""
+
+BOUNDS = {
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "communication": "communication",
+    "bubble": "pipeline bubbles",
+    "overhead": "overhead",
+    "offload": "off-loading",
+}
+"""What a work's seconds go to, as people call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A work on the critical path: it starts when the one before it ends."""
+
+    name: str
+    kind: str
+    """One of `KINDS`."""
+    start: float
+    """Seconds since the step began."""
+    seconds: float
+    """As often as it is done in a step."""
+    parts: Mapping[str, float]
+    """Of its seconds, by what they go to; the names are those of `BOUNDS`."""
+
+
+def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
+    """The works that the step is made of, first to last; their seconds add up to those of the step."""
+    home = problem.way(found.blocks).home
+    chosen = dict(enumerate(found.options))
+    syncs = [problem.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
+    seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs)
+    pools = problem.way(found.blocks).pools
+    begun = starts(problem.order, seconds, pools)
+    return tuple(
+        _stretch(problem, found, job, begun[job], seconds[job]) for job in _chain(problem.order, begun, seconds, pools)
+    )
+
+
+def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
+    """Seconds by kind, the most first."""
+    found: dict[str, float] = {}
+    for stretch in path:
+        found[stretch.kind] = found.get(stretch.kind, 0.0) + stretch.seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
+    """From the job that ends last back to one that waited for nothing: each started when one before it ended, which
+    made its input or had its pool."""
+    ends = [start + length for start, length in zip(begun, seconds, strict=True)]
+    chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
+    while chain and begun[chain[-1]] > 0:
+        job = chain[-1]
+        before = {*order.after[job], *(each for each in range(len(ends)) if set(pools[each]) & set(pools[job]))}
+        # Work without seconds ends when it starts: what took some time comes first.
+        ended = [each for each in sorted(before) if ends[each] == begun[job] and each not in chain]
+        chain.append(max(ended, key=seconds.__getitem__))
+    return chain[::-1]
+
+
+def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float) -> Stretch:
+    count = len(problem.syncs)
+    if job < count:
+        part = problem.parts[problem.syncs[job][1]]
+        return Stretch(f"weights of {part.model}", "weights", start, seconds, _brought(problem, found, job))
+    task, number = problem.tasks[job - count], problem.part_of[job - count]
+    if number is None:
+        return Stretch(task.name, "host", start, seconds, {"overhead": seconds} if seconds else {})
+    parts = parts_of(problem, problem.parts[number], found.options[number], task)
+    return Stretch(task.name, kind_of(task), start, seconds, parts)
+
+
+def kind_of(task: Task) -> str:
+    """Of a task with a model."""
+    return "generation" if task.op in DRAWING else "training" if task.op == "train" else "reading"
+
+
+def parts_of(problem: Problem, part: Part, option: Option, task: Task) -> dict[str, float]:
+    """What the seconds of a task go to where its part is done so."""
+    cost = asdict(piece(task.op, part.subject, option.spot, problem.constants, task.batches))
+    if option.offload:
+        held = option.way.fixed + option.way.shared / option.copies - option.spot.kv_bytes
+        cost["offload"] = wake(part.kind, held, option.spot, part.work == "draw" and part.trained).seconds
+    return {name: seconds * task.times for name, seconds in cost.items() if seconds}
+
+
+def _brought(problem: Problem, found: Found, sync: int) -> dict[str, float]:
+    source, target = problem.syncs[sync]
+    ends = found.options[source], found.options[target]
+    home = problem.way(found.blocks).home
+    together = home[source] == home[target]
+    if together and ends[0].split == ends[1].split:
+        return {}
+    cost = asdict(time.sync(problem.parts[source].subject, ends[0].spot, ends[1].spot, together, problem.constants))
+    return {name: seconds for name, seconds in cost.items() if seconds}

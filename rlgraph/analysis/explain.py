@@ -1,0 +1,300 @@
+"""Why a plan: what its step goes to, what other ways to share devices lose by, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from html import escape
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
+from rlgraph.analysis.sharing import Sharing, pools, sharing, ways
+from rlgraph.analysis.variants import Other, others
+from rlgraph.api.choosing import show_choice, tokens
+from rlgraph.clusters.units import show
+from rlgraph.placement.choose import Choice, candidates, problem_of
+from rlgraph.placement.search.problem import Problem
+from rlgraph.placement.search.search import Found, Search
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
+
+COARSE = 0.03
+"""How near the best plan of a changed question is looked for: a change saves at least what is told."""
+
+LARGE = 64
+"""Devices, or ways to share them, beyond which only some ways are searched after a change: a search of all takes
+seconds."""
+
+WORTH = 0.01
+"""The least saving that is told."""
+
+MOST = 3
+"""Changes that are told."""
+
+LONGEST = 8
+"""Works of the critical path that are told."""
+
+LONG_TEXT = 60
+"""Characters of the longest cluster that is written in a sentence."""
+
+LEAST = 0.005
+"""Share of a step's time or price that is told."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The best plan of a way to share pools."""
+
+    name: str
+    chosen: bool
+    seconds: float | None
+    """Of a step; None if nothing fits."""
+    price: float | None
+    """US dollars of a step."""
+    pools: str
+    refused: str
+    """Why nothing fits."""
+    goes_to: Mapping[str, float]
+    """Seconds of the critical path by kind of work."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to change, and the best plan then."""
+
+    name: str
+    detail: str
+    seconds: float | None
+    """None if nothing fits."""
+    price: float | None
+    saves: float
+    """Share of what is minimized; negative where that grows, without end where nothing fits."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a plan was chosen. Seconds and US dollars are those of a step."""
+
+    program: str
+    choice: Choice = field(repr=False)
+    path: tuple[Stretch, ...]
+    """The critical path."""
+    alternatives: tuple[Alternative, ...]
+    changes: tuple[Change, ...]
+    """All that were tried, what saves most first."""
+
+    @property
+    def seconds(self) -> float:
+        return self.choice.found.seconds
+
+    @property
+    def price(self) -> float:
+        return _price(self.choice.problem, self.choice.found)
+
+    @property
+    def goes_to(self) -> dict[str, float]:
+        """Seconds by kind of work, the most first; they add up to those of the step."""
+        return goes_to(self.path)
+
+    @property
+    def helpful(self) -> list[Change]:
+        """The changes that would help most."""
+        return [change for change in self.changes if change.saves > WORTH][:MOST]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "program": self.program,
+            "cluster": self.choice.question.cluster.text,
+            "minimize": self.choice.question.goal,
+            "seconds": self.seconds,
+            "price": self.price,
+            "gap": self.choice.found.gap,
+            "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
+            "goes_to": self.goes_to,
+            "critical_path": [
+                {
+                    "name": each.name,
+                    "kind": each.kind,
+                    "start": each.start,
+                    "seconds": each.seconds,
+                    "parts": dict(each.parts),
+                }
+                for each in self.path
+            ],
+            "alternatives": [
+                {
+                    "name": each.name,
+                    "chosen": each.chosen,
+                    "seconds": each.seconds,
+                    "price": each.price,
+                    "pools": each.pools,
+                    "refused": each.refused or None,
+                    "goes_to": dict(each.goes_to),
+                }
+                for each in self.alternatives
+            ],
+            "changes": [
+                {
+                    "name": each.name,
+                    "detail": each.detail,
+                    "seconds": each.seconds,
+                    "price": each.price,
+                    "saves": None if each.seconds is None else each.saves,
+                }
+                for each in self.changes
+            ],
+        }
+
+    def to_svg(self) -> str:
+        """A bar for each way to share pools."""
+        from rlgraph.viz.plot import Row, bars
+
+        rows = []
+        for each in self.alternatives:
+            parts = tuple((kind, each.goes_to[kind]) for kind in KINDS if kind in each.goes_to)
+            total = "" if each.seconds is None else _seconds(each.seconds)
+            rows.append(Row(each.name, each.pools or each.refused, parts, total, each.chosen))
+        note = f"a step on {self.choice.question.cluster.text}, by ways to share devices"
+        return bars(self.program, note, rows, "s")
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        svg, text = self.to_svg(), str(self)
+        return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
+
+
+def explain(compiled: Compiled) -> Explanation:
+    """Of a program that was compiled for a cluster. Raises ProgramError where no plan fits."""
+    choice = compiled.choice
+    alternatives = []
+    known = ways(choice)
+    for way in known:
+        found = way.found
+        if found is None:
+            alternatives.append(Alternative(way.name, False, None, None, "", way.refused, {}))
+            continue
+        spent = goes_to(critical_path(choice.problem, found))
+        price, shared = _price(choice.problem, found), pools(choice.problem, found)
+        alternatives.append(Alternative(way.name, way.chosen, found.seconds, price, shared, "", spent))
+    large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
+    # What is best after a change mostly shares pools in one of the ways that are known by then.
+    some = {way.shares for way in known} if large else None
+    changes = sorted((changed(choice, other, some) for other in others(choice)), key=lambda each: -each.saves)
+    path = critical_path(choice.problem, choice.found)
+    return Explanation(compiled.name, choice, path, tuple(alternatives), tuple(changes))
+
+
+def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None) -> Change:
+    """The best plan after a change; of some ways to share pools, where they are given."""
+    problem = problem_of(other.question)
+    every = candidates(problem, other.question)
+    some = [blocks for blocks in every if near is None or sharing(blocks) in near]
+    found = Search(problem, COARSE).run(some)
+    if other.helps and (found is None or found.value > choice.found.value):
+        found, problem = choice.found, choice.problem
+    if found is None:
+        return Change(other.name, other.detail, None, None, -inf)
+    saves = 1 - found.value / choice.found.value if choice.found.value else 0.0
+    return Change(other.name, other.detail, found.seconds, _price(problem, found), saves)
+
+
+def _price(problem: Problem, found: Found) -> float:
+    return found.seconds * problem.price(found.blocks, found.devices)
+
+
+# For people
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    yield from show_choice(found.choice)
+    yield ""
+    yield f"what the step goes to: {_shares(found.goes_to, found.seconds)}"
+    longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
+    rows = [
+        (each.name, _seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))
+        for each in sorted(longest, key=lambda each: each.start)
+        if each.seconds > LEAST * found.seconds
+    ]
+    yield from _table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
+    if len(found.alternatives) > 1:
+        yield ""
+        rows = [_alternative(found, each) for each in found.alternatives]
+        yield from _table("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
+    yield ""
+    yield from _advice(found)
+
+
+def _alternative(found: Explanation, each: Alternative) -> tuple[str, str, str, str]:
+    if each.seconds is None:
+        return each.name, "-", "", each.refused
+    if each.chosen:
+        return each.name, _seconds(each.seconds), "chosen", each.pools
+    value = each.seconds if found.choice.question.goal == "time" else each.price or 0.0
+    best = found.choice.found.value
+    # Of large clusters a plan that is near enough was chosen: what is looked at alone may come a little nearer.
+    loses = max(0.0, value / best - 1) if best else 0.0
+    unit = "" if found.choice.question.goal == "time" else " price"
+    return each.name, _seconds(each.seconds), f"+{loses:.1%}{unit}", each.pools
+
+
+def _advice(found: Explanation) -> Iterator[str]:
+    helpful = found.helpful
+    most, seconds = next(iter(found.goes_to.items()), ("", 0.0))
+    if not helpful:
+        tried = ", ".join(each.name for each in found.changes if each.seconds is not None)
+        yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}"
+    else:
+        yield f"{most} is {_percent(seconds, found.seconds)} of the step; what would help most:"
+    for each in helpful:
+        yield f"  {_called(each)} would {_effect(found, each)}"
+    less = [each for each in found.changes if each.name.startswith("one node less") and each not in helpful]
+    for each in less if found.choice.question.goal == "time" else ():
+        yield f"{_called(each)} would {_effect(found, each)}"
+
+
+def _called(change: Change) -> str:
+    return f"{change.name} ({change.detail})" if 0 < len(change.detail) <= LONG_TEXT else change.name
+
+
+def _effect(found: Explanation, change: Change) -> str:
+    """`save 14% of the time, and cost 3% more a step`."""
+    if change.seconds is None or change.price is None:
+        return "not fit"
+    time, price = 1 - change.seconds / found.seconds, 1 - change.price / found.price if found.price else 0.0
+    slower = _told(time, "take as long", f"take {-time:.0%} longer", f"save {time:.0%} of the time")
+    return f"{slower}, and {_told(price, 'cost as much', f'cost {-price:.0%} more', f'cost {price:.0%} less')} a step"
+
+
+def _told(saved: float, same: str, more: str, less: str) -> str:
+    return same if abs(saved) < LEAST else more if saved < 0 else less
+
+
+def _bounds(stretch: Stretch) -> str:
+    """What takes a tenth of its time, the most first."""
+    told = sorted(stretch.parts.items(), key=lambda each: -each[1])
+    most = [(name, seconds) for name, seconds in told if seconds > stretch.seconds / 10]
+    return ", ".join(f"{BOUNDS[name]} {_percent(seconds, stretch.seconds)}" for name, seconds in most)
+
+
+def _shares(spent: Mapping[str, float], whole: float) -> str:
+    return ", ".join(f"{kind} {_percent(seconds, whole)}" for kind, seconds in spent.items() if seconds > LEAST * whole)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 1000 else show(float(f"{seconds:.3g}"), "time")
+
+
+def _table(sides: str, rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """`sides`: where each column's texts stand."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(sides))]
+    for row in rows:
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()

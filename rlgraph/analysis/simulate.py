@@ -1,0 +1,400 @@
+"""A plan in virtual time: how long its step takes, what its pools wait for, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rlgraph.api.target import workload as read_workload
+from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
+from rlgraph.backends.sim.works import Teller, Work
+from rlgraph.clusters.cluster import Cluster
+from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Workload, main_step
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.ir.plan import HOST, Plan
+from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
+from rlgraph.placement.place import dtype_of
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
+    from rlgraph.backends.sim.log import Prediction
+    from rlgraph.cost.calibration import Calibration
+    from rlgraph.models.families import Kind
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Some steps of a plan, in seconds since the simulation began."""
+
+    program: str
+    plan: Plan
+    cluster: Cluster
+    works: tuple[Work, ...] = field(repr=False)
+    """Of all these steps, in the order in which they ended."""
+    began: float
+    ends: tuple[float, ...]
+    """Of each step."""
+    rows: float
+    """That were sampled or encoded in all of them."""
+    tokens: float
+    """Of these rows, with their prompts."""
+    source: str = ""
+    """Where the constants of the cost model are from."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.ends)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on average."""
+        return (self.ends[-1] - self.began) / self.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
+        2409.19256)."""
+        return self.tokens / (self.ends[-1] - self.began)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / (self.ends[-1] - self.began)
+
+    @property
+    def price(self) -> float:
+        """US dollars an hour, of the devices that the plan uses."""
+        used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
+        islands = self.cluster.islands
+        return sum(islands[self.cluster.island(device)].device.price for device in used)
+
+    @property
+    def price_per_million(self) -> float:
+        """US dollars for a million tokens."""
+        return self.price / 3600 / self.tokens_per_second * MILLION
+
+    @cached_property
+    def pools(self) -> tuple[PoolTime, ...]:
+        """Of each pool, over all steps."""
+        names = [pool.name for pool in self.plan.pools]
+        return tuple(pool_time(name, self.works, self.began, self.ends[-1]) for name in names)
+
+    @cached_property
+    def path(self) -> tuple[Work, ...]:
+        """The critical path of the last step."""
+        return critical_path(self.works, self.last)
+
+    @property
+    def last(self) -> float:
+        """When the last step began."""
+        return self.ends[-2] if self.steps > 1 else self.began
+
+    # Shown
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; times are in seconds."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster.text,
+            "constants": self.source,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
+            "tokens": self.tokens / self.steps,
+            "rows": self.rows / self.steps,
+            "tokens_per_second": self.tokens_per_second,
+            "rows_per_second": self.rows_per_second,
+            "price_per_hour": self.price,
+            "price_per_million_tokens": self.price_per_million,
+            "pools": [
+                {
+                    "pool": each.pool,
+                    "busy": each.busy / self.steps,
+                    "idle": each.idle / self.steps,
+                    "waited": {name: seconds / self.steps for name, seconds in each.waited},
+                }
+                for each in self.pools
+            ],
+            "critical_path": [
+                {
+                    "name": work.name,
+                    "op": work.op,
+                    "pools": list(work.pools),
+                    "start": work.start - self.last,
+                    "seconds": work.seconds,
+                    "parts": dict(work.parts),
+                    "after": work.after.name if work.after else None,
+                    "because": "pool" if work.queued else "input",
+                }
+                for work in self.path
+            ],
+        }
+
+    def to_svg(self) -> str:
+        """The last step as a Gantt chart."""
+        from rlgraph.viz.gantt import Bar, Lane, gantt
+
+        critical = set(map(id, self.path))
+        bars = [
+            Bar(pool, work.name, _kind(work), work.start - self.last, work.end - self.last, id(work) in critical)
+            for work in self.works
+            if work.start >= self.last
+            for pool in dict.fromkeys(work.pools)
+        ]
+        lanes = [
+            Lane(pool.name, f"{_devices(pool.devices)}, {_share(time.busy, time.busy + time.idle)} busy")
+            for pool, time in zip(self.plan.pools, self.pools, strict=True)
+        ]
+        note = f"{_shown(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
+        return gantt(self.program, note, lanes, bars, self.ends[-1] - self.last)
+
+    def write_trace(self, path: str | Path) -> None:
+        """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
+        from rlgraph.runs.trace import Trace
+
+        trace = Trace()
+        teller = Teller(trace)
+        for work in self.works:
+            teller.tell(work)
+        trace.write(Path(path))
+
+    def write_svg(self, path: str | Path) -> None:
+        """Raises UsageMistake where it cannot be written."""
+        try:
+            Path(path).write_text(self.to_svg(), "utf-8")
+        except OSError as error:
+            message = f"the picture `{path}` cannot be written: {(error.strerror or str(error)).lower()}"
+            raise UsageMistake(Diagnostic("E0963", message, NO_SPAN, "give another file with `--svg`")) from None
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"image/svg+xml": self.to_svg(), "text/plain": str(self)}
+
+
+def simulate(
+    compiled: Compiled,
+    cluster: Cluster | None = None,
+    *,
+    steps: int = 1,
+    workload: Workload | None = None,
+    constants: Constants | None = None,
+    calibration: Calibration | None = None,
+    seed: int = 0,
+) -> Simulation:
+    """Steps of a compiled program's plan, from the middle of a run.
+
+    cluster: what it runs on; None: the one that the plan was made for, or CPUs of this machine. workload: how long rows
+    are, and how many of them filters leave. constants: of the cost model; None: the defaults for the devices.
+    calibration: constants, and rates of a device, that were measured. Raises ProgramError.
+    """
+    workload = workload or _assumed(compiled)
+    _check(steps, workload)
+    plan = _laid_out(compiled.plan)
+    cluster = cluster or _cluster_of(plan)
+    needed = max(pool.first + pool.devices for pool in plan.pools)
+    if needed > cluster.devices:
+        message = f"the plan needs {_devices(needed)}, and `{cluster.text}` has {cluster.devices}"
+        raise ProgramError(
+            Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
+        )
+    if calibration is not None:
+        cluster, constants = calibration.on(cluster), calibration.constants
+    if constants is None and compiled.target is not None:
+        constants = compiled.target.constants
+    constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
+    from rlgraph.cost.predict import Predictor
+
+    predictor = Predictor(plan, subjects(compiled), cluster, constants)
+    return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+
+
+def simulated(
+    compiled: Compiled,
+    plan: Plan,
+    cluster: Cluster,
+    predictor: Prediction,
+    workload: Workload,
+    steps: int = 1,
+    seed: int = 0,
+    source: str = "",
+) -> Simulation:
+    """The same with whatever predicts the seconds."""
+    from rlgraph.backends.sim.backend import SimBackend
+
+    backend = SimBackend(compiled.program, plan, predictor, workload, seed)
+    phase = main_step(compiled.program)
+    # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
+    # behind.
+    first = 1 + phase.staleness
+    for number in range(1, first + 1):
+        backend.step(phase, number)
+    began, before = backend.clock.now, len(backend.works)
+    ends, extra = [], []
+    for number in range(first + 1, first + steps + 1):
+        extra.append(backend.step(phase, number).extra)
+        ends.append(backend.clock.now)
+    rows, tokens = (sum(each[name] for each in extra) for name in ("rows", "tokens"))
+    works = tuple(backend.works[before:])
+    return Simulation(compiled.name, plan, cluster, works, began, tuple(ends), rows, tokens, source)
+
+
+def _check(steps: int, workload: Workload) -> None:
+    if steps < 1:
+        raise ProgramError(Diagnostic("E0964", f"{steps} steps cannot be simulated", NO_SPAN, "simulate 1 or more"))
+    if not 0 < workload.kept <= 1:
+        message = f"a share of {workload.kept:g} of the rows cannot be kept"
+        raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))
+
+
+def _assumed(compiled: Compiled) -> Workload:
+    """What the plan was made for; a plan file says it, too."""
+    if compiled.target is not None:
+        return compiled.target.workload
+    told = compiled.sections.get("assumptions", {})
+    prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
+    return read_workload(prompt, response, float(told.get("kept", 1.0)))
+
+
+def _laid_out(plan: Plan) -> Plan:
+    """Where nobody said on which devices of a cluster pools are, they lie one behind the other."""
+    if plan.cluster:
+        return plan
+    pools, first = [], 0
+    for pool in plan.pools:
+        pools.append(replace(pool, first=first))
+        first += pool.devices
+    return replace(plan, pools=tuple(pools))
+
+
+def _cluster_of(plan: Plan) -> Cluster:
+    from rlgraph.clusters.read import read_cluster
+
+    return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
+
+
+def subjects(compiled: Compiled) -> Mapping[str, Subject]:
+    """The models that are worked with. Raises ProgramError where one has no known shape."""
+    found = {}
+    for model in compiled.program.models:
+        shape = compiled.placed.shapes.get(model.name)
+        if isinstance(shape, Shape):
+            found[model.name] = Subject(model.name, shape, cast("Kind", model.kind), dtype_of(model, compiled.program))
+        elif model.name in dict(compiled.plan.owners):
+            message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
+            hint = "take a well-known model, or a folder with its `config.json`"
+            raise ProgramError(Diagnostic("E0962", message, model.span, hint))
+    return found
+
+
+# For people
+
+
+def _lines(found: Simulation) -> Iterator[str]:
+    steps = f"{found.steps} steps, " if found.steps > 1 else ""
+    yield f"{found.program} on {found.cluster.text}: {steps}{_shown(found.seconds)} a step"
+    yield ""
+    devices = {pool.name: pool.devices for pool in found.plan.pools}
+    yield from _table(
+        "><<>><>><",
+        ("", "pool", "devices", "busy", "", "", "idle", "", "waiting for"),
+        (
+            (
+                "",
+                each.pool,
+                str(devices[each.pool]) if each.pool != HOST else "-",
+                _shown(each.busy / found.steps),
+                _share(each.busy, each.busy + each.idle),
+                "",
+                _shown(each.idle / found.steps),
+                _share(each.idle, each.busy + each.idle),
+                _waits(each, found.steps),
+            )
+            for each in found.pools
+        ),
+    )
+    yield ""
+    total = found.ends[-1] - found.last
+    yield from _table(
+        ">>>><<<",
+        ("", "start", "seconds", "", "critical path", "on", "began after"),
+        (
+            (
+                "",
+                _shown(first.start - found.last),
+                _shown(seconds),
+                _share(seconds, total),
+                first.name + (f" x{count}" if count > 1 else ""),
+                " and ".join(dict.fromkeys(first.pools)),
+                _because(first, found.last),
+            )
+            for first, count, seconds in _folded(found.path)
+        ),
+    )
+    yield ""
+    yield (
+        f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
+        f"{found.tokens_per_second:,.0f} tokens/s, {found.rows_per_second:,.4g} rows/s"
+    )
+    if found.price:
+        yield f"${found.price:,.2f} an hour: ${found.price_per_million:,.4g} for a million tokens"
+    yield f"constants of the cost model: {found.source}"
+
+
+def _folded(path: tuple[Work, ...]) -> list[tuple[Work, int, float]]:
+    """Works of one name in one place are told once: the first, how many there are, and their seconds."""
+    together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
+    for work in path:
+        together.setdefault((work.name, work.pools), []).append(work)
+    return [(works[0], len(works), sum(work.seconds for work in works)) for works in together.values()]
+
+
+def _because(work: Work, began: float) -> str:
+    if work.after is None or work.start <= began:
+        return "the step's start"
+    return f"{work.after.name}, which had the pool" if work.queued else work.after.name
+
+
+def _waits(time: PoolTime, steps: int) -> str:
+    """The longest waits, down to a hundredth of the idle time."""
+    told = [(name, seconds) for name, seconds in time.waited[:3] if seconds > time.idle / 100]
+    return ", ".join(f"{name} {_shown(seconds / steps)}" for name, seconds in told)
+
+
+def _table(sides: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    """`sides`: where each column's texts stand."""
+    cells = [head, *rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    for row in cells:
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+
+
+def _shown(seconds: float) -> str:
+    """Three digits that count."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'s' * (count != 1)}" if count else "no device"
+
+
+def _kind(work: Work) -> str:
+    """As the picture's legend has it."""
+    if work.op in DRAWING:
+        return "generate"
+    return work.op if work.op in ("train", "sync") else "forward" if work.op in MODEL_CALLS else "host"

@@ -1,0 +1,146 @@
+"""What travels between the groups of a plan, for a person: weights after they changed, and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlgraph.api.planning import Placed
+from rlgraph.ir.graph import Program
+from rlgraph.ir.layout import Local
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.ir.types import Axis, Table, Tensor, Type
+from rlgraph.models.layouts import LAYOUTS
+from rlgraph.models.shape import Shape
+from rlgraph.placement.place import dtype_of, updates
+from rlgraph.transfers.describe import describe
+from rlgraph.transfers.edges import Edge, edges
+from rlgraph.transfers.reshard import reshard
+
+BUCKET = 256 << 20
+"""Bytes of messages that a process may have at a time, beside the weights themselves."""
+
+DEVICES_PER_NODE = 8
+"""Assumed of a cluster. Devices are counted over all pools, in the order in which those are declared."""
+
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+_BYTES = {"float": 4, "int": 8, "bool": 1}
+_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
+"""Columns of a table that are not worked out from others."""
+
+
+def show_transfers(program: Program, placed: Placed) -> str:
+    """A paragraph for the weights of each model and each group that follows it, then a line for each value."""
+    plan = placed.plan
+    parts = [_weights(program, placed, f"weights of {model}", model, *ends) for model, *ends in plan.syncs()]
+    for target, source in dict.fromkeys(updates(program)):
+        ends = plan.owner(source).name, plan.owner(target).name
+        if ends[0] != ends[1]:
+            parts.append(_weights(program, placed, f"update of {target} from {source}", source, *ends))
+    rows = [_row(edge, plan) for edge in edges(program, plan)]
+    if rows:
+        parts.append("rows\n" + "".join(f"  {line}\n" for line in _columns(rows)))
+    return "\n".join(parts) or "nothing travels: everything runs in one group\n"
+
+
+# Weights
+
+
+def _weights(program: Program, placed: Placed, title: str, model: str, source: str, target: str) -> str:
+    plan, shape = placed.plan, placed.shapes.get(model)
+    head = f"{title}: {source} ({plan.group(source).mesh}) -> {target} ({plan.group(target).mesh})\n"
+    if not isinstance(shape, Shape):
+        return f"{head}  its layout is not known: {shape or 'its configuration is not here'}\n"
+    moves = transfer(
+        plan,
+        plan.group(source),
+        plan.group(target),
+        shape,
+        program.model(model).kind,
+        ITEM_BYTES[dtype_of(program.model(model), program)],
+    )
+    first = plan.group(source).mesh.size
+    numbers = f"ranks of {source} from 0, those of {target} from {first}"
+    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))
+
+
+def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: str, itemsize: int) -> Transfer:
+    """Of a model's weights from one group to another, whose ranks are numbered after those of the first."""
+    sides: list[dict[int, tuple[Local, ...]]] = []
+    places: list[int] = []
+    for group in (source, target):
+        layout = LAYOUTS[group.engine]
+        sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
+        places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
+    nodes = {device: device // DEVICES_PER_NODE for device in places}
+    topology = Topology(dict(enumerate(places)), nodes)
+    return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
+
+
+def _device(plan: Plan, group: Group, rank: int) -> int:
+    """A number for each device of all pools."""
+    before = 0
+    for pool in plan.pools:
+        if pool.name == group.pool:
+            break
+        before += pool.devices
+    return before + group.devices[rank]
+
+
+# Rows
+
+
+def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
+    source, target = plan.group(edge.source), plan.group(edge.target)
+    # Of each copy one rank has results, and all need what they work on.
+    senders = _copies(source, tuple((rank,) for rank in source.speakers()))
+    receivers = _copies(target, target.copies())
+    return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", _size(edge.type)
+
+
+def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
+    """`4 copies: 0-1 | 2-3 | 4-5 | 6-7`: the ranks of each; those of copies of one rank are one list."""
+    if group.name == HOST:
+        return "1 process"
+    count = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
+    if all(len(copy) == 1 for copy in copies):
+        return f"{count}: {_ranks([rank for copy in copies for rank in copy])}"
+    return f"{count}: {' | '.join(map(_ranks, copies))}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    consecutive = len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]}-{ranks[-1]}" if consecutive else ", ".join(map(str, ranks))
+
+
+def _size(kind: Type) -> str:
+    """Bytes as far as the type tells: how many tokens there are is known in the run."""
+    columns = _sent(kind)
+    sizes: dict[str, int] = {}
+    for column in columns:
+        if column.dtype in _BYTES:
+            each = _each(column.axis)
+            sizes[each] = sizes.get(each, 0) + _BYTES[column.dtype]
+    shown = [f"{size} byte{'s' * (size != 1)} {each}" for each, size in sizes.items()]
+    unsized = isinstance(kind, Table) or any(column.dtype not in _BYTES for column in columns)
+    return ", ".join([*shown, *(["columns of the data"] if unsized else [])])
+
+
+def _sent(kind: Type) -> list[Tensor]:
+    """What a value is made of."""
+    if isinstance(kind, Table):
+        own = dict(kind.extra)
+        return [column for name, column in kind.columns().items() if name in own or name in _SENT]
+    return [kind] if isinstance(kind, Tensor) else []
+
+
+def _each(axis: Axis | None) -> str:
+    if axis is None:
+        return "in all"
+    return f"a {axis.name}" if axis.inner else f"a row of {axis.name}"
+
+
+def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

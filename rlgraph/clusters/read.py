@@ -1,0 +1,159 @@
+"""A cluster from what the user says: a line such as `16x8:a100-80gb`, or the path of a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from rlgraph.clusters.cluster import Cluster, Island
+from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, Listed, known, made, names
+from rlgraph.clusters.file import read_file
+from rlgraph.clusters.text import Group, Request, Word, read_text, write_text
+from rlgraph.clusters.units import Kind, exact, parse, show
+from rlgraph.errors import Diagnostic, ProgramError
+
+UNKNOWN_DEVICE = "E0921"
+BAD_COUNT = "E0922"
+BAD_VALUE = "E0923"
+BAD_FIELD = "E0924"
+
+MOST_DEVICES = 131_072
+"""Several times the largest cluster that models were trained on."""
+
+
+def read_cluster(text: str) -> Cluster:
+    """A cluster from a line, or from a file where the text ends in `.toml`. `Cluster.text` gives the same cluster
+    again, without the file. Raises ProgramError with a caret under what is wrong."""
+    request = read_file(text.strip()) if text.strip().endswith(".toml") else read_text(text)
+    islands = tuple(_island(group) for group in request.groups)
+    _few_enough(request, islands)
+    bandwidth, latency = _between(request, islands)
+    return Cluster(islands, bandwidth, latency, write_text(islands, _said_between(islands, bandwidth, latency)))
+
+
+def show_cluster(cluster: Cluster) -> str:
+    """A few lines for people: what there is, how fast, and what it costs."""
+    price = sum(island.devices * island.device.price for island in cluster.islands)
+    lines = [f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}, ${price:,.2f} an hour"]
+    for island in cluster.islands:
+        device = island.device
+        rates = ", ".join(f"{show(rate, 'rate')} {dtype}" for dtype, rate in device.flops)
+        latency = f"{show(island.link_latency, 'time')} and {show(island.network_latency, 'time')}"
+        lines += [
+            f"{island.nodes:,} x {island.per_node} {device.name}: ${device.price:g} an hour each",
+            f"    {show(device.memory, 'bytes')} at {show(device.bandwidth, 'bandwidth')}; {rates}",
+            f"    links {show(device.link, 'bandwidth')} in a node, {show(island.network, 'bandwidth')} between nodes, "
+            f"{show(device.host, 'bandwidth')} to the host; {latency} a message",
+        ]
+    if len(cluster.islands) > 1:
+        latency = show(cluster.between_latency, "time")
+        lines.append(f"between groups: {show(cluster.between, 'bandwidth')} for each device; {latency} a message")
+    return "\n".join(lines)
+
+
+def _island(group: Group) -> Island:
+    nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
+    listed = _device(group.device, _values(group.options))
+    network = _bandwidth(group.network, per_node) if group.network else listed.device.network
+    return Island(nodes, per_node, listed.device, network, listed.link_latency, listed.network_latency)
+
+
+def _count(word: Word, what: str) -> int:
+    if not word.text.isdecimal():
+        raise _wrong(BAD_COUNT, f"`{word.text}` is no number of {what}", word, "a whole number, at least 1")
+    if len(word.text) > 9:
+        raise _too_many(word)
+    if not int(word.text):
+        raise _wrong(BAD_COUNT, f"a cluster without {what}", word, "a whole number, at least 1")
+    return int(word.text)
+
+
+def _few_enough(request: Request, islands: tuple[Island, ...]) -> None:
+    total = 0
+    for group, island in zip(request.groups, islands, strict=True):
+        total += island.devices
+        if total > MOST_DEVICES:
+            raise _too_many(Word("", group.nodes.span.to(group.per_node.span)), f"{total:,} devices are too many")
+
+
+def _too_many(word: Word, message: str = "these are too many devices") -> ProgramError:
+    return _wrong(BAD_COUNT, message, word, f"a cluster has at most {MOST_DEVICES:,}")
+
+
+def _values(options: tuple[tuple[Word, Word], ...]) -> dict[str, float]:
+    """Fields of a device in base units."""
+    found = {}
+    for name, value in options:
+        if name.text not in FIELDS:
+            near = get_close_matches(name.text, FIELDS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {_listing(FIELDS)}"
+            raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
+        if name.text in found:
+            raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
+        found[name.text] = _quantity(value, FIELDS[name.text], positive=name.text not in MAY_BE_ZERO)
+    return found
+
+
+def _device(word: Word, values: Mapping[str, float]) -> Listed:
+    """A device of the table, with other values where they are given; or one of the user's own, with all of them."""
+    name = names().get(word.text.lower(), word.text.lower())
+    if name in known():
+        return made(name, {**known()[name].values(), **values}) if values else known()[name]
+    if not values:
+        near = get_close_matches(name, names(), n=1)
+        hint = f"did you mean `{near[0]}`? " if near else ""
+        own = "one of your own is told with its fields, in parentheses or in a TOML file"
+        message = f"there is no device `{word.text}`"
+        raise _wrong(UNKNOWN_DEVICE, message, word, f"{hint}There are {_listing(known())}; {own}")
+    missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
+    if missing:
+        message = f"the device `{word.text}` is not in the table, and has no {_listing(missing)}"
+        raise _wrong(BAD_FIELD, message, word, "a device of your own needs all fields but `bfloat16` and `float64`")
+    return made(name, values)
+
+
+def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, float]:
+    """The links between islands: the slowest network of theirs, where nothing is said."""
+    said = request.between or request.between_latency
+    if said and len(islands) == 1:
+        hint = "the network of its nodes is said with `@`, as in `4x8:h100-80gb@25GB/s`"
+        raise _wrong(BAD_VALUE, "there is one group, and so nothing between groups", said, hint)
+    bandwidth = min(island.network for island in islands)
+    latency = max(island.network_latency for island in islands)
+    if request.between:
+        bandwidth = _bandwidth(request.between, max(island.per_node for island in islands))
+    if request.between_latency:
+        latency = _quantity(request.between_latency, "time", positive=False)
+    return bandwidth, latency
+
+
+def _said_between(islands: tuple[Island, ...], bandwidth: float, latency: float) -> str:
+    if (bandwidth, latency) == _between(Request(()), islands):
+        return ""
+    return f"{exact(bandwidth, 'bandwidth')}, {exact(latency, 'time')}"
+
+
+def _bandwidth(word: Word, per_node: int) -> float:
+    """Bytes a second for each device, where `/node` may say that of all devices of a node."""
+    share = word.text.removesuffix("/node")
+    devices = per_node if share != word.text else 1
+    return _quantity(Word(share, word.span), "bandwidth", positive=True) / devices
+
+
+def _quantity(word: Word, kind: Kind, positive: bool) -> float:
+    try:
+        value = parse(word.text, kind)
+    except ValueError as error:
+        message, _, hint = str(error).partition(": ")
+        raise _wrong(BAD_VALUE, message, word, hint) from None
+    if positive and not value:
+        raise _wrong(BAD_VALUE, f"`{word.text}` is nothing", word, "it has to be more than 0")
+    return value
+
+
+def _listing(names: Mapping[str, object] | list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _wrong(code: str, message: str, word: Word, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic(code, message, word.span, hint))

@@ -1,0 +1,164 @@
+"""The placement that a cluster is best used with. Class: exact; it makes a plan, not a graph.
+
+What a schedule pins is kept, and the rest is searched for: pools, devices, splits, micro-batches, caches,
+recomputation, off-loading. `rlgraph.placement.search` says how; what is minimized is the time of a step, or its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlgraph.clusters.cluster import Cluster
+from rlgraph.cost.constants import Constants
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Workload, main_step, tasks
+from rlgraph.dsl.schedule import Placement, Pool, Schedule
+from rlgraph.dsl.schedule import Subject as Placed
+from rlgraph.errors import ProgramError
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import HOST, Holding, Plan
+from rlgraph.placement.place import Machine, Shapes, place
+from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.partitions import distinct, partitions
+from rlgraph.placement.search.parts import Part, parts
+from rlgraph.placement.search.problem import Blocks, Goal, Problem
+from rlgraph.placement.search.refuse import refuse
+from rlgraph.placement.search.search import Found, Search
+
+SMALL = (64, 5)
+"""Devices and parts up to which the best plan is found; beyond, one that is within `NEAR` of it."""
+
+NEAR = 0.01
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is searched for."""
+
+    program: Program
+    schedule: Schedule
+    shapes: Shapes
+    cluster: Cluster
+    workload: Workload
+    constants: Constants
+    engines: tuple[str, ...]
+    """Those that may be chosen where the schedule names none, beside transformers."""
+    goal: Goal = "time"
+    offload: bool = True
+    """Models may be in the host's memory while they are not at work."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan, and what it was chosen from."""
+
+    plan: Plan
+    found: Found
+    problem: Problem
+    question: Question
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """The models that something is computed with."""
+        return {part.model: part.subject for part in self.problem.parts}
+
+
+def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
+    """The best plan, of all or of some partitions. Raises ProgramError where nothing fits, with what is too large and
+    what would make it fit."""
+    problem = problem_of(question)
+    found = search(problem, question, only)
+    if found is None:
+        raise ProgramError(refuse(problem, question.schedule, lambda other: fits(question, other)))
+    return Choice(planned(question, problem, found), found, problem, question)
+
+
+def problem_of(question: Question) -> Problem:
+    """The step's work and the parts of its models."""
+    step = tuple(tasks(question.program, main_step(question.program), question.workload))
+    own = parts(question.program, question.schedule, question.shapes, step)
+    options = Options(step, question.constants, question.engines, offload=question.offload)
+    return Problem(step, own, question.cluster, question.constants, options, question.goal)
+
+
+def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
+    """The best of some partitions, or of all."""
+    small = question.cluster.devices <= SMALL[0] and len(problem.parts) <= SMALL[1]
+    gap = 0.0 if small else NEAR
+    return Search(problem, gap).run(candidates(problem, question) if only is None else only)
+
+
+def candidates(problem: Problem, question: Question) -> list[Blocks]:
+    """Every way to share pools that the schedule allows."""
+    fixed = [(pool.name, pool.devices) for pool in question.schedule.pools]
+    found = partitions(problem.parts, question.cluster, fixed)
+    return list(distinct(found, problem.tasks, problem.parts))
+
+
+def fits(question: Question, cluster: Cluster) -> bool:
+    """Whether any plan fits on another cluster."""
+    other = replace(question, cluster=cluster)
+    problem = problem_of(other)
+    return Search(problem, 1.0).run(candidates(problem, other)) is not None
+
+
+# The plan
+
+
+def planned(question: Question, problem: Problem, found: Found) -> Plan:
+    """What was found, as a plan."""
+    names = [block.name or _name([problem.parts[number] for number in block.parts]) for block in found.blocks]
+    lines = tuple(
+        _placement(problem.parts[number], name, found.options[number])
+        for name, block in zip(names, found.blocks, strict=True)
+        for number in block.parts
+    )
+    pools = tuple(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True))
+    whole = Schedule(pools, lines, question.schedule.streams, question.schedule.span)
+    plan = place(question.program, whole, Machine(), question.shapes, question.engines)
+    first = _firsts(question.cluster, found)
+    located = tuple(
+        pool if pool.name == HOST else replace(pool, first=first[names.index(pool.name)]) for pool in plan.pools
+    )
+    holdings = tuple(
+        Holding(
+            part.model,
+            plan.role(part.model, part.operations[0]).name,
+            option.spot.micro_tokens,
+            option.spot.recompute,
+            option.offload,
+            option.spot.kv_bytes,
+        )
+        for part, option in zip(problem.parts, found.options, strict=True)
+    )
+    return replace(plan, pools=located, holdings=holdings, cluster=question.cluster.text)
+
+
+def _placement(part: Part, pool: str, option: Option) -> Placement:
+    spot = option.spot
+    subjects = tuple(Placed(part.model, operation) for operation in part.operations)
+    return Placement(subjects, pool, spot.engine, tp=spot.tp, pp=spot.pp, dp=spot.dp)
+
+
+def _name(held: Sequence[Part]) -> str:
+    """`actor_generate`, `actor_critic_ref`: what is there, and of many the first one."""
+    names = list(dict.fromkeys(part.name.replace(".", "_") for part in held))
+    models = list(dict.fromkeys(part.model for part in held))
+    shown = names if len(names) == 1 else models
+    return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
+
+
+def _firsts(cluster: Cluster, found: Found) -> list[int]:
+    """Where each pool begins: whole nodes first, then parts of nodes, so that none lies over more nodes than it has
+    to."""
+    firsts = [0] * len(found.blocks)
+    at = 0
+    for number, island in enumerate(cluster.islands):
+        own = [pool for pool, block in enumerate(found.blocks) if block.island == number]
+        free = at
+        for pool in sorted(own, key=lambda each: (-found.devices[each], each)):
+            firsts[pool] = free
+            free += found.devices[pool]
+        at += island.devices
+    return firsts

@@ -1,0 +1,285 @@
+"""Placement: each piece of a program's work gets a group of processes. Class: exact; it makes a plan, not a graph.
+
+What a schedule pins is done; the rest gets simple defaults:
+
+  - without pools, one pool `all` holds the machine's devices;
+  - work that is not placed runs where the model's other work runs; a model of which nothing is placed runs where the
+  model
+    that it is a copy of runs, or else in the first pool;
+  - vLLM generates and Megatron does the rest, where they are installed and know the model; transformers does all else;
+  - a model is split as little as is said, and the copies that share the rows fill the pool.
+
+Work with the same pool, engine and mesh is done by the same processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
+from rlgraph.dsl.signatures import ENGINES
+from rlgraph.errors import Diagnostic, ProgramError, Span
+from rlgraph.ir.graph import Model, Program
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
+from rlgraph.ir.types import Handle
+from rlgraph.models.families import Kind
+from rlgraph.models.layouts import LAYOUTS
+from rlgraph.models.legal import problems
+from rlgraph.models.shape import Shape, UnsupportedModel
+from rlgraph.ops.nodes import DRAWING
+
+Shapes = Mapping[str, Shape | UnsupportedModel]
+"""What is known of each model; nothing, where its configuration is out of reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to run on."""
+
+    devices: int = 1
+    """Of a schedule that declares no pools."""
+    kind: Literal["cpu", "gpu"] = "gpu"
+    """Which engines the defaults choose; what a schedule names may be for another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """What makes a group: work with equal seats is done by the same processes."""
+
+    pool: str
+    engine: str
+    mesh: Mesh
+
+
+def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes, installed: Container[str]) -> Plan:
+    """Where everything runs. `installed` holds the names of the engines that defaults may choose.
+
+    Raises ProgramError where an engine cannot hold a model as the schedule wants it, with a caret in the schedule.
+    """
+    placer = _Placer(program, schedule, machine, shapes, installed)
+    placer.sit()
+    wrong = dict.fromkeys(placer.problems())
+    if wrong:
+        raise ProgramError(sorted(wrong, key=lambda found: (found.span.line, found.span.column)))
+    return placer.plan()
+
+
+def dtype_of(model: Model, program: Program) -> str:
+    """Of a model's weights; a copy has that of its original."""
+    while model.copy_of:
+        model = program.model(model.copy_of)
+    return str(dict(model.options).get("dtype") or "float32")
+
+
+def updates(program: Program) -> Iterator[tuple[str, str]]:
+    """The models of each `update`: which takes the weights, and whose they are."""
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if node.op == "update":
+                target, source = (types[name] for name in node.inputs)
+                assert isinstance(target, Handle) and isinstance(source, Handle)
+                yield target.name, source.name
+
+
+class _Placer:
+    def __init__(
+        self, program: Program, schedule: Schedule, machine: Machine, shapes: Shapes, installed: Container[str]
+    ) -> None:
+        self.program, self.schedule, self.machine = program, schedule, machine
+        self.shapes, self.installed = shapes, installed
+        self.pools = {pool.name: pool.devices for pool in schedule.pools} or {"all": machine.devices}
+        self.work = {model: sorted(found, key=OPERATIONS.index) for model, found in operations(program).items()}
+        self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
+        self.seats: dict[tuple[str, str], _Seat] = {}
+
+    # Seats
+
+    def sit(self) -> None:
+        """Gives each piece of work its seat, models in the order in which they are declared: copies follow
+        originals."""
+        for model in self.program.models:
+            work = self.work[model.name]
+            for operation in work:
+                if pin := self.pin(model.name, operation):
+                    self.seats[model.name, operation] = self.pinned(model, operation, pin)
+            # Training comes first: it is where the model's other work can stay.
+            for operation in sorted(work, key=lambda name: name != "train"):
+                if (model.name, operation) not in self.seats:
+                    self.seats[model.name, operation] = self.default(model, operation)
+        order = [(model, operation) for model, work in self.work.items() for operation in work]
+        self.seats = {work: self.seats[work] for work in order}
+
+    def pin(self, model: str, operation: str) -> Placement | None:
+        return self.pins.get((model, operation)) or self.pins.get((model, None))
+
+    def pinned(self, model: Model, operation: str, pin: Placement) -> _Seat:
+        splits = pin.splits()
+        tp, pp = splits.get("tp", 1), splits.get("pp", 1)
+        split = mesh(splits.get("dp", self.pools[pin.pool] // (tp * pp)), pp, tp)
+        return _Seat(pin.pool, pin.engine or self.engine(model, operation, split), split)
+
+    def default(self, model: Model, operation: str) -> _Seat:
+        others = self.own(model.name)
+        pool = others[0].pool if others else self.home(model)
+        split = mesh(dp=self.pools[pool])
+        engine = self.engine(model, operation, split)
+        for seat in others:
+            if engine == seat.engine or operation in _SCORING and operation in ENGINES[seat.engine].operations:
+                return seat
+        return _Seat(pool, engine, split)
+
+    def own(self, model: str) -> list[_Seat]:
+        """Where a model's work runs as far as that is known, its training first."""
+        found = [(name != "train", seat) for (owner, name), seat in self.seats.items() if owner == model]
+        return [seat for _, seat in sorted(found, key=lambda each: each[0])]
+
+    def home(self, model: Model) -> str:
+        """The pool of a model of which nothing is placed."""
+        original = self.own(model.copy_of) if model.copy_of else []
+        return original[0].pool if original else next(iter(self.pools))
+
+    def engine(self, model: Model, operation: str, split: Mesh) -> str:
+        """The best engine that is there and can; where none is, the one that has to be installed for this split."""
+        special = "vllm" if operation in DRAWING else "megatron"
+        wanted = {name for name, size in split.axes if size > 1}
+        able = [name for name in (special, "transformers") if wanted <= set(ENGINES[name].splits)]
+        there = (name for name in able if name in self.installed and self.fits(model, name, split))
+        return next(there, able[-1])
+
+    def fits(self, model: Model, engine: str, split: Mesh) -> bool:
+        shape = self.shapes.get(model.name)
+        known = isinstance(shape, Shape) and not problems(shape, engine, split, cast(Kind, model.kind))
+        here = {"float32"} if engine == "megatron" and self.machine.kind == "cpu" else _DTYPES
+        return engine == "transformers" or known and dtype_of(model, self.program) in here
+
+    # What is wrong
+
+    def problems(self) -> Iterator[Diagnostic]:
+        """What no engine can do as the schedule wants it: each placement and model once."""
+        seen = set()
+        for (name, operation), seat in self.seats.items():
+            pin = self.pin(name, operation)
+            if pin and seat.engine != "transformers" and (name, seat) not in seen:
+                seen.add((name, seat))
+                yield from self.wrong(self.program.model(name), seat, pin)
+
+    def wrong(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
+        engine, shape, dtype = seat.engine, self.shapes.get(model.name), dtype_of(model, self.program)
+        subject = next(s.span for s in pin.subjects if s.model == model.name)
+        named = pin.at("engine") if pin.engine else subject
+        if dtype not in _DTYPES:
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`",
+                named,
+                "`engine=transformers` does",
+            )
+        if isinstance(shape, UnsupportedModel):
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` cannot hold `{model.name}`: {shape}",
+                named,
+                "`engine=transformers` takes every architecture",
+            )
+        elif shape is not None:
+            for at, text in _misfits(shape, cast(Kind, model.kind), seat, pin, named):
+                yield Diagnostic("E0911", f"`{model.name}`: {text}", at)
+
+    # The plan
+
+    def plan(self) -> Plan:
+        names = self.names()
+        roles = [Role(model, work, names[seat]) for (model, work), seat in self.seats.items()]
+        owners = {model: names[self.own(model)[0]] for model, work in self.work.items() if work}
+        for pair in updates(self.program):
+            # A model that only takes another's weights, or only gives them, is where the other one is.
+            home = next((owners[model] for model in pair if model in owners), None)
+            owners = {**dict.fromkeys(pair, home), **owners} if home else owners
+        host = Group(HOST, HOST, HOST, mesh(), ())
+        seats = {name: seat for seat, name in names.items()}
+        groups = [self.group(name, seat, roles, owners) for name, seat in seats.items()]
+        groups = [replace(group, devices=self.devices(group, owners, seats)) for group in groups]
+        return Plan(
+            self.program.name,
+            (Pool(HOST, 0), *(Pool(name, devices) for name, devices in self.pools.items())),
+            (host, *groups),
+            tuple(roles),
+            tuple((model, owners[model]) for model in self.work if model in owners),
+            tuple((stream.table, stream.block) for stream in self.schedule.streams),
+        )
+
+    def names(self) -> dict[_Seat, str]:
+        """`learn.megatron`; with the split, where a pool has several groups of an engine: `learn.megatron.tp4pp2`."""
+        order = list(self.pools)
+        seats = sorted(dict.fromkeys(self.seats.values()), key=lambda seat: order.index(seat.pool))
+        kinds = [(seat.pool, seat.engine) for seat in seats]
+        several = {kind for kind in kinds if kinds.count(kind) > 1}
+        return {
+            seat: ".".join([*kind, _split(seat.mesh)] if kind in several else kind)
+            for seat, kind in zip(seats, kinds, strict=True)
+        }
+
+    def group(self, name: str, seat: _Seat, roles: list[Role], owners: Mapping[str, str]) -> Group:
+        held = {role.model for role in roles if role.group == name}
+        held |= {model for model, home in owners.items() if home == name}
+        models = tuple(model.name for model in self.program.models if model.name in held)
+        return Group(name, seat.pool, seat.engine, seat.mesh, tuple(range(seat.mesh.size)), models)
+
+    def devices(self, group: Group, owners: Mapping[str, str], seats: Mapping[str, _Seat]) -> tuple[int, ...]:
+        """For each rank its device of the pool: where other processes of the same devices own the weights, that of
+        which the least has to move."""
+        for model in group.models:
+            owner, shape = seats[owners[model]], self.shapes.get(model)
+            apart = owner.pool != group.pool or owner.mesh.size != group.mesh.size or owners[model] == group.name
+            if apart or not isinstance(shape, Shape):
+                continue
+            # It needs numpy, which takes longer to load than most programs to compile.
+            from rlgraph.transfers.assignment import assign
+
+            kind = self.program.model(model).kind
+            # Copies repeat: what is best for the first few is best for all.
+            few, count = _repeated(owner.mesh, group.mesh)
+            held, needed = (
+                [LAYOUTS[engine](shape, split, rank, kind) for rank in range(split.size)]
+                for engine, split in zip((owner.engine, group.engine), few, strict=True)
+            )
+            ranks = assign(held, needed, few[1]).ranks
+            first = sorted(range(len(ranks)), key=ranks.__getitem__)
+            return tuple(part * len(first) + place for part in range(count) for place in first)
+        return group.devices
+
+
+def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
+    """The smallest parts of two meshes of the same size that whole copies of both fill, and how many parts there
+    are."""
+    own = [each.length("tp") * each.length("pp") for each in (a, b)]
+    part = math.lcm(*own)
+    if a.size % part:
+        return (a, b), 1
+    first, second = (
+        mesh(part // one, each.length("pp"), each.length("tp")) for one, each in zip(own, (a, b), strict=True)
+    )
+    return (first, second), a.size // part
+
+
+def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:
+    """What is wrong with a model's split, and the option that it comes from; `named` is where the engine stands."""
+    whole = problems(shape, seat.engine, mesh(), kind)
+    yield from ((named, text) for text in whole)
+    for axis, size in seat.mesh.axes:
+        alone = problems(shape, seat.engine, Mesh(((axis, size),)), kind)
+        yield from ((pin.at(axis), text) for text in alone if text not in whole)
+
+
+_SCORING = tuple(name for name in OPERATIONS if name not in DRAWING)
+_DTYPES = {"float32", "bfloat16"}
+"""Of Megatron's and vLLM's weights; transformers takes any. Megatron's bfloat16 needs a GPU."""
+
+
+def _split(split: Mesh) -> str:
+    return "".join(f"{name}{size}" for name, size in reversed(split.axes) if size > 1) or "one"

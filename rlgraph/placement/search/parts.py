@@ -1,0 +1,86 @@
+"""What is placed as one: all work of a model that is done with the same copy of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Task
+from rlgraph.cost.time import Batch
+from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.ir.graph import Program
+from rlgraph.models.families import Kind
+from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import DRAWING
+from rlgraph.placement.place import Shapes, dtype_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model's training and reading, or its generating."""
+
+    subject: Subject
+    work: Literal["train", "read", "draw"]
+    operations: tuple[str, ...]
+    tasks: tuple[int, ...]
+    """Those of the main step that it does."""
+    trained: bool
+    """The model is trained: where it generates, its weights are brought."""
+    pin: Placement | None
+    """What the schedule says of it."""
+    draws: bool = False
+    """The model generates."""
+
+    @property
+    def model(self) -> str:
+        return self.subject.name
+
+    @property
+    def name(self) -> str:
+        """`actor.generate`, or `actor` for a model with one part."""
+        return f"{self.model}.generate" if self.work == "draw" and self.trained else self.model
+
+    @property
+    def kind(self) -> str:
+        """The operation that says what it holds."""
+        return "train" if self.work == "train" else self.operations[0]
+
+    def batches(self, tasks: Sequence[Task]) -> Iterator[tuple[str, tuple[Batch, ...]]]:
+        """The operations that it does and the rows of each."""
+        for number in self.tasks:
+            yield tasks[number].op, tasks[number].batches
+
+
+def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Part]:
+    """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule
+    takes a part apart."""
+    pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
+    found, wrong = [], []
+    for model in program.models:
+        done = sorted(operations(program)[model.name], key=OPERATIONS.index)
+        shape = shapes.get(model.name)
+        assert isinstance(shape, Shape) or not done
+        for drawing in (False, True):
+            own = tuple(operation for operation in done if (operation in DRAWING) == drawing)
+            if not own or not isinstance(shape, Shape):
+                continue
+            subject = Subject(model.name, shape, cast(Kind, model.kind), dtype_of(model, program))
+            numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
+            said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
+            pin = next((each for each in said.values() if each), None)
+            wrong += [_apart(model.name, own[0], each, other) for each, other in said.items() if other and other != pin]
+            kind: Literal["train", "read", "draw"] = "draw" if drawing else "train" if "train" in own else "read"
+            draws = any(operation in DRAWING for operation in done)
+            found.append(Part(subject, kind, own, numbers, "train" in done, pin, draws))
+    if wrong:
+        raise ProgramError(wrong)
+    return found
+
+
+def _apart(model: str, first: str, second: str, pin: Placement | None) -> Diagnostic:
+    message = f"`{model}.{first}` and `{model}.{second}` are placed apart, but for a cluster they stay together"
+    hint = f"place `{model}` as a whole; only what it generates can be elsewhere"
+    return Diagnostic("E0937", message, pin.span if pin else NO_SPAN, hint)

@@ -1,0 +1,387 @@
+"""Branch and bound over pools, devices and splits.
+
+    1. For each partition of the parts, the devices of its pools are a box: a range of sizes for each. A box is bounded
+    by the
+       time that a step takes when every task is as fast as on the most devices of the range.
+    2. The box with the least bound is halved, until it is one allocation. Boxes that cannot beat the best plan are
+    dropped.
+    3. For an allocation, each part's options are tried, fastest first, as far as the pools' memory and the bound allow.
+
+The bound of what was dropped or left is what no plan can beat: it proves how good the best one is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from operator import le
+
+from rlgraph.cost.peak import usable
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.partitions import sizes
+from rlgraph.placement.search.problem import Block, Blocks, Problem
+
+FIRST = 16
+"""Partitions of which an allocation is tried before the search, those with the least bounds."""
+
+EVERY = 8
+"""Of so many ranges that are halved, one has an allocation tried."""
+
+MOST_LOOKS = 20000
+"""Ranges and allocations after which the best plan is given with the gap that is left."""
+
+MOST_TRIES = 4000
+"""Choices of options that are looked at for one allocation; a bound stands for the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best plan of a search."""
+
+    blocks: Blocks
+    devices: tuple[int, ...]
+    """Of each block."""
+    options: tuple[Option, ...]
+    """For each part."""
+    seconds: float
+    value: float
+    """Seconds, or dollars, of a step."""
+    bound: float
+    """No plan has a smaller value."""
+    looked: int
+    """Allocations and ranges that were looked at."""
+
+    @property
+    def gap(self) -> float:
+        """By which share of its value the plan may miss the best one."""
+        return max(0.0, 1 - self.bound / self.value) if self.value else 0.0
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each block the smallest and the largest place in the sizes of its island."""
+
+
+class Search:
+    """Of one problem; `best` is there as soon as one plan fits."""
+
+    def __init__(self, problem: Problem, gap: float) -> None:
+        """gap: how far from the best plan is near enough, as a share."""
+        self.problem, self.gap = problem, gap
+        self.sizes = [sizes(island) for island in problem.cluster.islands]
+        self.best: Found | None = None
+        self.looked = 0
+        self._settled: set[tuple[Blocks, tuple[int, ...]]] = set()
+        self._fit: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[Option]] | None] = {}
+        self.lowest = math.inf
+        """The least bound of what was dropped."""
+
+    def run(self, candidates: Sequence[Blocks]) -> Found | None:
+        """The best plan among some partitions; None if none fits."""
+        # Pools that a schedule declares may have sizes that the search would not choose.
+        for block in {block for blocks in candidates for block in blocks if block.devices}:
+            self.sizes[block.island] = tuple(sorted({*self.sizes[block.island], block.devices}))
+        heap: list[tuple[float, int, Blocks, Box]] = []
+        for blocks in candidates:
+            box = self.narrow(blocks, self.whole(blocks))
+            if box is not None:
+                heap.append((self.bound(blocks, box), len(heap), blocks, box))
+        heapify(heap)
+        count = len(heap)
+        for _, _, blocks, box in sorted(heap)[:FIRST]:
+            self.settle(blocks, self.middle(blocks, box))
+        popped = 0
+        while heap:
+            least, _, blocks, box = heappop(heap)
+            popped += 1
+            if least >= self.enough() or self.best is not None and self.looked > MOST_LOOKS:
+                self.lowest = min(self.lowest, least)
+                break
+            if self.settle(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
+                continue
+            if popped % EVERY == 0:
+                self.settle(blocks, self.middle(blocks, box))
+            for part in self.halves(blocks, box):
+                near = self.narrow(blocks, part)
+                if near is None:
+                    continue
+                value = max(least, self.bound(blocks, near))
+                if value < self.enough():
+                    count += 1
+                    heappush(heap, (value, count, blocks, near))
+                else:
+                    self.lowest = min(self.lowest, value)
+        if self.best is None:
+            return None
+        best = self.best
+        proven = min(self.lowest, best.value)
+        return Found(best.blocks, best.devices, best.options, best.seconds, best.value, proven, self.looked)
+
+    def enough(self) -> float:
+        """Bounds from here on are not worth looking at."""
+        return math.inf if self.best is None else self.best.value * (1 - self.gap)
+
+    # Boxes
+
+    def whole(self, blocks: Blocks) -> Box:
+        low, high = [], []
+        for block in blocks:
+            known = self.sizes[block.island]
+            place = _place(known, block.devices) if block.devices else None
+            low.append(0 if place is None else place)
+            high.append(len(known) - 1 if place is None else place)
+        return tuple(low), tuple(high)
+
+    def narrow(self, blocks: Blocks, box: Box) -> Box | None:
+        """Without sizes that leave too few devices for the other pools; None if nothing is left."""
+        low, high = box
+        counts = self.counts(blocks, low)
+        used: dict[int, int] = {}
+        for block, count in zip(blocks, counts, strict=True):
+            used[block.island] = used.get(block.island, 0) + count
+        tops = []
+        for block, count, top, bottom in zip(blocks, counts, high, low, strict=True):
+            known = self.sizes[block.island]
+            left = self.problem.cluster.islands[block.island].devices - used[block.island] + count
+            while top >= bottom and known[top] > left:
+                top = _place(known, left, top)
+            if top < bottom:
+                return None
+            tops.append(top)
+        return low, tuple(tops)
+
+    def halves(self, blocks: Blocks, box: Box) -> list[Box]:
+        """Two boxes, cut where sizes differ most."""
+        low, high = box
+        widest = max(
+            range(len(blocks)),
+            key=lambda at: self.sizes[blocks[at].island][high[at]] / self.sizes[blocks[at].island][low[at]],
+        )
+        known = self.sizes[blocks[widest].island]
+        middle = math.sqrt(known[low[widest]] * known[high[widest]])
+        cut = low[widest]
+        while cut + 1 < high[widest] and known[cut + 1] <= middle:
+            cut += 1
+        below, above = list(high), list(low)
+        below[widest], above[widest] = cut, cut + 1
+        return [(low, tuple(below)), (tuple(above), high)]
+
+    def counts(self, blocks: Blocks, places: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.sizes[block.island][place] for block, place in zip(blocks, places, strict=True))
+
+    def middle(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
+        """An allocation of a box that uses its devices: the least of each, and the rest in proportion to what each may
+        have."""
+        low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
+        found = list(low)
+        for island, whole in enumerate(self.problem.cluster.islands):
+            mine = [at for at, block in enumerate(blocks) if block.island == island]
+            left = whole.devices - sum(low[at] for at in mine)
+            wish = sum(high[at] - low[at] for at in mine)
+            for at in mine:
+                more = left * (high[at] - low[at]) / wish if wish else 0
+                known = self.sizes[island]
+                found[at] = max(low[at], known[_place(known, int(low[at] + more))])
+        return tuple(min(a, b) for a, b in zip(found, high, strict=True))
+
+    def bound(self, blocks: Blocks, box: Box) -> float:
+        """What no allocation of a box can beat."""
+        self.looked += 1
+        low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
+        candidates: dict[int, Sequence[Option]] = {}
+        for block, most in zip(blocks, high, strict=True):
+            found = self.options(block, most)
+            if found is None:
+                return math.inf
+            candidates |= found
+        return self.relaxed(blocks, low, candidates)
+
+    def options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
+        """Of each part of a pool those that fit beside the least of the others; None if a part has none."""
+        key = (block.parts, block.island, devices)
+        if key not in self._fit:
+            self._fit[key] = self._options(block, devices)
+        return self._fit[key]
+
+    def _options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
+        island = self.problem.island(block)
+        found = {
+            number: self.problem.options.of(number, self.problem.parts[number], island, devices)
+            for number in block.parts
+        }
+        if not all(found.values()):
+            return None
+        held = {number: min(option.resident for option in own) for number, own in found.items()}
+        room = usable(island, self.problem.constants) - sum(held.values())
+        fit: dict[int, Sequence[Option]] = {
+            number: [option for option in own if option.peak <= room + held[number]] for number, own in found.items()
+        }
+        return fit if all(fit.values()) else None
+
+    def relaxed(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
+        """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two
+        parts together: how the one that trains is split decides how fast they come."""
+        if not self.problem.syncs:
+            return self.tied(blocks, devices, candidates)
+        source, target = self.problem.syncs[0]
+        home = self.problem.way(blocks).home
+        splits: dict[object, list[Option]] = {}
+        for option in candidates[source]:
+            splits.setdefault(option.split, []).append(option)
+        if len(splits) == 1:
+            return self.tied(blocks, devices, candidates)
+        return min(
+            self.tied(blocks, devices, {**candidates, source: own})
+            for own in self.unlike(source, list(splits.values()), candidates[target], home[source] == home[target])
+        )
+
+    def unlike(
+        self, source: int, splits: Sequence[list[Option]], targets: Sequence[Option], together: bool
+    ) -> list[list[Option]]:
+        """Of some splits those that no other one beats in what the part itself takes, and in when its weights are
+        there."""
+        known: list[tuple[float, ...]] = []
+        found = []
+        for own in splits:
+            brought = [self.problem.sync(source, own[0], option, together) for option in targets]
+            sums = [[wait + each for each in o.seconds] for wait, o in zip(brought, targets, strict=True)]
+            key = (min(brought), *_least(sums), *_least([option.seconds for option in own]))
+            if not any(all(map(le, other, key)) for other in known):
+                known.append(key)
+                found.append(own)
+        return found
+
+    def tied(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
+        durations: dict[int, Sequence[float]] = {
+            number: own[0].seconds if len(own) == 1 else _least([option.seconds for option in own])
+            for number, own in candidates.items()
+        }
+        way = self.problem.way(blocks)
+        syncs = []
+        for source, target in self.problem.syncs:
+            together = way.home[source] == way.home[target]
+            sources = _distinct(candidates[source])
+            each = [min(self.problem.sync(source, a, b, together) for a in sources) for b in candidates[target]]
+            syncs.append(min(each))
+            if target in self.problem.leading:
+                # What brings the weights fast may generate slowly: no option has both. One task is told so.
+                pairs = list(zip(each, candidates[target], strict=True))
+                least = list(durations[target])
+                whole = [min(sync + own.seconds[at] for sync, own in pairs) - syncs[-1] for at in range(len(least))]
+                at = max(range(len(least)), key=lambda place: whole[place] - least[place])
+                least[at] = whole[at]
+                durations[target] = least
+        return self.problem.value(self.problem.least(durations, syncs, way), blocks, devices)
+
+    # Options
+
+    def settle(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+        """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is
+        known. Whether that is settled: not where some could be better with more devices than the least."""
+        high = high or low
+        if low == high:
+            if (blocks, low) in self._settled:
+                return True
+            self._settled.add((blocks, low))
+        self.looked += 1
+        options: dict[int, Sequence[Option]] = {}
+        for block, most in zip(blocks, high, strict=True):
+            found = self.options(block, most)
+            if found is None:
+                return True
+            options |= found
+        return _Settling(self, blocks, low, options).run()
+
+
+class _Settling:
+    """A depth-first search over the options of the parts of one allocation."""
+
+    def __init__(
+        self, search: Search, blocks: Blocks, devices: tuple[int, ...], options: Mapping[int, Sequence[Option]]
+    ) -> None:
+        self.search, self.problem = search, search.problem
+        self.blocks, self.devices, self.options = blocks, devices, options
+        self.way = self.problem.way(blocks)
+        self.rooms = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
+        self.sequence = sorted(options, key=lambda number: -sum(options[number][0].seconds))
+        self.least = {number: min(option.resident for option in own) for number, own in options.items()}
+        self.left = MOST_TRIES
+        self.settled = True
+
+    def run(self) -> bool:
+        self.choose({}, 0)
+        return self.settled
+
+    def choose(self, chosen: dict[int, Option], depth: int) -> None:
+        self.left -= 1
+        candidates: dict[int, Sequence[Option]] = {
+            number: [chosen[number]] if number in chosen else self.fitting(number, chosen) for number in self.sequence
+        }
+        if not all(candidates.values()):
+            return
+        value = self.search.relaxed(self.blocks, self.devices, candidates)
+        if value >= self.search.enough() or self.left < 0:
+            self.search.lowest = min(self.search.lowest, value)
+            return
+        if depth == len(self.sequence):
+            # With more devices than the least there are, it may be as fast as it seems, or not.
+            if all(option.devices <= self.devices[self.way.home[number]] for number, option in chosen.items()):
+                self.keep(chosen)
+            else:
+                self.settled = False
+            return
+        number = self.sequence[depth]
+        for option in candidates[number]:
+            chosen[number] = option
+            self.choose(chosen, depth + 1)
+            del chosen[number]
+            if value >= self.search.enough():
+                self.search.lowest = min(self.search.lowest, value)
+                return
+            if not self.settled:
+                return
+
+    def fitting(self, number: int, chosen: Mapping[int, Option]) -> list[Option]:
+        """The options of a part that fit into its pool beside what is chosen, and the least of what is not."""
+        block = self.way.home[number]
+        left, active = self.rooms[block], 0.0
+        for other in self.blocks[block].parts:
+            if other in chosen:
+                left -= chosen[other].resident
+                active = max(active, *chosen[other].active)
+            elif other != number:
+                left -= self.least[other]
+        return [o for o in self.options[number] if o.resident + max(active, *o.active) <= left]
+
+    def keep(self, chosen: Mapping[int, Option]) -> None:
+        durations = {number: option.seconds for number, option in chosen.items()}
+        syncs = [
+            self.problem.sync(source, chosen[source], chosen[target], self.way.home[source] == self.way.home[target])
+            for source, target in self.problem.syncs
+        ]
+        seconds = self.problem.step(durations, syncs, self.way)
+        value = self.problem.value(seconds, self.blocks, self.devices)
+        if self.search.best is None or value < self.search.best.value:
+            options = tuple(chosen[number] for number in range(len(chosen)))
+            self.search.best = Found(self.blocks, self.devices, options, seconds, value, 0.0, 0)
+
+
+def _place(known: Sequence[int], most: int, top: int | None = None) -> int:
+    """The place of the largest size that is at most so large; -1 if there is none."""
+    place = len(known) - 1 if top is None else top
+    low = -1
+    while low < place:
+        middle = (low + place + 1) // 2
+        low, place = (middle, place) if known[middle] <= most else (low, middle - 1)
+    return low
+
+
+def _least(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The least of each column."""
+    return [min(column) for column in zip(*rows, strict=True)]
+
+
+def _distinct(options: Sequence[Option]) -> list[Option]:
+    """One of each split: transfers do not depend on the rest."""
+    return list({option.split: option for option in options}.values())

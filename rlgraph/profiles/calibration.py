@@ -1,0 +1,119 @@
+"""Calibration files: what `rlgraph profile` wrote is read, and a place told for whatever is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args
+
+from rlgraph.api.programs import decoded, whole
+from rlgraph.clusters.devices import DTYPES
+from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
+from rlgraph.cost.constants import CPU, GPU, Host, Kind, Rates
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.planfiles.document import Document, Part
+
+BROKEN, OTHER_VERSION, FIELD, VALUE = "E0940", "E0941", "E0942", "E0943"
+HINT = "`rlgraph profile -o FILE` writes a calibration"
+
+SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
+SHARES = ("compute", "memory", "collective", "transfer")
+"""Of a peak: more than 0. A bandwidth that was measured lies under that of caches."""
+MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
+"""Who has more has mistyped."""
+
+_CODES = {"E0950": BROKEN, "E0952": FIELD, "E0953": VALUE}
+"""What a document says of plan files, and what that is here."""
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Raises ProgramError with everything that is wrong with the file."""
+    try:
+        return _Reading(Document(decoded(str(path), _bytes(Path(path)))), str(path)).calibration()
+    except ProgramError as error:
+        raise ProgramError([_recoded(found) for found in error.diagnostics]) from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        message = f"the calibration `{path}` cannot be read: {reason}"
+        raise ProgramError(Diagnostic(BROKEN, message, whole(str(path)), HINT)) from None
+
+
+def _recoded(found: Diagnostic) -> Diagnostic:
+    hint = HINT if found.code == "E0950" else found.hint
+    return replace(found, code=_CODES.get(found.code, found.code), hint=hint)
+
+
+class _Reading:
+    def __init__(self, document: Document, path: str) -> None:
+        self.document, self.top, self.path = document, document.top, path
+
+    def calibration(self) -> Calibration:
+        self.version()
+        if not self.top.fields("rlgraph_calibration", *SECTIONS):
+            self.document.done()
+        device = self.device(self.top.part("device"))
+        rates = dict(self.rates(self.top.part("rates")))
+        host = self.numbers(self.top.part("host"), tuple(each.name for each in fields(Host)))
+        scalars = self.numbers(self.top.part("constants"), SCALARS)
+        machine = {name: part.text() for name, part in self.top.part("machine").entries()}
+        errors = {name: self.number(part, 0.0, MOST_SHARE) for name, part in self.top.part("errors").entries()}
+        self.document.done()
+        base = CPU if device.name == "cpu" else GPU
+        constants = constants_of(rates, Host(**host), scalars, self.path, base)
+        return Calibration(constants, device, machine, errors)
+
+    def version(self) -> None:
+        if not self.top.has("rlgraph_calibration"):
+            message = "this is no calibration: it has no field `rlgraph_calibration`"
+            raise ProgramError(Diagnostic(BROKEN, message, whole(self.path), HINT))
+        found = self.top.part("rlgraph_calibration")
+        if found.value != VERSION or isinstance(found.value, bool):
+            message = f"this calibration has version {str(found.value)[:30]}, and this rlgraph reads version {VERSION}"
+            self.document.say(found.path, OTHER_VERSION, message, "measure again: `rlgraph profile -o FILE`")
+            self.document.done()
+
+    def device(self, part: Part) -> Measured:
+        if not part.fields("name", "flops", "bandwidth"):
+            return Measured("", {}, 1.0)
+        flops = part.part("flops")
+        flops.fields("float32", optional=DTYPES)
+        rates = {name: self.number(each, 1.0, MOST_RATE) for name, each in flops.entries() if name in DTYPES}
+        return Measured(part.part("name").text(), rates, self.number(part.part("bandwidth"), 1.0, MOST_RATE))
+
+    def rates(self, part: Part) -> Iterator[tuple[tuple[str, Kind], Rates]]:
+        for engine, kinds in part.entries():
+            kinds.fields(optional=get_args(Kind))
+            for kind, numbers in kinds.entries():
+                if kind in get_args(Kind):
+                    needed = tuple(each.name for each in fields(Rates))
+                    yield (engine, kind), Rates(**self.numbers(numbers, needed))  # type: ignore[misc]
+
+    def numbers(self, part: Part, names: tuple[str, ...]) -> Mapping[str, float]:
+        """All of them; where some are missing, that is noted, and numbers that do no harm are in their places."""
+        if not part.fields(*names):
+            return dict.fromkeys(names, 1.0)
+        return {name: self.number(part.part(name), *_bounds(name)) for name in names}
+
+    def number(self, part: Part, least: float, most: float) -> float:
+        value = part.value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            part.say("E0953", f"{part.shown} is no number")
+        elif not least <= value <= most:
+            part.say("E0953", f"{part.shown} is {value:g}, and has to be {least:g} to {most:g}")
+        else:
+            return float(value)
+        return least or 1.0
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    if name in SHARES:
+        return 1e-6, MOST_SHARE
+    if name == "fragmentation":
+        return 0.0, 0.9
+    return (0.0, 1e15) if name == "reserved" else (0.0, MOST_SECONDS)

@@ -1,0 +1,200 @@
+"""Some steps of a run, and how long each node of them took.
+
+On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is taken off, so
+that what is left is what the machine would take alone. Of processes on Ray it is that of their main threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.steps import Silent
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import Handle
+from rlgraph.runs.backends import Options, open_backend
+
+LOOPS = ("minibatch", "collect", "every")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A node that was fired, or weights that were brought."""
+
+    name: str
+    """What the node makes, `train MODEL` or `sync MODEL`, as a simulation has it."""
+    op: str
+    start: float
+    end: float
+    inside: float
+    """Seconds in the process that did the work longest; the rest is its order and its answer."""
+    waited: float = 0.0
+    """Seconds in which this process had no core; the others leave them out."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start - self.waited
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step."""
+
+    whole: float
+    """Seconds, with those in which processes had no core."""
+    waited: float
+    """Those that are included."""
+    done: tuple[Done, ...]
+    """Loops left out, whose nodes are there; in the order in which they ended."""
+
+    @property
+    def seconds(self) -> float:
+        return self.whole - self.waited
+
+    @property
+    def beside(self) -> float:
+        """Seconds in which nothing was done."""
+        busy, until = 0.0, 0.0
+        for each in sorted(self.done, key=lambda found: found.start):
+            busy += max(0.0, each.end - max(each.start, until))
+            until = max(until, each.end)
+        return max(0.0, self.whole - busy - (self.waited - sum(each.waited for each in self.done)))
+
+
+class Cores:
+    """How long processes have been ready to run and had no core, by Linux's `/proc/PID/schedstat`."""
+
+    def __init__(self) -> None:
+        self.others: Sequence[int] = ()
+        """Processes beside this one; where there are some, this one only gives orders."""
+
+    def waits(self) -> list[float]:
+        """Seconds since each began; nothing where the system does not say."""
+        if self.others:
+            return [_waited(f"/proc/{pid}/schedstat") for pid in self.others]
+        folder = Path("/proc/self/task")
+        return (
+            [_waited(f"{folder}/{thread}/schedstat") for thread in sorted(os.listdir(folder))]
+            if folder.is_dir()
+            else []
+        )
+
+    def since(self, before: list[float]) -> float:
+        """What who waited longest has waited."""
+        return max((now - then for now, then in zip(self.waits(), before, strict=False)), default=0.0)
+
+
+def _waited(path: str) -> float:
+    try:
+        with open(path) as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+class Watch(Silent):
+    """Keeps what was done since it was asked last."""
+
+    def __init__(self) -> None:
+        self.cores = Cores()
+        self._begun: dict[int, list[float]] = {}
+        self._done: list[Done] = []
+        self._inside: dict[int, float] = {}
+        """For each thread the longest work that it was told of since its last node was done."""
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        thread = threading.get_ident()
+        self._inside[thread] = max(self._inside.get(thread, 0.0), end - start)
+        return 0
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self._begun[threading.get_ident()] = self.cores.waits()
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        inside = self._inside.pop(threading.get_ident(), seconds)
+        if node.op not in LOOPS:
+            waited = self.cores.since(self._begun[threading.get_ident()])
+            self.add(title(node), node.op, seconds, inside, waited)
+
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        self._inside.pop(threading.get_ident(), None)
+        self.add(f"sync {model}", "sync", seconds, seconds)
+
+    def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
+        now = time.perf_counter()
+        inside, waited = min(inside, seconds), min(waited, inside)
+        self._done.append(Done(name, op, now - seconds, now, inside - waited, waited))
+
+    def taken(self) -> tuple[Done, ...]:
+        found, self._done = tuple(self._done), []
+        return found
+
+
+@dataclass
+class Observed:
+    """A run that goes on step by step."""
+
+    steps: Iterator[object]
+    watch: Watch
+    seen: list[Seen] = field(default_factory=list)
+
+    def go_on(self, count: int = 1) -> None:
+        """Takes some more steps."""
+        cores = self.watch.cores
+        for _ in range(count):
+            before = cores.waits()
+            step = next(self.steps)
+            done, waited = self.watch.taken(), 0.0 if cores.others else cores.since(before)
+            waited = max(waited, sum(each.waited for each in done))
+            self.seen.append(Seen(step.seconds, waited, done))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def observed(compiled: Compiled, options: Options) -> Iterator[Observed]:
+    """A run whose nodes are timed. Raises ProgramError and RunError as any run."""
+    watch = Watch()
+    with open_backend(compiled, options, watch) as (backend, _):
+        watch.cores.others = _processes(backend)
+        steps = backend.steps(None)
+        watch.taken()
+        yield Observed(steps, watch)
+
+
+def _processes(backend: object) -> list[int]:
+    """Of a run on Ray those that do the work."""
+    if not hasattr(backend, "processes"):
+        return []
+    import ray
+
+    found: list[int] = ray.get([handle.pid.remote() for handle in backend.processes.handles.values()])
+    return found
+
+
+def by_turn(seen: Sequence[Seen]) -> dict[tuple[str, str, int], list[Done]]:
+    """What was done in steps, by name, by operation, and by which time it was in the step."""
+    found: dict[tuple[str, str, int], list[Done]] = {}
+    for step in seen:
+        turns: dict[tuple[str, str], int] = {}
+        for each in step.done:
+            turn = turns[each.name, each.op] = turns.get((each.name, each.op), -1) + 1
+            found.setdefault((each.name, each.op, turn), []).append(each)
+    return found
+
+
+def title(node: Node) -> str:
+    """As a simulation calls the work."""
+    if node.op != "train":
+        return node.name
+    trained = node.outputs[0].type
+    assert isinstance(trained, Handle)
+    return f"train {trained.name}"

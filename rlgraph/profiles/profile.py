@@ -1,0 +1,371 @@
+"""`rlgraph profile`: what the engines of this machine take for work of known sizes, and the cost model's constants from
+that.
+
+Each engine does the points of a few small models, all of them several times in turn; of each piece of work the time
+counts that three quarters of its repetitions need at least: others may be at work on the machine.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from rlgraph.analysis.simulate import subjects
+from rlgraph.api.compiled import Compiled
+from rlgraph.api.planning import installed
+from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.calibration import Calibration, Measured, constants_of
+from rlgraph.cost.constants import CPU, GPU, Constants, Host, Kind, Rates
+from rlgraph.cost.predict import Batch, Predictor, work
+from rlgraph.cost.spot import Spot, Subject
+from rlgraph.profiles.fit import fit, nonnegative
+from rlgraph.profiles.observe import Cores, Done, Observed, Seen, by_turn, observed
+from rlgraph.profiles.probes import Point, Probe, Size
+from rlgraph.runs.backends import Options
+
+SIZES = (Size(64, 4, 32), Size(128, 2, 512), Size(256, 3, 1024, heads=4))
+POINTS = (Point(1, 8), Point(4, 8, 2), Point(4, 40, 2))
+ROUNDS, WARM = 5, 1
+TRIES = 12
+QUIET = 0.3
+"""Of the repetitions: the share of them that were disturbed least."""
+TIMEOUT = 300.0
+
+ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two tensor-parallel ranks", "two copies"
+
+OPERATIONS: Mapping[Kind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
+RATES = tuple(each.name for each in fields(Rates))
+INVERSE = ("compute", "memory")
+"""Shares, which are fitted as their inverses."""
+LEAST = {"compute": 0.2, "memory": 0.1}
+"""The device's own rates may have been measured while others disturbed it."""
+START = {"compute": 2.0, "memory": 2.0, "crowd": 0.1, "lock": 0.1}
+
+Note = Callable[[str], None]
+Beside = Callable[[str], Sequence[Observed]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A piece of work and how long it took."""
+
+    kind: Kind
+    subject: Subject
+    spot: Spot
+    batch: Batch
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run of the probe that measures some engines."""
+
+    what: str
+    schedule: str
+    threads: int = 0
+    """0: on Ray; else in this process, with so many."""
+
+
+def profile(
+    engines: Sequence[str] | None = None,
+    *,
+    threads: int = 2,
+    quick: bool = False,
+    note: Note = lambda text: None,
+    beside: Beside = lambda what: (),
+) -> Calibration:
+    """Measures this machine.
+
+    engines: those to measure; None: all that are installed. threads: of the transformers engine, beside one. quick:
+    fewer repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured
+    next, other runs that go on step by step between its repetitions.
+    """
+    wanted = [engine for engine in ("transformers", "megatron", "vllm") if engine in (engines or installed())]
+    note("matrix products and memory")
+    device = measure_device()
+    probe = Probe(SIZES[:2] if quick else SIZES, POINTS)
+    cluster = Calibration(CPU, device).on(read_cluster(f"1x2:{device.name}"))
+    samples: list[Sample] = []
+    local, remote = _Overheads(), _Overheads()
+    rounds = 3 if quick else ROUNDS
+    sessions = list(_sessions(wanted, threads, quick, len(probe.sizes)))
+    here = [session for session in sessions if session.threads]
+    with tempfile.TemporaryDirectory() as folder:
+        for session, compiled, seen in _in_turn(probe, here, Path(folder), rounds, note, beside):
+            samples += _samples(probe, compiled, session, cluster, seen)
+            local.add(probe, seen, compiled)
+        for session in sessions:
+            if not session.threads:
+                [(_, compiled, seen)] = _in_turn(probe, [session], Path(folder), rounds, note, beside)
+                samples += _samples(probe, compiled, session, cluster, seen)
+                remote.add(probe, seen, compiled)
+    note("fitting")
+    return _fitted(samples, local, remote, device)
+
+
+def _sessions(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[Session]:
+    if "transformers" in wanted or not wanted:
+        alone = _schedule(["transformers"], models, "")
+        yield Session(ALONE, alone, 1)
+        if threads > 1 and not quick:
+            yield Session(f"{threads} threads in this process", alone, threads)
+    if find_spec("ray") is None or not set(wanted) & {"megatron", "vllm"}:
+        return
+    yield Session(ONE, _schedule(wanted, models, ""))
+    if not quick:
+        yield Session(RANKS, _schedule(wanted, models, "tp"))
+        yield Session(COPIES, _schedule(wanted, models, "dp"))
+
+
+def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
+    """Each engine does what it can; of copies, the last model is transformers' alone."""
+    split = f", {axis}=2" if axis else ""
+    lines = [f"pool all = {2 if axis else 1} devices"]
+    for number in range(models):
+        plain = axis == "dp" and number == models - 1
+        trains = "megatron" if "megatron" in wanted and not plain else "transformers"
+        draws = "vllm" if "vllm" in wanted and axis != "dp" else "transformers"
+        splits = {engine: split if engine != "transformers" or axis == "dp" else "" for engine in (trains, draws)}
+        lines.append(f"place m{number}.train, r{number} on all(engine={trains}{splits[trains]})")
+        lines.append(f"place m{number}.generate on all(engine={draws}{splits[draws]})")
+    return "\n".join(lines) + "\n"
+
+
+def _in_turn(
+    probe: Probe, sessions: Sequence[Session], folder: Path, rounds: int, note: Note, beside: Beside
+) -> list[tuple[Session, Compiled, list[Seen]]]:
+    """Runs them step by step, one after the other, so that what disturbs one disturbs all."""
+    found = []
+    with ExitStack() as stack:
+        for session in sessions:
+            note(f"{session.what}: starting")
+            compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), session.schedule)
+            options = Options(
+                backend="local" if session.threads else "ray", threads=session.threads or 1, timeout=TIMEOUT
+            )
+            found.append((session, compiled, stack.enter_context(observed(compiled, options))))
+        others = beside(sessions[0].what) if sessions else ()
+        for turn in range(WARM + rounds):
+            for session, _, run in found:
+                note(f"{session.what}: {turn + 1} of {WARM + rounds}")
+                run.go_on()
+            for other in others:
+                other.go_on()
+    return [(session, compiled, run.seen[WARM:]) for session, compiled, run in found]
+
+
+# Samples
+
+
+def quiet(values: Sequence[float]) -> float:
+    """What repetitions take that were disturbed little."""
+    return float(np.quantile(values, QUIET))
+
+
+def _samples(
+    probe: Probe, compiled: Compiled, session: Session, cluster: Cluster, seen: Sequence[Seen]
+) -> Iterator[Sample]:
+    predictor = Predictor(compiled.plan, {}, cluster, CPU, session.threads or 1)
+    turns, models = by_turn(seen), subjects(compiled)
+
+    def sample(kind: Kind, model: str, batch: Batch, done: Sequence[Done]) -> Sample:
+        spot = predictor.spot(model, compiled.plan.role(model, OPERATIONS[kind]))
+        return Sample(kind, models[model], spot, batch, quiet([each.inside for each in done]))
+
+    for number, _ in enumerate(probe.sizes):
+        turn = 0
+        for place, point in enumerate(probe.points):
+            drawn, trained = probe.batches(point)
+            yield sample("generate", f"m{number}", drawn, turns[f"g{number}_{place}", "generate", 0])
+            read = replace(drawn, samples=1)
+            yield sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
+            updates = [each for part in range(point.parts) for each in turns[f"train m{number}", "train", turn + part]]
+            yield sample("train", f"m{number}", trained, updates)
+            turn += point.parts
+
+
+class _Overheads:
+    """What is not work with a model."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[int, float]] = []
+        """Processes of a group, and seconds of a node beside its work."""
+        self.nodes: list[tuple[float, float]] = []
+        """Rows, and seconds in the process."""
+        self.calls: list[tuple[float, float]] = []
+        self.syncs: list[float] = []
+        self.gaps: list[float] = []
+        """Seconds beside all nodes, for each node."""
+
+    def add(self, probe: Probe, seen: Sequence[Seen], compiled: Compiled) -> None:
+        most = max(pool.devices for pool in compiled.plan.pools)
+        self.gaps.append(quiet([step.beside / len(step.done) for step in seen]))
+        for (name, op, _), done in by_turn(seen).items():
+            inside = quiet([each.inside for each in done])
+            if op == "sync":
+                self.syncs.append(inside)
+                continue
+            host = op in ("read", "call", "tensor", "size")
+            self.orders.append((1 if host else most, quiet([each.seconds - each.inside for each in done])))
+            if op in ("call", "tensor") and "_" in name:
+                rows = float(probe.prompts * probe.points[int(name.rsplit("_")[-1])].samples)
+                (self.calls if op == "call" else self.nodes).append((rows, inside))
+
+
+# Constants
+
+
+def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: Measured) -> Calibration:
+    rates: dict[tuple[str, Kind], Rates] = {}
+    errors = {}
+    for engine in dict.fromkeys(sample.spot.engine for sample in samples):
+        for kind in get_args(Kind):
+            mine = [each for each in samples if (each.spot.engine, each.kind) == (engine, kind)]
+            if mine:
+                rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
+    base = CPU if device.name == "cpu" else GPU
+    scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
+    constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
+    return Calibration(constants, device, machine(), errors)
+
+
+def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
+    """Of one engine and one kind of work, and their median error, relative."""
+    names = [name for name in RATES if _matters(name, samples)]
+    seconds = np.array([sample.seconds for sample in samples])
+
+    def model(values: np.ndarray) -> np.ndarray:
+        return np.array([predicted(sample, _rates(names, values)) for sample in samples])
+
+    start = np.array([START.get(name, 1e-4) for name in names])
+    found = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
+    return _rates(names, found), float(np.median(np.abs(model(found) / seconds - 1)))
+
+
+def _matters(name: str, samples: Sequence[Sample]) -> bool:
+    """What nothing was measured of stays 0."""
+    kind = samples[0].kind
+    if name == "update":
+        return kind == "train"
+    if name == "memory":
+        return kind != "forward"
+    needed = {
+        "reduce": lambda spot: spot.tp > 1,
+        "crowd": lambda spot: spot.size > 1,
+        "lock": lambda spot: spot.threads > 1,
+    }
+    return name not in needed or any(needed[name](sample.spot) for sample in samples)
+
+
+def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
+    given = dict(zip(names, values.tolist(), strict=True))
+    return Rates(**({"compute": 1.0, "memory": 1.0} | {n: 1 / v if n in INVERSE else v for n, v in given.items()}))
+
+
+def predicted(sample: Sample, rates: Rates) -> float:
+    """Seconds by the cost model."""
+    kinds: dict[tuple[str, Kind], Rates] = {(sample.spot.engine, kind): rates for kind in get_args(Kind)}
+    return work(OPERATIONS[sample.kind], sample.subject, sample.spot, Constants(kinds), [sample.batch]).seconds
+
+
+def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
+    found = base
+    alone = local if local.nodes else remote
+    if alone.nodes:
+        node, row = _line(alone.nodes)
+        # What one call takes beside its rows is a node's; of rows, functions have their own.
+        each = max(0.0, float(np.median([(seconds - node) / rows for rows, seconds in alone.calls])))
+        gap = quiet(local.gaps) if local.gaps else 0.0
+        found = replace(found, node=node + gap, row=row, function_row=each)
+    if remote.orders:
+        order, rank = _line([(count, seconds) for count, seconds in remote.orders])
+        found = replace(found, order=order + quiet(remote.gaps), order_rank=rank)
+    return found
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds in any case, and of each one more; neither is negative."""
+    counts, seconds = np.array(points).T
+    fixed, each = nonnegative(np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds))
+    return float(fixed), float(each)
+
+
+# The machine
+
+
+def measure_device() -> Measured:
+    """The rates of one process's device: of large matrix products, and of a copy in its memory."""
+    from time import perf_counter
+
+    import torch
+
+    name = "cuda" if torch.cuda.is_available() else "cpu"
+    side, numbers = (8192, 1 << 28) if name == "cuda" else (1024, 1 << 24)
+
+    def typical(act: Callable[[], Any]) -> float:
+        cores, found = Cores(), []
+        for _ in range(TRIES):
+            before, began = cores.waits(), perf_counter()
+            act()
+            if name == "cuda":
+                torch.cuda.synchronize()
+            found.append(perf_counter() - began - cores.since(before))
+        return quiet(found)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        flops = {}
+        for dtype in (torch.bfloat16, torch.float32) if name == "cuda" else (torch.float32, torch.float64):
+            one = torch.rand(side, side, dtype=torch.float32, device=name).to(dtype)
+            flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / typical(lambda a=one: a @ a)  # type: ignore[misc]
+        source = torch.rand(numbers, device=name)
+        target = torch.empty_like(source)
+        return Measured(_device_name(name), flops, 8 * numbers / typical(lambda: target.copy_(source)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device_name(kind: str) -> str:
+    """As clusters call it."""
+    if kind == "cpu":
+        return "cpu"
+    import torch
+
+    from rlgraph.clusters.devices import names
+
+    told = torch.cuda.get_device_name().lower()
+    near = [name for name in names().values() if name.split("-")[0] in told]
+    return max(near, key=len, default="a100-80gb")
+
+
+def machine() -> dict[str, str]:
+    """What it is measured on."""
+    import os
+
+    import torch
+
+    cores = os.cpu_count() or 1
+    return {
+        "processor": _processor(),
+        "cores": str(cores),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,217 @@
+"""The folder of a run.
+
+program.rlf      the program as it was run
+run.json         how: what was replaced in it, seed, steps, versions
+graph.txt        its graph after the last pass
+metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
+tensorboard/     the same, where the package `tensorboard` is installed
+models/NAME/     the trained models, as `from_pretrained` reads them
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from rlgraph.runs.jsonlines import finite
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+
+METRICS = "metrics.jsonl"
+OURS = ("program.rlf", "run.json", "graph.txt", METRICS, "tensorboard", "models")
+DEFAULT_PARENT = Path("runs")
+
+
+class Saved(Protocol):
+    """A model that can be written."""
+
+    def save(self, folder: str | Path) -> None: ...
+
+
+class RunFolder:
+    """An own folder, with its metrics open."""
+
+    def __init__(self, path: Path, metrics: IO[str], made: bool) -> None:
+        self.path = path
+        self._metrics = metrics
+        self._made = made
+        self._board: _Board | None = None
+
+    @classmethod
+    def new(cls, name: str) -> RunFolder:
+        """`runs/NAME-1`, or the next number that nobody has: two runs that start at once have two folders."""
+        number = 1
+        with suppress(OSError):
+            taken = [entry.name.removeprefix(f"{name}-") for entry in DEFAULT_PARENT.glob(f"{name}-*")]
+            number = max((int(end) for end in taken if end.isdecimal()), default=0) + 1
+        while True:
+            path = DEFAULT_PARENT / f"{name}-{number}"
+            try:
+                DEFAULT_PARENT.mkdir(exist_ok=True)
+                path.mkdir()
+                return cls._claimed(path, True)
+            except FileExistsError:
+                if not DEFAULT_PARENT.is_dir():
+                    raise _unusable(DEFAULT_PARENT, "it is a file") from None
+                number += 1
+            except OSError as error:
+                raise _unusable(path, error.strerror) from None
+
+    @classmethod
+    def at(cls, path: Path, overwrite: bool = False) -> RunFolder:
+        """This folder: one that is not there, an empty one, or with `overwrite` that of an earlier run."""
+        made = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            inside = {entry.name for entry in path.iterdir()}
+            if inside and overwrite and METRICS in inside:
+                _remove(path)
+            elif inside:
+                hint = "take another folder with `--out`"
+                hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
+                raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty", NO_SPAN, hint))
+            return cls._claimed(path, made)
+        except FileExistsError:
+            reason = "another run has just begun in it" if path.is_dir() else "it is a file"
+            raise _unusable(path, reason) from None
+        except OSError as error:
+            raise _unusable(path, error.strerror) from None
+
+    @classmethod
+    def _claimed(cls, path: Path, made: bool) -> RunFolder:
+        # Mode x: of two runs that saw an empty folder at once, one gets it.
+        return cls(path, (path / METRICS).open("x", encoding="utf-8"), made)
+
+    def begin(self, program: str, graph: str, how: Mapping[str, object]) -> None:
+        """Notes what is run."""
+        try:
+            (self.path / "program.rlf").write_text(program, encoding="utf-8")
+            (self.path / "graph.txt").write_text(graph, encoding="utf-8")
+            (self.path / "run.json").write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise _unusable(self.path, error.strerror) from None
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Adds the line of a step. Raises RunError where the disk is full."""
+        try:
+            self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            self._metrics.flush()
+            if self._board is None:
+                self._board = _Board.open(self.path / "tensorboard")
+            self._board.step(record)
+        except OSError as error:
+            raise RunError(
+                Diagnostic(
+                    "E0812",
+                    f"the metrics cannot be written to `{self.path}`: {_said(error)}",
+                    NO_SPAN,
+                    "make room, or take a folder on another disk with `--out`",
+                )
+            ) from None
+
+    def save(self, models: Mapping[str, Saved]) -> list[Path]:
+        """Writes these models, each one whole or not at all. Raises RunError."""
+        written: list[Path] = []
+        for name, model in models.items():
+            final, draft = (self.path / "models" / called for called in (name, f".{name}"))
+            try:
+                draft.mkdir(parents=True, exist_ok=True)
+                model.save(draft)
+                draft.rename(final)
+            except Exception as error:  # each library has its own way to say that a disk is full
+                raise RunError(
+                    Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)
+                ) from None
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            written.append(final)
+        return written
+
+    def close(self) -> None:
+        """Ends the files."""
+        with suppress(OSError):
+            self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+
+    def discard(self) -> None:
+        """Takes everything back: nothing was run."""
+        self.close()
+        with suppress(OSError):
+            _remove(self.path)
+            if self._made:
+                self.path.rmdir()
+            if self.path.parent == DEFAULT_PARENT:
+                DEFAULT_PARENT.rmdir()
+
+
+def _remove(path: Path) -> None:
+    for name in OURS:
+        entry = path / name
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _unusable(path: Path, reason: str | None) -> UsageMistake:
+    said = reason or "it is not writable"
+    return UsageMistake(
+        Diagnostic(
+            "E0811",
+            f"`{path}` cannot hold a run: {said[:1].lower()}{said[1:]}",
+            NO_SPAN,
+            "take another folder with `--out`",
+        )
+    )
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+class _Board:
+    """Event files for TensorBoard, written directly: its own writer hides a full disk in a thread."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    @classmethod
+    def open(cls, folder: Path) -> _Board:
+        """Writes nothing where tensorboard is not installed."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            return cls(None)
+        import time
+
+        folder.mkdir(exist_ok=True)
+        file = (folder / f"events.out.tfevents.{int(time.time())}.rlgraph").open("wb")
+        board = cls(RecordWriter(file))
+        board.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        return board
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        if self.writer is None:
+            return
+        import time
+
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self.write(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
+
+    def write(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            with suppress(OSError):
+                self.writer.close()

@@ -1,0 +1,193 @@
+"""What a person sees of a run while it goes on.
+
+On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for
+each step on stderr:
+
+    step 3/30  reward 0.41  length 12.1  1.2 s  3,400 tok/s
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Any, Protocol
+
+from rlgraph.runs.jsonlines import emit
+from rlgraph.ir.graph import Node
+
+
+class Display(Protocol):
+    """Shows a run; the first four are those of the backend's observer."""
+
+    def opening(self, what: str) -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None: ...
+    def begin(self, phases: Mapping[str, int]) -> None:
+        """The run begins: how many steps each phase has."""
+        ...
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        """A step is done; `number` counts over all phases."""
+        ...
+
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def display(stream: IO[str] | None = None) -> Display:
+    """The one that suits where the stream (stderr by default) goes."""
+    if stream is None and in_notebook():
+        return Cell()
+    stream = stream or sys.stderr
+    if stream.isatty():
+        from rlgraph.runs.progress_bar import Bar
+
+        return Bar()
+    return Lines(stream)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def opening(self, what: str) -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None: ...
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None: ...
+    def begin(self, phases: Mapping[str, int]) -> None: ...
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Json(Quiet):
+    """A line of JSON on stdout for each step."""
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        emit({"type": "step", "step": number, "phase": phase, "seconds": round(seconds, 6), **metrics})
+
+    def note(self, text: str) -> None:
+        emit({"type": "note", "text": text})
+
+
+class Count:
+    """Where in its phase a step is, what it has generated, and what its weights cost on their way."""
+
+    def __init__(self, phases: Mapping[str, int]) -> None:
+        self.phases = phases
+        self.tokens = 0
+        self.synced_s = 0.0
+        self.synced_bytes = 0
+        self._before = dict.fromkeys(phases, 0)
+        so_far = 0
+        for name, steps in phases.items():
+            self._before[name] = so_far
+            so_far += steps
+        self.total = so_far
+
+    def line(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> str:
+        """A finished step in one line; counts from 0 again."""
+        at = f"{phase} {number - self._before[phase]}/{self.phases[phase]}"
+        parts = [at, *(f"{name} {shown(value)}" for name, value in metrics.items()), f"{seconds:.2g} s"]
+        if seconds >= 100:
+            parts[-1] = f"{seconds:,.0f} s"
+        if self.tokens:
+            parts.append(rate(self.tokens, seconds))
+        if self.synced_bytes:
+            parts.append(f"sync {self.synced_s:.2g} s, {size(self.synced_bytes)}")
+        self.tokens, self.synced_s, self.synced_bytes = 0, 0.0, 0
+        return "  ".join(parts)
+
+
+def shown(value: Any) -> str:
+    """A number, short."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
+
+
+def size(count: int) -> str:
+    """Of so many bytes."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+class Lines:
+    """A line for each step."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self.count: Count | None = None
+
+    def opening(self, what: str) -> None:
+        # Later ones are about the rounds of a `collect`.
+        if self.count is None:
+            self.note(what)
+
+    def firing(self, node: Node, pool: str = "") -> None: ...
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        if self.count is not None:
+            self.count.tokens += tokens
+
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        if self.count is not None:
+            self.count.synced_s += seconds
+            self.count.synced_bytes += sent_bytes
+
+    def begin(self, phases: Mapping[str, int]) -> None:
+        self.count = Count(phases)
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        assert self.count is not None
+        self.note(self.count.line(number, phase, seconds, metrics))
+
+    def note(self, text: str) -> None:
+        # A run does not end because nobody looks at it any more.
+        with suppress(OSError):
+            self.stream.write(f"{text}\n")
+            self.stream.flush()
+
+    def close(self) -> None: ...
+
+
+class Cell(Lines):
+    """The output of a notebook's cell: its last line is the newest step."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self.handle = sys.modules["IPython"].display.display({"text/plain": "opening"}, raw=True, display_id=True)
+        self.line = ""
+        self.shown_s = 0.0
+
+    def opening(self, what: str) -> None:
+        self._show(what)
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        assert self.count is not None
+        self._show(self.count.line(number, phase, seconds, metrics))
+
+    def close(self) -> None:
+        self._show(self.line, least_s=0)
+
+    def _show(self, line: str, least_s: float = 0.1) -> None:
+        """Quick steps are not all shown: a browser that draws each of them falls behind."""
+        self.line = line
+        if time.monotonic() - self.shown_s >= least_s:
+            self.handle.update({"text/plain": line}, raw=True)
+            self.shown_s = time.monotonic()

@@ -1,0 +1,105 @@
+"""The display of a run on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from rlgraph.runs.progress import Count, rate
+from rlgraph.ir.graph import Node
+
+
+@dataclass
+class _Pool:
+    """What a pool is doing."""
+
+    at_work: list[str] = field(default_factory=list)
+    last: str = ""
+    """What it said of the last rows that it generated."""
+
+
+class Bar:
+    """A bar over all steps, the node at work, and the metrics of finished steps above it; a line for each pool where
+    there are several."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("<"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[doing]}", markup=True),
+        )
+        self.task = self.bar.add_task("opening", total=None, doing="")
+        self.pools: dict[str, _Pool] = {}
+        self.count: Count | None = None
+        self.live = Live(get_renderable=self._drawn, console=self.console, refresh_per_second=10)
+        self.live.start()
+
+    def _drawn(self) -> Group:
+        lines = Table.grid(padding=(0, 2))
+        # The display is drawn from a thread of its own while pools come.
+        for name, pool in list(self.pools.items()):
+            lines.add_row(f"  {name}", ", ".join(list(pool.at_work)) or "[dim]waits", f"[dim]{pool.last}")
+        return Group(self.bar, lines) if self.pools else Group(self.bar)
+
+    def opening(self, what: str) -> None:
+        self.bar.update(self.task, doing=what)
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        if pool:
+            self.bar.update(self.task, doing="")
+            self.pools.setdefault(pool, _Pool()).at_work.append(_called(node))
+        else:
+            self.bar.update(self.task, doing=_called(node))
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        if self.count is not None:
+            self.count.tokens += tokens
+        if pool:
+            self.pools[pool].at_work.remove(_called(node))
+            if tokens:
+                self.pools[pool].last = rate(tokens, seconds)
+
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        if self.count is not None:
+            self.count.synced_s += seconds
+            self.count.synced_bytes += sent_bytes
+
+    def begin(self, phases: Mapping[str, int]) -> None:
+        self.count = Count(phases)
+        self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, doing="")
+
+    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+        assert self.count is not None
+        self.note(self.count.line(number, phase, seconds, metrics))
+        self.bar.update(self.task, description=phase, completed=number)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self.pools.clear()
+        self.bar.update(self.task, doing="")
+        self.live.stop()
+
+
+def _called(node: Node) -> str:
+    return node.op if node.name.startswith(node.op) else f"{node.op} {node.name}"

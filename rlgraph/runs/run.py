@@ -1,0 +1,197 @@
+"""Runs a compiled program, and leaves behind what is worth keeping, however it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.runs.backends import Options, open_backend
+from rlgraph.runs.progress import Display, Quiet, display
+from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.trace import Trace, check_writable
+from rlgraph.runs.trained import TrainedModel
+from rlgraph.runs.watch import Interrupts, Watch
+from rlgraph.errors import RunError
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
+    from rlgraph.backends.steps import Observer, Step
+
+
+@dataclass
+class Run:
+    """What a run made."""
+
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """For each step `step`, `seconds` and every reported name; `phase` in programs that have several."""
+    models: dict[str, TrainedModel] = field(default_factory=dict)
+    """Every model of the program, by its name in it."""
+    folder: Path | None = None
+    """Where everything was written."""
+    saved: list[Path] = field(default_factory=list)
+    """Folders of the trained models."""
+
+    def __repr__(self) -> str:
+        where = f", in {self.folder}" if self.folder else ""
+        return f"<run of {len(self.metrics)} steps{where}>"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a run: `run` holds what was done until then, and trained models were saved."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"interrupted after {len(run.metrics)} steps")
+        self.run = run
+
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show."""
+        return [str(self), *(f"saved {path}" for path in self.run.saved)]
+
+
+def run(
+    compiled: Compiled,
+    options: Options,
+    out: str | Path | None,
+    overwrite: bool,
+    progress: bool,
+    observer: Observer | None,
+) -> Run:
+    """See `Compiled.run`."""
+    folder = RunFolder.at(Path(out), overwrite) if out is not None else None
+    return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
+
+
+def run_in(
+    folder: RunFolder | None,
+    compiled: Compiled,
+    options: Options,
+    shown: Display,
+    observer: Observer | None = None,
+) -> Run:
+    """Runs, writing into a folder if one is given."""
+    options = replace(options, threads=options.threads or _cores())
+    made = Run(folder=folder.path if folder else None)
+    with Interrupts(shown) as interrupts:
+        watch = Watch(shown, interrupts, observer, Trace() if options.trace else None)
+        try:
+            with _claimed(folder, compiled, options):
+                _steps(made, folder, compiled, options, watch)
+            watch.write(options.trace)
+        except BaseException as error:
+            _give_back(made, folder)
+            with _told_beside(shown):
+                watch.write(options.trace)
+            if isinstance(error, KeyboardInterrupt) and not interrupts.again:
+                raise Interrupted(made) from None
+            raise
+        finally:
+            shown.close()
+            if folder:
+                folder.close()
+    return made
+
+
+@contextmanager
+def _claimed(folder: RunFolder | None, compiled: Compiled, options: Options) -> Iterator[None]:
+    """What cannot be written or read comes out before the run."""
+    from rlgraph.backends.recording import read_header, recording
+
+    if options.trace:
+        check_writable(options.trace)
+    if options.replay:
+        read_header(options.replay, compiled.name)
+    with recording(options.record, compiled.name, options.seed) if options.record else nullcontext():
+        if folder:
+            folder.begin(compiled.source.text, compiled.text(), _how(compiled, options))
+        yield
+
+
+def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Options, watch: Watch) -> None:
+    with open_backend(compiled, options, watch) as (backend, models):
+        made.models.update(models)
+        phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
+        try:
+            watch.begin(phases)
+            for step in backend.steps(options.steps):
+                made.metrics.append(_record(step, len(phases) > 1))
+                if folder:
+                    folder.step(made.metrics[-1])
+                watch.step(step)
+            _count_updates(made, backend.trained())
+            if folder:
+                made.saved += folder.save(_trained(made))
+            _leave(made)
+        except BaseException as error:
+            _count_updates(made, backend.trained())
+            _rescue(made, folder, watch.display)
+            if isinstance(error, KeyboardInterrupt):
+                _leave(made)
+            raise
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count_updates(made: Run, updates: Mapping[str, int]) -> None:
+    made.models = {name: replace(model, updates=updates[name]) for name, model in made.models.items()}
+
+
+def _trained(made: Run) -> dict[str, TrainedModel]:
+    return {name: model for name, model in made.models.items() if model.updates}
+
+
+def _leave(made: Run) -> None:
+    """The backend will be closed: what is only there is kept."""
+    saved = {path.name: path for path in made.saved}
+    for name, model in made.models.items():
+        model.weights.leave(saved.get(name))
+
+
+def _rescue(made: Run, folder: RunFolder | None, shown: Display) -> None:
+    """Saves what is there after a run that did not come to its end."""
+    if folder is None:
+        return
+    left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
+    for name, model in left.items():
+        # One that is lost does not keep the others from being saved.
+        with _told_beside(shown):
+            made.saved += folder.save({name: model})
+    for path in made.saved:
+        shown.note(f"saved {path}")
+
+
+@contextmanager
+def _told_beside(shown: Display) -> Iterator[None]:
+    """The first failure of a run is the one to tell; a second one is told beside it."""
+    try:
+        yield
+    except RunError as second:
+        shown.note(str(second))
+
+
+def _give_back(made: Run, folder: RunFolder | None) -> None:
+    """The folder of a run in which nothing was done."""
+    if folder and not made.metrics and not _trained(made):
+        folder.discard()
+        made.folder = None
+
+
+def _record(step: Step, phases: bool) -> dict[str, Any]:
+    where = {"phase": step.phase} if phases else {}
+    return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics, **step.extra}
+
+
+def _how(compiled: Compiled, options: Options) -> dict[str, object]:
+    from importlib.metadata import version
+
+    from rlgraph import __version__
+
+    versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
+    chosen = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    return {"program": compiled.source.path, "set": dict(compiled.set), **chosen, "versions": versions}

@@ -1,0 +1,149 @@
+"""Sees everything that a run does: tells the display, writes the trace, and lets Ctrl-C in between two updates."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.runs.progress import Display
+from rlgraph.runs.trace import Trace
+from rlgraph.ir.graph import Node
+
+if TYPE_CHECKING:
+    from rlgraph.backends.steps import Observer, Step
+
+UPDATES = ("train", "update")
+"""Operations after whose half a model would be neither old nor new."""
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM end a run where its weights are whole, not in an update; the second one at once."""
+
+    def __init__(self, shown: Display) -> None:
+        self.display = shown
+        self.updates = 0
+        """Updates of weights that are going on; several at once where there are several pools."""
+        self.seen = False
+        self.again = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        # Only the main thread may ask for signals; elsewhere they are somebody else's.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _signal(self, number: int, frame: FrameType | None) -> None:
+        self.again, self.seen = self.seen, True
+        if not self.again:
+            self.display.note("interrupted: once more to leave at once, without saving")
+        if self.again or not self.updates:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Ends the run if that was asked for during an update."""
+        if self.seen:
+            raise KeyboardInterrupt
+
+
+class Watch:
+    """The observer of a run, who tells all others. Nodes of different pools are told of from different threads."""
+
+    def __init__(self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Trace | None) -> None:
+        self.display, self.interrupts, self.trace = shown, interrupts, trace
+        self._told: list[Observer] = [shown, observer] if observer else [shown]
+        self._open: list[tuple[Node, float]] = []
+        """The nodes at work in this process, the innermost at the end."""
+        self._number = 1
+        self._lock = threading.RLock()
+        # Clocks are set while a run goes on; times of a trace must not go back.
+        self._epoch = time.time() - time.perf_counter()
+        self._began = self._now()
+
+    def opening(self, what: str) -> None:
+        for each in self._told:
+            each.opening(what)
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        with self._lock:
+            self.interrupts.updates += node.op in UPDATES
+            if not pool:
+                self._open.append((node, self._now()))
+            for each in self._told:
+                each.firing(node, pool)
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        with self._lock:
+            if not pool:
+                _, start = self._open.pop()
+                args = {"tokens": tokens} if tokens else {}
+                self.span("local", 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
+            for each in self._told:
+                each.fired(node, seconds, tokens, pool)
+            self.interrupts.updates -= node.op in UPDATES
+        if node.op in UPDATES and not self.interrupts.updates:
+            self.interrupts.check()
+
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        with self._lock:
+            for each in self._told:
+                each.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
+
+    def begin(self, phases: Mapping[str, int]) -> None:
+        """All is open; how many steps each phase has."""
+        self.display.begin(phases)
+        self._began = self._now()
+
+    def step(self, step: Step) -> None:
+        """A step is done. Raises KeyboardInterrupt if that was asked for while it could not be."""
+        now = self._now()
+        self.span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
+        self._began, self._number = now, step.number + 1
+        self.display.step(step.number, step.phase, step.seconds, step.metrics)
+        self.interrupts.check()
+
+    # The trace
+
+    @property
+    def tracing(self) -> bool:
+        """Whether anybody wants `span` and `flow`."""
+        return self.trace is not None
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        """Work of a rank in the present step, in seconds of `time.time()`; its id for `flow`."""
+        with self._lock:
+            if self.trace is None:
+                return 0
+            return self.trace.span(pool, rank, name, category, start, end, step=self._number, **args)
+
+    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+        """Rows or weights went from one piece of work to another."""
+        if self.trace is not None:
+            self.trace.flow(source, target, name, sent_bytes)
+
+    def write(self, path: Path | None) -> None:
+        """Writes the trace, also of work that was cut off. Raises RunError."""
+        while self._open:
+            node, start = self._open.pop()
+            self.span("local", 0, node.name, node.op, start, self._now(), cut="off")
+        trace, self.trace = self.trace, None
+        if trace is not None and path is not None and len(trace):
+            trace.write(path)
+
+    def _now(self) -> float:
+        return self._epoch + time.perf_counter()

@@ -1,0 +1,182 @@
+"""Plans for clusters: what a schedule pins is kept, everything fits, and what cannot be is said with a way out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.analysis.simulate import simulate
+from rlgraph.api.choosing import memory
+from rlgraph.api.compiled import Compiled
+from rlgraph.api.target import workload
+from rlgraph.cli import status
+from rlgraph.cost.spot import Subject
+from rlgraph.errors import ProgramError
+from rlgraph.ir.plan import HOST
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
+LENGTHS = workload("300", "mean=120, p99=400")
+PINS = """\
+schedule ppo
+pool learn = 4 devices
+pool play = 8 devices
+place actor.train on learn(tp=2, dp=2)
+place actor.generate on play(engine=vllm, tp=2)
+"""
+
+
+def chosen(name: str, cluster: str, **how: object) -> Compiled:
+    sets = {key: value for key, value in SMALL.items() if f"param {key} " in (ALGORITHMS / f"{name}.rlf").read_text()}
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, workload=LENGTHS, **how)  # type: ignore[arg-type]
+
+
+def codes(cluster: str, **how: object) -> list[str]:
+    with pytest.raises(ProgramError) as found:
+        chosen("ppo", cluster, **how)
+    return [each.code for each in found.value.diagnostics]
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"])
+@pytest.mark.parametrize("cluster", ["1x8:a100-80gb", "2x4:h100-80gb + 2x8:h20-96gb"])
+def test_a_plan_is_whole(name: str, cluster: str) -> None:
+    """All work has a group of a pool that lies on one island, no two pools share a device, and all of them fit."""
+    found = chosen(name, cluster)
+    plan, wanted = found.plan, found.choice.question.cluster
+    taken: list[int] = []
+    for pool in plan.pools:
+        if pool.name != HOST:
+            devices = range(pool.first, pool.first + pool.devices)
+            assert len({wanted.island(device) for device in devices}) == 1
+            taken += devices
+    assert len(taken) == len(set(taken)) <= wanted.devices
+    assert all(
+        group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
+        for group in plan.groups
+    )
+    assert all(peak.fits for peak in memory(found.choice).values())
+    assert found.choice.found.gap <= 0.01
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft"])
+def test_the_simulator_agrees(name: str) -> None:
+    """Two ways to the same step: a timetable in the search, and the executor in virtual time."""
+    found = chosen(name, "2x8:a100-80gb")
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+
+
+def test_pins_are_kept() -> None:
+    plan = chosen("ppo", "2x8:a100-80gb", schedule=PINS).plan
+    learn, play = (next(pool for pool in plan.pools if pool.name == name) for name in ("learn", "play"))
+    assert (learn.devices, play.devices) == (4, 8)
+    assert str(plan.role("actor", "train").mesh) == "dp2 x tp2" and plan.role("actor", "train").pool == "learn"
+    made = plan.role("actor", "generate")
+    assert (made.engine, made.pool, made.mesh.length("tp")) == ("vllm", "play", 2)
+
+
+@pytest.mark.parametrize("devices", [3, 12])
+def test_a_pool_keeps_a_size_that_no_search_would_choose(devices: int) -> None:
+    text = f"schedule grpo\npool learn = {devices} devices\nplace actor, ref on learn\n"
+    plan = chosen("grpo", "2x8:a100-80gb", schedule=text).plan
+    assert [pool.devices for pool in plan.pools if pool.name == "learn"] == [devices]
+
+
+def test_off_loading_is_the_last_resort() -> None:
+    """No engine can do it yet: a plan that needs none is taken, else it is said."""
+    roomy = chosen("ppo", "2x8:a100-80gb")
+    assert not any(each.offload for each in roomy.plan.holdings) and not roomy.diagnostics
+    tight = "1x4:a100-40gb(memory=16GiB)"
+    found = chosen("ppo", tight)
+    assert any(each.offload for each in found.plan.holdings)
+    assert [each.code for each in found.diagnostics] == ["W0930"]
+    assert codes(tight, offload=False)[0] in ("E0930", "E0933")
+
+
+def test_pins_cost_time_and_never_gain_any() -> None:
+    free, pinned = (chosen("ppo", "2x8:a100-80gb", schedule=text).choice.found.seconds for text in (None, PINS))
+    assert free < pinned
+
+
+def test_more_devices_are_never_slower() -> None:
+    steps = [chosen("grpo", f"{nodes}x8:a100-80gb").choice.found for nodes in (1, 2, 4, 8)]
+    assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))
+
+
+def test_a_slow_link_between_islands_is_not_crossed_for_nothing() -> None:
+    near, far = (chosen("ppo", f"2x8:h100 + 2x8:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
+    assert near <= far * (1 + 1e-9)
+
+
+def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
+    fast, cheap = (chosen("ppo", "4x8:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
+    price = [
+        choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
+        for choice in (fast, cheap)
+    ]
+    assert price[1] < price[0] and cheap.found.seconds > fast.found.seconds
+    assert cheap.found.value == pytest.approx(price[1])
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    assert chosen("ppo", "2x8:a100-80gb").plan_json() == chosen("ppo", "2x8:a100-80gb").plan_json()
+
+
+def test_a_dtype_that_is_not_said() -> None:
+    def dtypes(cluster: str, **sets: str) -> set[str]:
+        found = rlgraph.compile(
+            ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS
+        )
+        subjects: dict[str, Subject] = found.choice.subjects
+        return {subject.dtype for subject in subjects.values()}
+
+    assert dtypes("1x8:a100-80gb") == {"bfloat16"} and dtypes("1x2:cpu(memory=96GiB)") == {"float32"}
+    assert dtypes("1x8:a100-80gb", actor='causal_lm(base, dtype="float32")') == {"float32"}
+
+
+# What cannot be
+
+
+def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    path, lengths = str(ALGORITHMS / "ppo.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
+    assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(r"error\[E0930\]: `actor` needs [\d.]+GB on each rtx4090-24gb during `train actor`", error)
+    [larger] = set(re.findall(r"--cluster '(.*?)'", error))
+    assert status(["compile", path, *lengths, "--cluster", larger]) == 0, "what is proposed does not fit"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "schedule", "code"),
+    [
+        ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),
+        (
+            "1x8:h100",
+            "schedule ppo\npool learn = 2 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=1, dp=1)\n"
+            "pool play = 7 devices\nplace ref on play\n",
+            "E0932",
+        ),
+        ("1x2:l4(memory=4GiB)", None, "E0930"),
+        (
+            "1x8:h100",
+            "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
+            "place critic.train on learn\nplace critic.values on play\n",
+            "E0937",
+        ),
+    ],
+)
+def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
+    assert set(codes(cluster, schedule=schedule)) == {code}
+
+
+def test_a_model_of_unknown_size() -> None:
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "safe_rlhf.rlf", {"base": SMALL["base"]}, cluster="1x8:h100")
+    assert {each.code for each in found.value.diagnostics} == {"E0935"} and len(found.value.diagnostics) == 2
+
+
+def test_a_goal_that_is_none() -> None:
+    assert codes("1x8:h100", minimize="memory") == ["E0934"]

@@ -1,0 +1,258 @@
+"""The search for a plan beside brute force: all partitions, all sizes of pools, all options, on random small
+problems."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import pytest
+
+from rlgraph.clusters.cluster import Cluster, Device, Island
+from rlgraph.cost.constants import GPU
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.spot import Subject
+from rlgraph.cost.tasks import Task
+from rlgraph.cost.time import Batch
+from rlgraph.dsl.schedule import Placement
+from rlgraph.models.shape import Shape
+from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.partitions import partitions, sizes
+from rlgraph.placement.search.parts import Part
+from rlgraph.placement.search.problem import Blocks, Problem
+from rlgraph.placement.search.search import Search
+
+CONSTANTS = replace(GPU, reserved=0)
+MOST = 20000
+"""Choices of options that brute force looks at for one problem."""
+
+WORK = {
+    "learner": ("draw", "train"),
+    "rival": ("draw", "train"),
+    "critic": ("train",),
+    "judge": ("read",),
+    "guide": ("draw",),
+}
+"""The parts of each kind of model."""
+
+TASKS = {
+    "train": (("train",), ("logprobs", "train")),
+    "read": (("score",), ("score", "score")),
+    "draw": (("generate",),),
+}
+"""What a part does in a step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, the pools that it declares, and the engines that may be chosen."""
+
+    problem: Problem
+    fixed: tuple[tuple[str, int], ...]
+
+    @property
+    def candidates(self) -> list[Blocks]:
+        return list(partitions(self.problem.parts, self.problem.cluster, self.fixed))
+
+
+# Random problems
+
+
+def drawn(seed: int) -> Case:
+    """A random problem that brute force can solve."""
+    dice = random.Random(seed)
+    while True:
+        case = attempted(dice)
+        if case is not None and 0 < count(case) <= MOST:
+            return case
+
+
+def attempted(dice: random.Random) -> Case | None:
+    names = dice.sample(sorted(WORK), dice.randint(1, 3))
+    if not 2 <= sum(len(WORK[name]) for name in names) <= 4:
+        return None
+    step = tasks(dice, names)
+    fixed: tuple[tuple[str, int], ...] = ()
+    islands = tuple(island(dice) for _ in range(dice.choice((1, 1, 2))))
+    cluster = Cluster(islands, 1e9, 1e-5, "random")
+    if cluster.devices > 8:
+        return None
+    if dice.random() < 0.3:
+        fixed = (("pinned", dice.choice([size for size in (1, 2, 4) if size <= min(i.devices for i in islands)])),)
+    found = [part(dice, name, work, step, fixed) for name in names for work in WORK[name]]
+    if fixed and not any(each.pin for each in found):
+        return None
+    engines = dice.choice((("megatron", "vllm"), ("megatron", "vllm"), ("vllm",), ()))
+    goal = dice.choice(("time", "time", "cost"))
+    need = memory(dice, Problem(step, found, cluster, CONSTANTS, Options(step, CONSTANTS, engines), goal))
+    islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
+    cluster = replace(cluster, islands=islands)
+    return Case(Problem(step, found, cluster, CONSTANTS, Options(step, CONSTANTS, engines), goal), fixed)
+
+
+def island(dice: random.Random) -> Island:
+    nodes, per_node = dice.choice(((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1)))
+    device = Device(
+        name="toy",
+        memory=1 << 60,
+        flops=(("float32", dice.choice((1e12, 4e12))),),
+        bandwidth=dice.choice((1e11, 4e11)),
+        link=dice.choice((1e8, 1e9, 1e11)),
+        network=1e9,
+        host=dice.choice((1e7, 1e9, 1e11)),
+        price=dice.choice((1.0, 3.0)),
+    )
+    return Island(nodes, per_node, device, dice.choice((1e8, 1e9)), 1e-6, 1e-5)
+
+
+def tasks(dice: random.Random, names: Sequence[str]) -> list[Task]:
+    """Of the models and the host, in a random order, each after some that stand before it."""
+    wanted: list[tuple[str, str | None]] = [
+        (op, name) for name in names for work in WORK[name] for op in dice.choice(TASKS[work])
+    ]
+    wanted += [("call", None)] * dice.randint(0, 2)
+    dice.shuffle(wanted)
+    found: list[Task] = []
+    for op, model in wanted:
+        before = range(len(found))
+        after = tuple(sorted(dice.sample(before, min(len(found), dice.choice((0, 1, 1, 2))))))
+        rows = float(dice.choice((1, 4, 16, 64)))
+        batch = Batch(rows, Lengths((float(dice.choice((16, 128))),)), Lengths((32.0, float(dice.choice((32, 256))))))
+        batches = (batch,) if model else ()
+        times = dice.choice((1.0, 1.0, 2.0)) if op == "train" else 1.0
+        found.append(Task(f"{op} {model}", op, model, batches, dice.choice((1.0, 500.0)), times, after))
+    return found
+
+
+def part(dice: random.Random, name: str, work: str, step: Sequence[Task], fixed: Sequence[tuple[str, int]]) -> Part:
+    # All parts of a model have one shape.
+    own = random.Random(f"{name} {step!r}")
+    heads, layers, hidden = own.choice((1, 1, 2)), own.choice((1, 1, 2)), own.choice((256, 1024))
+    shape = Shape("llama", 512, hidden, 2 * hidden, layers, heads, heads, hidden // heads)
+    kind = "value_lm" if name == "critic" else "reward_lm" if name == "judge" else "causal_lm"
+    numbers = tuple(
+        at for at, task in enumerate(step) if task.model == name and (task.op == "generate") == (work == "draw")
+    )
+    pin = Placement((), "pinned", tp=dice.choice((None, 1))) if fixed and dice.random() < 0.6 else None
+    operations = tuple(dict.fromkeys(step[at].op for at in numbers))
+    return Part(Subject(name, shape, kind), work, operations, numbers, "train" in WORK[name], pin, "draw" in WORK[name])
+
+
+def memory(dice: random.Random, problem: Problem) -> float:
+    """Bytes of a device, so that some plans fit and others do not."""
+    least = [
+        min((option.peak for option in everything(problem, number, 0, problem.cluster.islands[0].devices)), default=0.0)
+        for number in range(len(problem.parts))
+    ]
+    return 1.06 * dice.choice((max(least), max(least), sum(least))) * dice.uniform(1.0, 1.5)
+
+
+# Brute force
+
+
+def everything(problem: Problem, number: int, place: int, devices: int) -> list[Option]:
+    """All options of a part on so many devices of an island."""
+    return list(problem.options.all(number, problem.parts[number], problem.cluster.islands[place], devices))
+
+
+def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
+    """Every number of devices of each pool of a partition."""
+    islands = case.problem.cluster.islands
+    choices = [(block.devices,) if block.devices else sizes(islands[block.island]) for block in blocks]
+    for found in product(*choices):
+        used = [
+            sum(n for n, block in zip(found, blocks, strict=True) if block.island == at) for at in range(len(islands))
+        ]
+        if all(total <= whole.devices for total, whole in zip(used, islands, strict=True)):
+            yield found
+
+
+def plans(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
+    """Every partition and allocation, and all options of each part there."""
+    for blocks in case.candidates:
+        for devices in allocations(case, blocks):
+            options: list[list[Option]] = [[] for _ in case.problem.parts]
+            for block, size in zip(blocks, devices, strict=True):
+                for number in block.parts:
+                    options[number] = everything(case.problem, number, block.island, size)
+            yield blocks, devices, options
+
+
+def count(case: Case) -> int:
+    return sum(prod(map(len, options)) for _, _, options in plans(case))
+
+
+def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequence[Option]) -> float:
+    """What a plan takes or costs; infinite if it does not fit."""
+    problem = case.problem
+    for block in blocks:
+        if not problem.fits([chosen[number] for number in block.parts], problem.island(block)):
+            return inf
+    way = problem.way(blocks)
+    syncs = [problem.sync(a, chosen[a], chosen[b], way.home[a] == way.home[b]) for a, b in problem.syncs]
+    durations = {number: option.seconds for number, option in enumerate(chosen)}
+    return problem.value(problem.step(durations, syncs, way), blocks, devices)
+
+
+def brute(case: Case) -> dict[Blocks, float]:
+    """The least value of all plans of each partition."""
+    best = dict.fromkeys(case.candidates, inf)
+    for blocks, devices, options in plans(case):
+        for chosen in product(*options):
+            best[blocks] = min(best[blocks], valued(case, blocks, devices, chosen))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_plan_is_better(seed: int) -> None:
+    case = drawn(seed)
+    best = brute(case)
+    for candidates in (case.candidates, *([blocks] for blocks in case.candidates)):
+        found = Search(case.problem, 0.0).run(candidates)
+        least = min(best[blocks] for blocks in candidates)
+        if found is None:
+            assert least == inf
+            continue
+        assert found.value == pytest.approx(least, rel=1e-9)
+        assert valued(case, found.blocks, found.devices, found.options) == pytest.approx(found.value, rel=1e-12)
+        assert found.bound <= found.value * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 5))
+def test_the_gap_is_kept(seed: int) -> None:
+    case = drawn(seed)
+    found = Search(case.problem, 0.1).run(case.candidates)
+    least = min(brute(case).values())
+    if found is not None:
+        assert found.bound <= least * (1 + 1e-9)
+        assert found.value * 0.9 <= least
+        assert found.gap <= 0.1
+
+
+def tight(case: Case) -> bool:
+    """Whether the best plan would be better with more memory."""
+    islands = tuple(replace(each, device=replace(each.device, memory=1 << 60)) for each in case.problem.cluster.islands)
+    old = case.problem
+    options = Options(old.tasks, CONSTANTS, old.options.engines)
+    cluster = replace(old.cluster, islands=islands)
+    free = Search(Problem(old.tasks, old.parts, cluster, CONSTANTS, options, old.goal), 0.0).run(case.candidates)
+    bound = Search(old, 0.0).run(case.candidates)
+    return free is not None and (bound is None or bound.value > free.value * (1 + 1e-9))
+
+
+def test_the_random_problems_are_of_all_kinds() -> None:
+    """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are
+    sampled."""
+    cases = [drawn(seed) for seed in range(200)]
+    found = [Search(case.problem, 0.0).run(case.candidates) for case in cases]
+    assert sum(len(each.blocks) > 1 for each in found if each) > 30
+    assert sum(any(option.offload for option in each.options) for each in found if each) > 30
+    assert sum(not all(option.offload for option in each.options) for each in found if each) > 30
+    assert sum(tight(case) for case in cases) > 60
+    assert sum(bool(case.fixed) for case in cases) > 30
+    assert sum(len(case.problem.cluster.islands) > 1 for case in cases) > 15
+    assert sum(case.problem.goal == "cost" for case in cases) > 30
+    assert sum(bool(case.problem.syncs) for case in cases) > 60

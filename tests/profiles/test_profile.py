@@ -1,0 +1,90 @@
+"""`rlgraph profile` measures an engine, and what it writes changes what `rlgraph simulate` says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlgraph.analysis.simulate import simulate
+from rlgraph.api import compile
+from rlgraph.cli import status
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.tasks import Workload
+from rlgraph.profiles import profile as profiling
+from rlgraph.profiles.calibration import read_calibration
+from rlgraph.profiles.observe import Done, Seen
+from rlgraph.profiles.probes import Point, Probe, Size
+
+POINTS = (Point(1, 4), Point(2, 4, 2), Point(2, 10))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration of this machine, of a tiny grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "SIZES", (Size(32, 1, 32), Size(64, 2, 64)))
+        patch.setattr(profiling, "POINTS", POINTS)
+        path = tmp_path_factory.mktemp("profile") / "here.json"
+        assert status(["profile", "--quick", "--engines", "transformers", "-o", str(path)]) == 0
+    return path
+
+
+def test_constants_are_positive(file: Path) -> None:
+    found = read_calibration(file)
+    assert set(found.errors) == {"transformers.generate", "transformers.forward", "transformers.train"}
+    for kind in ("generate", "forward", "train"):
+        rates = asdict(found.constants.rates["transformers", kind])
+        assert min(rates.values()) >= 0
+        assert sum(rates[name] for name in ("call", "block", "layer", "row", "token")) > 0
+    assert found.constants.host.node > 0
+    assert found.device.flops["float32"] > 1e9
+    assert found.device.bandwidth > 1e8
+    assert json.loads(file.read_text())["machine"]["cores"]
+
+
+def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    (tmp_path / "rewards.py").write_text(
+        "def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n"
+    )
+    (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
+    schedule = "schedule probe\npool all = 1 devices\nplace m0, r0 on all(engine=transformers)\n"
+    compiled, known = compile(tmp_path / "p.rlf", schedule=schedule), Workload(Lengths((8.0,)))
+    found = read_calibration(file)
+    plain, here = (simulate(compiled, workload=known, calibration=each) for each in (None, found))
+    assert here.source == str(file)
+    assert here.seconds != pytest.approx(plain.seconds, rel=0.01)
+
+
+def test_the_command_takes_a_calibration(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
+    assert status(["simulate", str(tmp_path / "p.rlf"), "--cluster", "1x1:cpu", "--calibration", str(file)]) == 0
+    assert str(file) in capsys.readouterr().out
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"rlgraph_calibration": 99}')
+    assert status(["simulate", str(tmp_path / "p.rlf"), "--calibration", str(broken)]) == 1
+    assert "E0941" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(["--engines", "tensorflow"], "no engine"), (["-o", "nowhere/here.json"], "no folder")]
+)
+def test_wrong_commands(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["profile", *given]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_time_beside_all_nodes_counts_what_overlaps_once() -> None:
+    done = (Done("a", "tensor", 1.0, 3.0, 2.0), Done("b", "tensor", 2.0, 4.0, 2.0), Done("c", "tensor", 6.0, 7.0, 1.0))
+    assert Seen(8.0, 0.5, done).beside == pytest.approx(3.5)
+    assert Seen(8.0, 0.5, done).seconds == 7.5
+
+
+def test_a_probe_says_what_it_asks_for() -> None:
+    probe = Probe((Size(32, 1, 32),), POINTS, prompts=6)
+    drawn, trained = probe.batches(POINTS[1])
+    assert (drawn.rows, drawn.samples, trained.rows) == (12, 2, 6)
+    assert drawn.prompt.mean == pytest.approx(sum(map(len, probe.texts())) / 6)

@@ -1,0 +1,196 @@
+"""The folder of a run: whose it is, what is in it, and what happens when the disk is full."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlgraph.errors import RunError, UsageMistake
+from rlgraph.runs.folder import RunFolder
+
+
+class Weights:
+    """A model that is saved as one file; `fails` after having written a part."""
+
+    def __init__(self, fails: BaseException | None = None) -> None:
+        self.fails = fails
+
+    def save(self, folder: str | Path) -> None:
+        (Path(folder) / "model.safetensors").write_text("weights")
+        if self.fails:
+            raise self.fails
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def inside(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_what_a_run_leaves(here: Path) -> None:
+    folder = RunFolder.at(Path("a/b"))
+    folder.begin("algorithm a\n", "program a\n", {"seed": 1})
+    folder.step({"step": 1, "seconds": 0.5, "reward": 0.25})
+    folder.step({"step": 2, "seconds": 0.5, "reward": math.nan, "best": math.inf})
+    assert folder.save({"actor": Weights()}) == [Path("a/b/models/actor")]
+    folder.close()
+    lines = (here / "a/b/metrics.jsonl").read_text().splitlines()
+    assert lines == [
+        '{"step": 1, "seconds": 0.5, "reward": 0.25}',
+        '{"step": 2, "seconds": 0.5, "reward": null, "best": null}',
+    ]
+    assert json.loads((here / "a/b/run.json").read_text()) == {"seed": 1}
+    plain = [name for name in inside(here / "a/b") if not name.startswith("tensorboard")]
+    assert plain == [
+        "graph.txt",
+        "metrics.jsonl",
+        "models",
+        "models/actor",
+        "models/actor/model.safetensors",
+        "program.rlf",
+        "run.json",
+    ]
+
+
+def test_a_step_is_on_the_disk_at_once(here: Path) -> None:
+    folder = RunFolder.at(Path("a"))
+    folder.step({"step": 1})
+    assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_tensorboard_reads_the_events(here: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = RunFolder.at(Path("a"))
+    for step in (1, 2):
+        folder.step({"step": step, "phase": "step", "seconds": 1.0, "reward": step / 4})
+    folder.close()
+    events = loader.EventAccumulator(str(here / "a/tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["seconds", "reward"]
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_every_run_has_a_folder_of_its_own(here: Path) -> None:
+    (here / "runs/grpo-7").mkdir(parents=True)
+    (here / "runs/grpo-old").mkdir()
+    assert [RunFolder.new("grpo").path for _ in range(2)] == [Path("runs/grpo-8"), Path("runs/grpo-9")]
+    assert RunFolder.new("ppo").path == Path("runs/ppo-1")
+
+
+def test_a_folder_with_content_is_left_alone(here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine/thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(UsageMistake) as refused:
+            RunFolder.at(Path("mine"), overwrite)
+        assert str(refused.value) == (
+            "error[E0810]: the folder `mine` is not empty\nhelp: take another folder with `--out`"
+        )
+    assert inside(here) == ["mine", "mine/thesis.tex"]
+
+
+def test_an_earlier_run_is_replaced_if_that_is_wanted(here: Path) -> None:
+    first = RunFolder.at(Path("a"))
+    first.step({"step": 1})
+    first.save({"actor": Weights()})
+    first.close()
+    (here / "a/notes.txt").write_text("it was good")
+    with pytest.raises(UsageMistake) as refused:
+        RunFolder.at(Path("a"))
+    assert str(refused.value) == (
+        "error[E0810]: the folder `a` is not empty\n"
+        "help: take another folder with `--out`, or replace the run in it with `--overwrite`"
+    )
+    RunFolder.at(Path("a"), overwrite=True).close()
+    assert inside(here / "a") == ["metrics.jsonl", "notes.txt"]
+
+
+def test_a_link_in_an_earlier_run_is_not_followed(here: Path) -> None:
+    (here / "precious").mkdir()
+    (here / "precious/weights").write_text("weights")
+    RunFolder.at(Path("a")).close()
+    (here / "a/models").symlink_to(here / "precious")
+    RunFolder.at(Path("a"), overwrite=True).close()
+    assert (here / "precious/weights").read_text() == "weights"
+
+
+def test_one_of_two_runs_in_a_folder_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second has looked before the first made its file.
+    first = RunFolder.at(Path("a"))
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
+    with pytest.raises(UsageMistake) as refused:
+        RunFolder.at(Path("a"))
+    assert str(refused.value) == (
+        "error[E0811]: `a` cannot hold a run: another run has just begun in it\nhelp: take another folder with `--out`"
+    )
+    first.step({"step": 1})
+    assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("file", "it is a file"), ("file/a", "not a directory"), ("readonly/a", "permission denied")]
+)
+def test_a_folder_that_cannot_be_made(path: str, reason: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "file").write_text("")
+    if path.startswith("readonly"):
+        # Whoever tests may be root, whom no mode keeps out.
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UsageMistake) as refused:
+        RunFolder.at(Path(path))
+    assert str(refused.value) == (
+        f"error[E0811]: `{path}` cannot hold a run: {reason}\nhelp: take another folder with `--out`"
+    )
+
+
+def test_runs_is_a_file(here: Path) -> None:
+    (here / "runs").write_text("")
+    with pytest.raises(UsageMistake, match="`runs` cannot hold a run: it is a file"):
+        RunFolder.new("grpo")
+
+
+def test_a_full_disk(here: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    folder = RunFolder.at(Path("a"))
+    folder._metrics.close()
+    folder._metrics = full.open("w", encoding="utf-8")
+    with pytest.raises(RunError) as failed:
+        folder.step({"step": 1})
+    assert str(failed.value) == (
+        "error[E0812]: the metrics cannot be written to `a`: No space left on device\n"
+        "help: make room, or take a folder on another disk with `--out`"
+    )
+    assert folder.save({"actor": Weights()})
+    folder.close()
+
+
+def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
+    folder = RunFolder.at(Path("a"))
+    with pytest.raises(RunError) as failed:
+        folder.save({"good": Weights(), "bad": Weights(OSError(28, "No space left on device"))})
+    assert str(failed.value) == "error[E0813]: `bad` cannot be saved in `a/models/bad`: No space left on device"
+    with pytest.raises(KeyboardInterrupt):
+        folder.save({"late": Weights(KeyboardInterrupt())})
+    assert inside(here / "a/models") == ["good", "good/model.safetensors"]
+
+
+def test_what_was_never_run_is_taken_back(here: Path) -> None:
+    new = RunFolder.new("grpo")
+    new.begin("", "", {})
+    new.discard()
+    assert inside(here) == []
+    (here / "mine").mkdir()
+    RunFolder.at(Path("mine")).discard()
+    assert inside(here) == ["mine"]

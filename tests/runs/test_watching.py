@@ -1,0 +1,95 @@
+"""What a run shows of pools and of weights on their way, and models that outlive the processes that trained them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from programs_on_disk import write_tiny
+from rich.console import Console
+
+import rlgraph
+from rlgraph.ir.graph import Node
+from rlgraph.runs.progress import Lines
+from rlgraph.runs.progress_bar import Bar
+from rlgraph.runs.trained import Elsewhere, TrainedModel
+from rlgraph.runs.watch import Interrupts, Watch
+
+DRAW, TRAIN = Node("generate", (), ()), Node("train", (), ())
+
+
+def test_a_line_tells_what_weights_cost() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin({"step": 2})
+    lines.fired(DRAW, 0.5, 300, "roll")
+    lines.synced("actor", "train", "roll", 0.25, 3_000_000, 1_000)
+    lines.synced("actor", "train", "judge", 0.25, 500_000, 1_000)
+    lines.step(1, "step", 2.0, {"reward": 0.5})
+    lines.step(2, "step", 2.0, {})
+    assert stream.getvalue().splitlines() == [
+        "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
+        "step 2/2  2 s",
+    ]
+
+
+def test_a_bar_has_a_line_for_each_pool() -> None:
+    bar = Bar()
+    bar.live.stop()
+    bar.begin({"step": 2})
+
+    def drawn() -> list[str]:
+        console = Console(file=io.StringIO(), width=120)
+        console.print(bar.live.get_renderable())
+        return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+    assert len(drawn()) == 1
+    bar.firing(DRAW, "roll")
+    bar.firing(TRAIN, "train")
+    assert [line.split() for line in drawn()[1:]] == [["roll", "generate"], ["train", "train"]]
+    bar.fired(DRAW, 2.0, 300, "roll")
+    assert [line.split() for line in drawn()[1:]] == [["roll", "waits", "150", "tok/s"], ["train", "train"]]
+    bar.close()
+
+
+def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
+    interrupts = Interrupts(Lines(io.StringIO()))
+    watch = Watch(Lines(io.StringIO()), interrupts, None, None)
+    watch.firing(TRAIN, "actor")
+    watch.firing(TRAIN, "critic")
+    watch.firing(DRAW, "roll")
+    interrupts._signal(2, None)
+    watch.fired(DRAW, 1.0, 5, "roll")
+    watch.fired(TRAIN, 1.0, 0, "actor")
+    with pytest.raises(KeyboardInterrupt):
+        watch.fired(TRAIN, 1.0, 0, "critic")
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._signal(2, None)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("to", [None, "saved"])
+def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: bool) -> None:
+    from rlgraph.backends.local.run import LocalBackend, Settings
+    from rlgraph.backends.local.session import model_spec
+
+    compiled = rlgraph.compile(write_tiny(tmp_path))
+    backend = LocalBackend(compiled.program, Settings(folder=compiled.folder))
+    if not frozen:
+        list(backend.steps(2))
+    expected = backend.session.models["actor"].engine.state()
+    weights = Elsewhere(
+        backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), tmp_path), frozen
+    )
+    saved = tmp_path / to if to else None
+    if saved:
+        weights.save(saved)
+    weights.leave(saved)
+    backend.close()
+    model = TrainedModel("actor", 2, weights)
+    found = model.engine.state()
+    assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+    assert len(model.answer(["a>"], max_tokens=3)) == 1
+    model.save(tmp_path / "again")
+    assert (tmp_path / "again/config.json").exists()
