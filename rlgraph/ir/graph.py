@@ -127,6 +127,35 @@ class Node:
         """How diagnostics and pictures call it: by what it makes."""
         return self.outputs[0].name if self.outputs else self.op
 
+    # The convention of nodes with a region
+
+    @property
+    def region(self) -> Graph:
+        """What a loop or a training step runs."""
+        (only,) = self.regions
+        return only
+
+    @property
+    def carried_in(self) -> tuple[str, ...]:
+        """The handles that its region is given, by the names that they have outside."""
+        return self.inputs[: len(self.region.inputs)]
+
+    @property
+    def carried_out(self) -> tuple[Value, ...]:
+        """The same handles after it; their last versions in the region are its first outputs."""
+        return self.outputs[: len(self.region.inputs)]
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """The values from outside that its region uses."""
+        return self.inputs[len(self.region.inputs) :]
+
+    @property
+    def exported(self) -> tuple[tuple[str, Value], ...]:
+        """What its region makes for outside: the name inside, and the value outside."""
+        count = len(self.region.inputs)
+        return tuple(zip(self.region.outputs[count:], self.outputs[count:], strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

@@ -1,10 +1,35 @@
-"""Operations on tables, models and things that live across steps: what goes in, what comes out, the least they work
-on."""
+"""Operations on tables, models and things that live across steps: a record for each says all that is known of it.
+
+Everything else asks the record and knows no names. `NODES[node.op]` has the traits, and a few questions about a node
+are functions here:
+
+    op = NODES[node.op]
+    op.generates         a model makes new rows                                    generate interact
+    op.scores            a model computes something for rows that are there        logprobs entropy values score
+    op.trains            an optimizer step of a model                              train
+    op.with_model        any of the three: work that a plan gives to a group
+    op.updates           a model has other weights afterwards                      train update
+    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick
+    op.chooses           which input says what rows stay, None where none does     keep pick
+    op.region, op.loop   it holds a graph; that graph is run as often as the operation says
+    op.pure              same inputs, same outputs, and nothing else happens: two of them are one
+    op.random, op.effect, op.streams, op.barrier, op.free
+    op.attributes        names, types, ranges and defaults of its attributes
+
+    attr(node, "lag")    an attribute's value, the record's default where the node does not say it
+    model_of(node)       the version of the weights that it uses, by name; "" of none
+    table_of(node)       the rows that a model is asked about, by name; "" of none
+    MODEL_OPERATIONS     names of all operations with_model, in the order of this file
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rlgraph.ir.attributes import Attribute, Required
+from rlgraph.ir.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +41,69 @@ class NodeOp:
     doc: str
     reason: str = ""
     """Of a unit that is larger than a row: why."""
+    attributes: tuple[Attribute, ...] = ()
+    work: Literal["generates", "scores", "trains"] | None = None
+    """What it does with a model's weights."""
+    updates: bool = False
+    """Its model has other weights afterwards."""
+    selects: bool = False
+    """What it makes are inputs of it, or parts of them: the rows stay where they are."""
+    chooses: int | None = None
+    """Of an operation that selects rows: the place of the input that says which."""
     region: bool = False
+    loop: bool = False
+    """It runs its region as often as it says; a region that is no loop is run once."""
+    pure: bool = True
+    """The same inputs make the same outputs, and nothing else happens: two of them are one."""
+    random: bool = False
     effect: bool = False
     """It has to happen even if nobody uses what it makes."""
-    draws: bool = False
-    """It is random: two of them are never one."""
+    streams: bool = False
+    """Its rows are ready one by one: an engine that can may hand them on before the last is done."""
+    free: bool = False
+    """It is read off what is there already: no time is planned for it."""
 
+    @property
+    def generates(self) -> bool:
+        return self.work == "generates"
+
+    @property
+    def scores(self) -> bool:
+        return self.work == "scores"
+
+    @property
+    def trains(self) -> bool:
+        return self.work == "trains"
+
+    @property
+    def with_model(self) -> bool:
+        return self.work is not None
+
+    @property
+    def barrier(self) -> bool:
+        """It waits for the whole batch."""
+        return self.unit == "batch"
+
+    def place(self, kind: str) -> int | None:
+        """The place of the first input of a kind; None if it takes none."""
+        words = self.signature.split("->")[0].split()
+        return next((at for at, word in enumerate(words) if kind in word.rstrip("*").split("|")), None)
+
+    def attribute(self, name: str) -> Attribute:
+        return next(each for each in self.attributes if each.name == name)
+
+
+_SAMPLING = (
+    Attribute("n", "int", 1, 1, 65536, "samples for each row; above 1 they are a new axis inside it"),
+    Attribute("temperature", "float", 1.0, 0.0, 100.0, "0 takes the likeliest token"),
+    Attribute("top_p", "float", 1.0, 1e-6, 1.0, "draw from the likeliest tokens that together have this probability"),
+    Attribute("top_k", "int", 0, 0, None, "draw from this many of the likeliest tokens; 0: from all"),
+)
+_KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
+_LAG = Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker")
+_AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
+_NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
+_TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were drawn")
 
 _ALL = (
     NodeOp(
@@ -30,17 +112,80 @@ _ALL = (
         "batch",
         "The next rows of a data source.",
         "a data source is read a batch at a time",
-        draws=True,
+        pure=False,
+        random=True,
     ),
     NodeOp("encode", "table|tensor tensor -> table", "row", "Prompt and answer as tokens; the answer's carry loss."),
-    NodeOp("column", "table -> tensor", "row", "A column of a table."),
-    NodeOp("generate", "model table|tensor -> table", "row", "Rows that a model samples from each prompt.", draws=True),
-    NodeOp("interact", "model table -> table", "row", "Episodes of a model with an environment.", draws=True),
-    NodeOp("logprobs", "model table -> tensor", "row", "Log-probability of each token that carries loss."),
-    NodeOp("entropy", "model table -> tensor", "row", "Entropy of the distribution that each token was drawn from."),
-    NodeOp("values", "model table -> tensor", "row", "Value of the state before each token."),
-    NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row."),
-    NodeOp("call", "table tensor* -> tensor", "row", "A Python function of the user's."),
+    NodeOp(
+        "column",
+        "table -> tensor",
+        "row",
+        "A column of a table.",
+        attributes=(Attribute("name", "name", doc="of the column", by="checker"),),
+        selects=True,
+        free=True,
+    ),
+    NodeOp(
+        "generate",
+        "model table|tensor -> table",
+        "row",
+        "Rows that a model samples from each prompt.",
+        attributes=(
+            *_SAMPLING,
+            Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
+            Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
+            Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
+            _KEY,
+            _LAG,
+        ),
+        work="generates",
+        pure=False,
+        random=True,
+        streams=True,
+    ),
+    NodeOp(
+        "interact",
+        "model table -> table",
+        "row",
+        "Episodes of a model with an environment.",
+        attributes=(
+            *_SAMPLING,
+            Attribute("max_turns", "int", low=1, doc="times the model may act"),
+            Attribute("max_tokens", "int", low=1, doc="tokens of an episode at most, the environment's included"),
+            Attribute("env", "name", doc="the environment", by="checker"),
+            _KEY,
+            _LAG,
+        ),
+        work="generates",
+        pure=False,
+        random=True,
+    ),
+    NodeOp(
+        "logprobs",
+        "model table -> tensor",
+        "row",
+        "Log-probability of each token that carries loss.",
+        attributes=(_TEMPERATURE,),
+        work="scores",
+    ),
+    NodeOp(
+        "entropy",
+        "model table -> tensor",
+        "row",
+        "Entropy of the distribution that each token was drawn from.",
+        attributes=(_TEMPERATURE,),
+        work="scores",
+    ),
+    NodeOp("values", "model table -> tensor", "row", "Value of the state before each token.", work="scores"),
+    NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row.", work="scores"),
+    NodeOp(
+        "call",
+        "table tensor* -> tensor",
+        "row",
+        "A Python function of the user's.",
+        attributes=(Attribute("func", "name", doc="the function", by="checker"), _NAMES),
+        pure=False,
+    ),
     NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics."),
     NodeOp(
         "size",
@@ -48,16 +193,35 @@ _ALL = (
         "batch",
         "How many rows an axis has in the whole batch.",
         "the rows are counted when all are there",
+        attributes=(_AXIS,),
+        free=True,
     ),
-    NodeOp("keep", "tensor any* -> any*", "row", "Rows of an axis, and of all axes in it, where a condition holds."),
-    NodeOp("pick", "table tensor -> table", "group", "One row of each group.", "a group is compared as a whole"),
-    NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key."),
+    NodeOp(
+        "keep",
+        "tensor any* -> any*",
+        "row",
+        "Rows of an axis, and of all axes in it, where a condition holds.",
+        attributes=(_AXIS,),
+        selects=True,
+        chooses=0,
+    ),
+    NodeOp(
+        "pick",
+        "table tensor -> table",
+        "group",
+        "One row of each group.",
+        "a group is compared as a whole",
+        selects=True,
+        chooses=1,
+    ),
+    NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
     NodeOp(
         "assign",
         "keyed tensor tensor -> keyed",
         "batch",
         "A keyed state with new values, the mean where keys repeat.",
         "rows of one key may be anywhere in the batch",
+        pure=False,
     ),
     NodeOp(
         "push",
@@ -65,6 +229,8 @@ _ALL = (
         "batch",
         "A buffer with these rows added.",
         "a buffer is filled in the order of the batch",
+        attributes=(_NAMES,),
+        pure=False,
     ),
     NodeOp(
         "sample",
@@ -72,7 +238,9 @@ _ALL = (
         "batch",
         "Rows drawn from a buffer.",
         "the draw is from the whole buffer",
-        draws=True,
+        attributes=(Attribute("rows", "int", low=1, doc="rows to draw"), _KEY),
+        pure=False,
+        random=True,
     ),
     NodeOp(
         "update",
@@ -80,6 +248,9 @@ _ALL = (
         "batch",
         "A model with another's weights, or with a moving average of them.",
         "weights change between steps of the program",
+        attributes=(Attribute("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),),
+        updates=True,
+        pure=False,
     ),
     NodeOp(
         "report",
@@ -87,15 +258,33 @@ _ALL = (
         "batch",
         "Values for the log, exact over all rows.",
         "a metric is over all rows",
+        attributes=(replace(_NAMES, doc="of the metrics, in the order of the inputs"),),
+        pure=False,
         effect=True,
+        free=True,
     ),
     NodeOp(
         "train",
-        "any* -> any*",
+        "model any* -> model any*",
         "batch",
         "One optimizer step on a loss.",
         "an optimizer step needs the gradient of all its rows",
+        attributes=(
+            Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
+            Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
+            Attribute("weight_decay", "float", 0.0, 0.0, None, "of AdamW"),
+            Attribute("beta1", "float", 0.9, 0.0, 1.0, "of AdamW"),
+            Attribute("beta2", "float", 0.999, 0.0, 1.0, "of AdamW"),
+            Attribute("eps", "float", 1e-8, 0.0, None, "of AdamW"),
+            Attribute(
+                "micro", "axis", None, doc="rows of this axis may be computed apart; none: all at once", by="pass"
+            ),
+            Attribute("why", "text", doc="why they may not", by="pass"),
+        ),
+        work="trains",
+        updates=True,
         region=True,
+        pure=False,
     ),
     NodeOp(
         "minibatch",
@@ -103,7 +292,16 @@ _ALL = (
         "batch",
         "A body for each slice of an axis.",
         "slices are of the whole batch",
+        attributes=(
+            Attribute("parts", "int", 1, 1, None, "slices"),
+            Attribute("epochs", "int", 1, 1, None, "passes over all slices"),
+            Attribute("shuffle", "bool", False, doc="each pass with other slices"),
+            _AXIS,
+            _KEY,
+        ),
         region=True,
+        loop=True,
+        pure=False,
     ),
     NodeOp(
         "collect",
@@ -111,7 +309,14 @@ _ALL = (
         "batch",
         "A body on fresh batches until enough rows are kept.",
         "how many rows are kept is known at the end",
+        attributes=(
+            Attribute("rows", "int", low=1, doc="rows to keep"),
+            Attribute("rounds", "int", 64, 1, None, "give up after so many batches"),
+            _AXIS,
+        ),
         region=True,
+        loop=True,
+        pure=False,
     ),
     NodeOp(
         "every",
@@ -119,15 +324,39 @@ _ALL = (
         "batch",
         "A body on some steps only.",
         "what happens on some steps only waits for what it uses",
+        attributes=(Attribute("steps", "int", low=1, doc="from one time to the next"),),
         region=True,
+        loop=True,
+        pure=False,
         effect=True,
     ),
 )
 
-NODES: dict[str, NodeOp] = {op.name: op for op in _ALL}
+NODES: Mapping[str, NodeOp] = {op.name: op for op in _ALL}
 
-DRAWING = ("generate", "interact")
-"""What a model samples."""
+MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model)
+"""What a plan gives to groups of processes: everything that computes with a model's weights."""
 
-MODEL_CALLS = ("logprobs", "entropy", "values", "score")
-"""What a model computes for rows that are there, with gradients where it is being trained."""
+DRAWING = tuple(op.name for op in _ALL if op.generates)
+MODEL_CALLS = tuple(op.name for op in _ALL if op.scores)
+
+
+def attr(node: Node, name: str) -> Any:
+    """An attribute's value; the record's default where the node does not say it."""
+    default = NODES[node.op].attribute(name).default
+    return node.attr(name, None if isinstance(default, Required) else default)
+
+
+def model_of(node: Node) -> str:
+    """The version of the weights that a node uses, that which is trained or replaced first; "" of none."""
+    return _input(node, "model")
+
+
+def table_of(node: Node) -> str:
+    """The rows that a node is about, by the name of their table; "" of none."""
+    return _input(node, "table")
+
+
+def _input(node: Node, kind: str) -> str:
+    place = NODES[node.op].place(kind)
+    return "" if place is None or place >= len(node.inputs) else node.inputs[place]

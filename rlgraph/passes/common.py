@@ -14,9 +14,6 @@ from rlgraph.ops import NODES, TENSOR
 
 Seen = Mapping[tuple[object, ...], Node]
 
-_NEVER = ("call", "assign", "push", "update", "keep")
-"""A function of the user's may do something else; the others are about one moment."""
-
 
 def common(program: Program) -> Program:
     known = axes(program)
@@ -25,8 +22,7 @@ def common(program: Program) -> Program:
 
 def _key(node: Node) -> tuple[object, ...] | None:
     """What makes two nodes the same; None for a node that is only ever itself."""
-    op = NODES[node.op]
-    if op.draws or op.effect or op.region or node.op in _NEVER:
+    if not NODES[node.op].pure:
         return None
     if node.op == "tensor":
         return ("tensor", node.body[0].expr) if len(node.body) == 1 and node.inputs else None
