@@ -9,7 +9,7 @@ from pathlib import Path
 from rlgraph.api.programs import Opened, changes, columns_in, open_file
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import Checked, check_all
-from rlgraph.dsl.defs import names_in
+from rlgraph.dsl.names import names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule as checked
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span

@@ -35,192 +35,191 @@ LARGEST = 2**63
 """Constants beyond this are a mistake, and would be slow to compute with."""
 
 
-class Constants:
-    """Evaluates constant expressions over the names of a scope."""
+def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
+    """The value of an expression that has to be constant."""
+    if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
+        return expr.value
+    if isinstance(expr, tree.List):
+        return bounded(reporter, tuple(evaluate(reporter, item, scope) for item in expr.items), expr.span)
+    if isinstance(expr, tree.Name):
+        return _name(reporter, expr, scope)
+    if isinstance(expr, tree.Unary):
+        return _unary(reporter, expr, scope)
+    if isinstance(expr, tree.Binary):
+        return _binary(reporter, expr, scope)
+    if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _constructor(expr.func.id):
+        return record(reporter, expr, CONSTRUCTORS, scope, "constant")
+    raise reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
 
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
 
-    def evaluate(self, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
-        """The value of an expression that has to be constant."""
-        if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
-            return expr.value
-        if isinstance(expr, tree.List):
-            return self.bounded(tuple(self.evaluate(item, scope) for item in expr.items), expr.span)
-        if isinstance(expr, tree.Name):
-            return self._name(expr, scope)
-        if isinstance(expr, tree.Unary):
-            return self._unary(expr, scope)
-        if isinstance(expr, tree.Binary):
-            return self._binary(expr, scope)
-        if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _constructor(expr.func.id):
-            return self.record(expr, CONSTRUCTORS, scope, "constant")
-        raise self.reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
-
-    def _name(self, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
-        meaning = scope.get(expr.id)
-        if isinstance(meaning, Wrong):
-            raise Stop
-        if isinstance(meaning, Const):
-            return meaning.value
-        if isinstance(meaning, Literal):
-            return meaning.value
-        if meaning is None and expr.id in self.reporter.below:
-            raise self.reporter.stop(
-                "E0202",
-                f"`{expr.id}` is used before it is declared",
-                expr.span,
-                "move its line up",
-                (Related(self.reporter.below[expr.id], "it is declared here"),),
-            )
-        if meaning is None:
-            known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
-            hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
-            raise self.reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
-        raise self.reporter.stop(
-            "E0404",
-            f"this has to be a constant, and `{expr.id}` is {describe(meaning)}",
+def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
+    meaning = scope.get(expr.id)
+    if isinstance(meaning, Wrong):
+        raise Stop
+    if isinstance(meaning, Const):
+        return meaning.value
+    if isinstance(meaning, Literal):
+        return meaning.value
+    if meaning is None and expr.id in reporter.below:
+        raise reporter.stop(
+            "E0202",
+            f"`{expr.id}` is used before it is declared",
             expr.span,
-            "use a number, a text or a `param`",
+            "move its line up",
+            (Related(reporter.below[expr.id], "it is declared here"),),
         )
+    if meaning is None:
+        known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
+        hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
+        raise reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
+    raise reporter.stop(
+        "E0404",
+        f"this has to be a constant, and `{expr.id}` is {describe(meaning)}",
+        expr.span,
+        "use a number, a text or a `param`",
+    )
 
-    def _unary(self, expr: tree.Unary, scope: Mapping[str, Meaning]) -> Constant:
-        value = self.evaluate(expr.operand, scope)
-        if expr.op == "not" and isinstance(value, bool):
-            return not value
-        if expr.op != "not" and isinstance(value, (int, float)):
-            return -value if expr.op == "-" else value
-        needed = "true or false" if expr.op == "not" else "a number"
-        raise self.reporter.stop("E0304", f"`{expr.op}` needs {needed}, and this is {_show(value)}", expr.operand.span)
 
-    def _binary(self, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
-        left, right = self.evaluate(expr.left, scope), self.evaluate(expr.right, scope)
-        if expr.op in ("and", "or") and isinstance(left, bool) and isinstance(right, bool):
-            return (left and right) if expr.op == "and" else (left or right)
-        if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
-            value: Constant = _ARITHMETIC[expr.op](left, right)
-            return self.bounded(value, expr.span)
-        if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
-            needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
-            shown = f"{_show(left)} and {_show(right)}"
-            raise self.reporter.stop("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
-        return self.arithmetic(expr.op, left, right, expr.span)
+def _unary(reporter: Reporter, expr: tree.Unary, scope: Mapping[str, Meaning]) -> Constant:
+    value = evaluate(reporter, expr.operand, scope)
+    if expr.op == "not" and isinstance(value, bool):
+        return not value
+    if expr.op != "not" and isinstance(value, (int, float)):
+        return -value if expr.op == "-" else value
+    needed = "true or false" if expr.op == "not" else "a number"
+    raise reporter.stop("E0304", f"`{expr.op}` needs {needed}, and this is {_show(value)}", expr.operand.span)
 
-    def bounded(self, value: Constant, span: Span) -> Constant:
-        """The constant, unless it is one that names of names of names have made huge."""
-        if _size(value) > LARGEST_PARTS:
-            raise self.reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
-        return value
 
-    def arithmetic(self, op: str, left: float, right: float, span: Span) -> int | float | bool:
-        """A number from two; an error where there is none."""
+def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
+    left, right = evaluate(reporter, expr.left, scope), evaluate(reporter, expr.right, scope)
+    if expr.op in ("and", "or") and isinstance(left, bool) and isinstance(right, bool):
+        return (left and right) if expr.op == "and" else (left or right)
+    if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
+        value: Constant = _ARITHMETIC[expr.op](left, right)
+        return bounded(reporter, value, expr.span)
+    if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
+        needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
+        shown = f"{_show(left)} and {_show(right)}"
+        raise reporter.stop("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
+    return arithmetic(reporter, expr.op, left, right, expr.span)
+
+
+def bounded(reporter: Reporter, value: Constant, span: Span) -> Constant:
+    """The constant, unless it is one that names of names of names have made huge."""
+    if _size(value) > LARGEST_PARTS:
+        raise reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
+    return value
+
+
+def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Span) -> int | float | bool:
+    """A number from two; an error where there is none."""
+    try:
+        if op == "**" and abs(right) > 1024:
+            raise OverflowError
+        value = _ARITHMETIC[op](left, right)
+    except ZeroDivisionError:
+        raise reporter.stop("E0403", "division by zero", span) from None
+    except OverflowError:
+        raise reporter.stop("E0403", "this number is too large", span) from None
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        raise reporter.stop("E0403", "this is not a finite number", span)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise reporter.stop("E0403", "this number is too large", span)
+    found: int | float | bool = value
+    return found
+
+
+def record(
+    reporter: Reporter, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
+) -> Record:
+    """A constructor's call, its arguments and options checked against its signature."""
+    assert isinstance(call.func, tree.Name)
+    signature = known.get(call.func.id)
+    if signature is None:
+        choices = ", ".join(f"`{name}`" for name in known)
+        hint = nearest(call.func.id, known) or f"one of {choices}"
+        raise reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
+    args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
+    made = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
+    bounded(reporter, made, call.span)
+    return made
+
+
+def bind(
+    reporter: Reporter,
+    signature: Signature,
+    args: Sequence[tree.Expr],
+    given: Sequence[tree.Option],
+    span: Span,
+    scope: Mapping[str, Meaning],
+) -> tuple[dict[str, Constant], dict[str, Constant]]:
+    """Values of arguments and of options, with defaults, checked for kind and range."""
+    if len(args) != len(signature.args):
+        named = ", ".join(f"`{opt.name}`" for opt in signature.args)
+        wanted = (
+            f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}" if named else "nothing"
+        )
+        place = args[len(signature.args)].span if len(args) > len(signature.args) else span
+        raise reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
+    found = {o.name: value(reporter, o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
+    return found, options(reporter, signature, given, span, scope)
+
+
+def options(
+    reporter: Reporter, signature: Signature, options: Sequence[tree.Option], span: Span, scope: Mapping[str, Meaning]
+) -> dict[str, Constant]:
+    """Every option of a signature with its value or default; those of an open one as they were given."""
+    given: dict[str, Constant] = {}
+    known = {opt.name: opt for opt in signature.options}
+    failed = False
+    for option in options:
         try:
-            if op == "**" and abs(right) > 1024:
-                raise OverflowError
-            value = _ARITHMETIC[op](left, right)
-        except ZeroDivisionError:
-            raise self.reporter.stop("E0403", "division by zero", span) from None
-        except OverflowError:
-            raise self.reporter.stop("E0403", "this number is too large", span) from None
-        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
-            raise self.reporter.stop("E0403", "this is not a finite number", span)
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise self.reporter.stop("E0403", "this number is too large", span)
-        found: int | float | bool = value
-        return found
-
-    def record(
-        self, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
-    ) -> Record:
-        """A constructor's call, its arguments and options checked against its signature."""
-        assert isinstance(call.func, tree.Name)
-        signature = known.get(call.func.id)
-        if signature is None:
-            choices = ", ".join(f"`{name}`" for name in known)
-            hint = nearest(call.func.id, known) or f"one of {choices}"
-            raise self.reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
-        args, options = self.bind(signature, call.args, call.options, call.span, scope)
-        record = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
-        self.bounded(record, call.span)
-        return record
-
-    def bind(
-        self,
-        signature: Signature,
-        args: Sequence[tree.Expr],
-        options: Sequence[tree.Option],
-        span: Span,
-        scope: Mapping[str, Meaning],
-    ) -> tuple[dict[str, Constant], dict[str, Constant]]:
-        """Values of arguments and of options, with defaults, checked for kind and range."""
-        if len(args) != len(signature.args):
-            named = ", ".join(f"`{opt.name}`" for opt in signature.args)
-            wanted = (
-                f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}"
-                if named
-                else "nothing"
+            if option.name in known:
+                given[option.name] = value(reporter, known[option.name], option.value, signature, scope)
+            elif signature.open:
+                given[option.name] = evaluate(reporter, option.value, scope)
+            else:
+                legal = ", ".join(f"`{name}`" for name in known)
+                hint = nearest(option.name, known) or (f"it takes {legal}" if known else "it takes no options")
+                raise reporter.stop(
+                    "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
+                )
+        except Stop:
+            failed = True
+    if failed:
+        raise Stop
+    for opt in signature.options:
+        if opt.name not in given and isinstance(opt.default, Required):
+            raise reporter.stop(
+                "E0402",
+                f"`{signature.name}` needs `{opt.name}`",
+                span,
+                f"add `{opt.name}=...`: {opt.doc}".rstrip(": "),
             )
-            place = args[len(signature.args)].span if len(args) > len(signature.args) else span
-            raise self.reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
-        found = {o.name: self.value(o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
-        return found, self.options(signature, options, span, scope)
+    found: dict[str, Constant] = {}
+    for opt in signature.options:
+        default = None if isinstance(opt.default, Required) else opt.default
+        found[opt.name] = given.get(opt.name, default)
+    return found | {name: value for name, value in given.items() if name not in known}
 
-    def options(
-        self, signature: Signature, options: Sequence[tree.Option], span: Span, scope: Mapping[str, Meaning]
-    ) -> dict[str, Constant]:
-        """Every option of a signature with its value or default; those of an open one as they were given."""
-        given: dict[str, Constant] = {}
-        known = {opt.name: opt for opt in signature.options}
-        failed = False
-        for option in options:
-            try:
-                if option.name in known:
-                    given[option.name] = self.value(known[option.name], option.value, signature, scope)
-                elif signature.open:
-                    given[option.name] = self.evaluate(option.value, scope)
-                else:
-                    legal = ", ".join(f"`{name}`" for name in known)
-                    hint = nearest(option.name, known) or (f"it takes {legal}" if known else "it takes no options")
-                    raise self.reporter.stop(
-                        "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
-                    )
-            except Stop:
-                failed = True
-        if failed:
-            raise Stop
-        for opt in signature.options:
-            if opt.name not in given and isinstance(opt.default, Required):
-                raise self.reporter.stop(
-                    "E0402",
-                    f"`{signature.name}` needs `{opt.name}`",
-                    span,
-                    f"add `{opt.name}=...`: {opt.doc}".rstrip(": "),
-                )
-        found: dict[str, Constant] = {}
-        for opt in signature.options:
-            default = None if isinstance(opt.default, Required) else opt.default
-            found[opt.name] = given.get(opt.name, default)
-        return found | {name: value for name, value in given.items() if name not in known}
 
-    def value(self, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]) -> Constant:
-        """A value of an option, of the right kind and in its range."""
-        value = self.evaluate(expr, scope)
-        where = f"`{opt.name}` of `{signature.name}`"
-        about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
-        if not _is(opt, value):
-            raise self.reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, about)
-        if opt.kind in ("float", "rate") and isinstance(value, int):
-            value = float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if opt.low is not None and value < opt.low:
-                raise self.reporter.stop(
-                    "E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about
-                )
-            if opt.high is not None and value > opt.high:
-                raise self.reporter.stop(
-                    "E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about
-                )
-        return value
+def value(
+    reporter: Reporter, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
+) -> Constant:
+    """A value of an option, of the right kind and in its range."""
+    value = evaluate(reporter, expr, scope)
+    where = f"`{opt.name}` of `{signature.name}`"
+    about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
+    if not _is(opt, value):
+        raise reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, about)
+    if opt.kind in ("float", "rate") and isinstance(value, int):
+        value = float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if opt.low is not None and value < opt.low:
+            raise reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about)
+        if opt.high is not None and value > opt.high:
+            raise reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about)
+    return value
 
 
 def _size(value: Constant) -> int:

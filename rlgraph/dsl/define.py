@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.check import Checker
+from rlgraph.dsl.check import new_context
+from rlgraph.dsl.context import Block, Context
+from rlgraph.dsl.declarations import declare, unknown_changes
+from rlgraph.dsl.defs import body
+from rlgraph.dsl.nodes import fresh
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
-    Block,
     DefName,
     Meaning,
     ModelName,
@@ -20,7 +23,7 @@ from rlgraph.dsl.scope import (
     describe,
 )
 from rlgraph.dsl.use import assemble
-from rlgraph.errors import ProgramError, Source
+from rlgraph.errors import ProgramError, Source, Span
 from rlgraph.ir.graph import Apply, Const, Let, Node, Ref, tensor_node
 from rlgraph.ir.types import Axis, Tensor
 
@@ -37,21 +40,20 @@ class Defined:
 
 def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None = None) -> dict[str, DefName]:
     """The defs of a program, or of the prelude for None. Raises ProgramError for wrong declarations."""
-    checker = Checker()
-    checker.prelude()
-    own = list(checker.scope)
+    context = new_context()
+    own = list(context.scope)
     if source is not None:
-        file = assemble(parse(source), source, checker)
+        file = assemble(parse(source), source, context)
         own = [item.name for item in file.declarations if isinstance(item, tree.Def)]
-        checker.unknown_changes(file.declarations, changes or {})
+        unknown_changes(context, file.declarations, changes or {})
         for item in file.declarations:
             try:
-                checker.declaration(item, changes or {})
+                declare(context, item, changes or {})
             except Stop:
                 continue
-        _raise(checker)
+        _raise(context)
     scope: dict[str, Meaning] = {}
-    for name, meaning in checker.scope.items():
+    for name, meaning in context.scope.items():
         if isinstance(meaning, (ModelName, OutsideName, StateName)):
             span = {ModelName: "model", OutsideName: "outside", StateName: "state"}[type(meaning)]
             reason = f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
@@ -63,53 +65,54 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
 
 def define(called: DefName, types: Mapping[str, Tensor]) -> Defined:
     """The def for parameters of these types. Raises ProgramError where they do not fit."""
-    definer = _Definer(called, types)
+    groups = _Groups(types)
+    context = replace(new_context(), groups=groups.axis)
+    context.phase.taken = dict.fromkeys(types, 1)
+    context.block = Block({**called.scope, **{name: Ref(name, kind) for name, kind in types.items()}}, {})
     try:
-        return definer.defined()
+        node = _node(context, called.definition)
     except Stop:
-        _raise(definer)
+        _raise(context)
         raise
+    return Defined(node, groups.name)
 
 
-def _raise(checker: Checker) -> None:
-    errors = [d for d in checker.diagnostics if d.severity == "error"]
+def _node(context: Context, definition: tree.Def) -> Node:
+    name = definition.name
+    meaning = body(context, definition, name)
+    if not isinstance(meaning, (Const, Ref, Apply)):
+        shown = f"`{name}` gives {describe(meaning)}"
+        raise context.stop("E0305", f"{shown}: Python can call defs that give numbers", definition.span)
+    lets = [let for node in context.block.nodes for let in node.body]
+    result = fresh(context, f"{name}.result")
+    return tensor_node((*lets, Let(result, meaning)), (result,), definition.span)
+
+
+def _raise(context: Context) -> None:
+    errors = [d for d in context.diagnostics if d.severity == "error"]
     if errors:
         raise ProgramError(errors)
 
 
-class _Definer(Checker):
-    """Checks the body of one def. `by=` takes a parameter that has the number of its group for each row."""
+@dataclass
+class _Groups:
+    """Rows grouped by a parameter that has the number of its group for each row."""
 
-    def __init__(self, called: DefName, types: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.definition = called.definition
-        self.parameters = types
-        self.group: str | None = None
-        self.taken = dict.fromkeys(types, 1)
-        self.block = Block({**called.scope, **{name: Ref(name, kind) for name, kind in types.items()}}, {})
+    parameters: Mapping[str, Tensor]
+    name: str | None = None
+    """The parameter that some `by=` takes."""
 
-    def defined(self) -> Defined:
-        name = self.definition.name
-        meaning = self.body(self.definition, name)
-        if not isinstance(meaning, (Const, Ref, Apply)):
-            shown = f"`{name}` gives {describe(meaning)}"
-            raise self.stop("E0305", f"{shown}: Python can call defs that give numbers", self.definition.span)
-        lets = [let for node in self.block.nodes for let in node.body]
-        result = self.fresh(f"{name}.result")
-        return Defined(tensor_node((*lets, Let(result, meaning)), (result,), self.definition.span), self.group)
-
-    def axis_named(self, expr: tree.Name) -> Axis | None:
-        meaning = self.block.scope.get(expr.id)
-        if isinstance(meaning, Ref) and meaning.name in self.parameters and meaning.type.dtype == "int":
-            axis = meaning.type.axis
-            if axis and not axis.inner and axis.parent:
-                if self.group not in (None, meaning.name):
-                    raise self.stop(
-                        "E0303",
-                        f"the rows are grouped by `{self.group}` already",
-                        expr.span,
-                        "a function called from Python has one kind of groups",
-                    )
-                self.group = meaning.name
-                return axis.parent
-        return super().axis_named(expr)
+    def axis(self, context: Context, value: Ref, span: Span) -> Axis | None:
+        """The groups' axis, where a value is such a parameter."""
+        axis = value.type.axis
+        if value.name not in self.parameters or value.type.dtype != "int" or not axis or axis.inner or not axis.parent:
+            return None
+        if self.name not in (None, value.name):
+            raise context.stop(
+                "E0303",
+                f"the rows are grouped by `{self.name}` already",
+                span,
+                "a function called from Python has one kind of groups",
+            )
+        self.name = value.name
+        return axis.parent

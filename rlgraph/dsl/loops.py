@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-from rlgraph.dsl import tree
-from rlgraph.dsl.expressions import Expressions
-from rlgraph.dsl.scope import (
-    Block,
-    Meaning,
-    ModelName,
-    OutsideName,
-    Stop,
-    TableValue,
-    Unknowable,
-    Wrong,
-    describe,
-    nearest,
-)
+from rlgraph.dsl import constants, tree
+from rlgraph.dsl.context import Block, Context
+from rlgraph.dsl.names import axis_named, model_named, names_used
+from rlgraph.dsl.nodes import emit, fresh, materialize, new_axis, version
+from rlgraph.dsl.scope import Meaning, OutsideName, Stop, TableValue, Unknowable, Wrong, describe
 from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.statements import report
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
     Apply,
@@ -27,7 +18,6 @@ from rlgraph.ir.graph import (
     Expr,
     Graph,
     Let,
-    Model,
     Node,
     Outside,
     Ref,
@@ -42,231 +32,216 @@ from rlgraph.ir.types import Handle, Table, Tensor, axis_of
 Loop = tree.Train | tree.Minibatch | tree.Collect | tree.Every
 
 
-class Loops(Expressions):
-    """The part of the checker that writes nodes with regions."""
+def train(context: Context, statement: tree.Train) -> None:
+    """`train actor(lr=1e-6):`"""
+    if context.block.training:
+        raise context.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
+    model = model_named(context, statement.model)
+    if model.frozen:
+        raise context.stop(
+            "E0502",
+            f"`{model.name}` is frozen: no gradient goes to it",
+            statement.model.span,
+            "declare it without `frozen(...)`",
+            (Related(model.span, "it is declared here"),),
+        )
+    options = constants.options(context, STATEMENTS["train"], statement.options, statement.span, context.block.scope)
+    loss: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: set[str] = set()
-        """Values through which a gradient goes to the model being trained."""
-        self.collected: set[str] = set()
-        """Data that some `collect` of the phase draws."""
-
-    @abstractmethod
-    def statements(self, body: Sequence[tree.Stmt]) -> None: ...
-
-    @abstractmethod
-    def report(self, statement: tree.Report) -> None: ...
-
-    @abstractmethod
-    def data_columns(self, outside: Outside) -> tuple[str, ...] | None: ...
-
-    def train(self, statement: tree.Train) -> None:
-        if self.block.training:
-            raise self.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
-        model = self.model_named(statement.model)
-        if model.frozen:
-            raise self.stop(
-                "E0502",
-                f"`{model.name}` is frozen: no gradient goes to it",
-                statement.model.span,
-                "declare it without `frozen(...)`",
-                (Related(model.span, "it is declared here"),),
-            )
-        options = self.constants.options(STATEMENTS["train"], statement.options, statement.span, self.block.scope)
-        loss: list[str] = []
-
-        def body() -> None:
-            self.statements(statement.body)
-            if len(self.block.minimized) != 1:
-                if not any(isinstance(s, tree.Minimize) for s in statement.body):
-                    raise self.stop(
-                        "E0503",
-                        "nothing is minimized in this `train` body",
-                        statement.span,
-                        "end it with `minimize LOSS`",
-                    )
-                if len(self.block.minimized) > 1:
-                    raise self.stop(
-                        "E0503",
-                        "a `train` body minimizes one value",
-                        self.block.minimized[1][1],
-                        "add the losses: `minimize a + b`",
-                    )
-                raise Stop
-            loss.append(self.materialize(self.block.minimized[0][0], f"{model.name}.loss"))
-
-        try:
-            self.region(
-                "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss
-            )
-        finally:
-            self.live.clear()
-
-    def model_named(self, name: tree.Name) -> Model:
-        meaning = self.block.scope.get(name.id)
-        if isinstance(meaning, Wrong):
+    def body() -> None:
+        context.write(statement.body)
+        if len(context.block.minimized) != 1:
+            if not any(isinstance(s, tree.Minimize) for s in statement.body):
+                raise context.stop(
+                    "E0503",
+                    "nothing is minimized in this `train` body",
+                    statement.span,
+                    "end it with `minimize LOSS`",
+                )
+            if len(context.block.minimized) > 1:
+                raise context.stop(
+                    "E0503",
+                    "a `train` body minimizes one value",
+                    context.block.minimized[1][1],
+                    "add the losses: `minimize a + b`",
+                )
             raise Stop
-        if not isinstance(meaning, ModelName):
-            known = [word for word, found in self.block.scope.items() if isinstance(found, ModelName)]
-            shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
-            raise self.stop("E0201", shown, name.span, nearest(name.id, known))
-        self.used.add(name.id)
-        return meaning.model
+        loss.append(materialize(context, context.block.minimized[0][0], f"{model.name}.loss"))
 
-    def minibatch(self, statement: tree.Minibatch) -> None:
-        if self.block.training:
-            raise self.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
-        axis = self.axis_named(statement.table)
-        if axis is None:
-            raise self.stop(
-                "E0303",
-                f"rows are sliced, and `{statement.table.id}` is no axis of rows",
-                statement.table.span,
-                "name the table that is sliced: `minibatch rollout(parts=4):`",
-            )
-        options = self.constants.options(STATEMENTS["minibatch"], statement.options, statement.span, self.block.scope)
-        options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
-        self.region(
-            "minibatch",
-            self.writes(statement.body),
-            lambda: self.statements(statement.body),
-            options,
-            statement.span,
-            defers=True,
-            sliced=True,
+    _region(context, "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
+
+
+def minibatch(context: Context, statement: tree.Minibatch) -> None:
+    """`minibatch rollout(parts=4):`"""
+    if context.block.training:
+        raise context.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
+    axis = axis_named(context, statement.table)
+    if axis is None:
+        raise context.stop(
+            "E0303",
+            f"rows are sliced, and `{statement.table.id}` is no axis of rows",
+            statement.table.span,
+            "name the table that is sliced: `minibatch rollout(parts=4):`",
+        )
+    options = constants.options(
+        context, STATEMENTS["minibatch"], statement.options, statement.span, context.block.scope
+    )
+    options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
+    _region(
+        context,
+        "minibatch",
+        _written(context, statement.body),
+        lambda: context.write(statement.body),
+        options,
+        statement.span,
+        defers=True,
+        sliced=True,
+    )
+
+
+def collect(context: Context, statement: tree.Collect) -> None:
+    """`collect prompts(512):`"""
+    name = statement.table.id
+    held = context.block.scope.get(name)
+    if context.block.training or context.block.sliced:
+        raise context.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
+    if isinstance(held, Wrong):
+        raise Stop
+    if not isinstance(held, OutsideName) or held.outside.kind != "data":
+        drawn = name in context.declared and isinstance(held, TableValue)
+        shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
+        shown = "and this one is drawn above already" if drawn else shown
+        raise context.stop(
+            "E0603",
+            f"`collect` draws from a data source, {shown}",
+            statement.table.span,
+            "name a `data` that the lines above do not use",
+        )
+    args, options = constants.bind(
+        context, STATEMENTS["collect"], statement.args, statement.options, statement.span, context.block.scope
+    )
+    attrs = args | options
+    writes = [name, f"{name}.surplus", *(w for w in _written(context, statement.body) if w != name)]
+
+    def body() -> None:
+        read(context, name)
+        context.write(statement.body)
+        kept = context.block.scope[name]
+        if not isinstance(kept, TableValue):
+            raise Stop
+        attrs["axis"] = kept.type.axis.key
+
+    _region(context, "collect", writes, body, attrs, statement.span, defers=True)
+
+
+def every(context: Context, statement: tree.Every) -> None:
+    """`every 20:`"""
+    if context.block.training or context.block.sliced:
+        raise context.stop(
+            "E0505", "`every` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
+        )
+    period = constants.evaluate(context, statement.period, context.block.scope)
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise context.stop("E0403", "`every` takes a whole number of steps, at least 1", statement.period.span)
+    unread = [
+        name for name in _data_names(context, statement.body) if isinstance(context.block.scope[name], OutsideName)
+    ]
+    unread = [name for name in unread if name not in context.phase.collected]
+
+    def body() -> None:
+        for name in unread:
+            read(context, name)
+        context.write(statement.body)
+
+    writes = [*unread, *(name for name in _written(context, statement.body) if name not in unread)]
+    outer = dict(context.block.scope)
+    _region(context, "every", writes, body, {"steps": period}, statement.span, export=False)
+    for word in {name for name, _ in targets(statement.body)} - set(outer):
+        context.block.scope[word] = Unknowable(
+            f"`{word}` is made on some steps only, and cannot be used after `every`", statement.span
         )
 
-    def collect(self, statement: tree.Collect) -> None:
-        name = statement.table.id
-        held = self.block.scope.get(name)
-        if self.block.training or self.block.sliced:
-            raise self.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
-        if isinstance(held, Wrong):
-            raise Stop
-        if not isinstance(held, OutsideName) or held.outside.kind != "data":
-            drawn = name in self.declared and isinstance(held, TableValue)
-            shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
-            shown = "and this one is drawn above already" if drawn else shown
-            raise self.stop(
-                "E0603",
-                f"`collect` draws from a data source, {shown}",
-                statement.table.span,
-                "name a `data` that the lines above do not use",
-            )
-        args, options = self.constants.bind(
-            STATEMENTS["collect"], statement.args, statement.options, statement.span, self.block.scope
-        )
-        attrs = args | options
-        writes = [name, f"{name}.surplus", *(w for w in self.writes(statement.body) if w != name)]
 
-        def body() -> None:
-            self.read(name)
-            self.statements(statement.body)
-            kept = self.block.scope[name]
-            if not isinstance(kept, TableValue):
-                raise Stop
-            attrs["axis"] = kept.type.axis.key
+def read(context: Context, name: str) -> None:
+    """The next rows of a data source, and where its cursor then stands."""
+    held = context.block.scope[name]
+    assert isinstance(held, OutsideName)
+    axis = new_axis(context, name, None)
+    table = Value(fresh(context, name), Table(axis, data=_data_columns(context, held.outside)))
+    handle = context.block.versions[name]
+    cursor = version(context, name, handle.type)
+    emit(context, Node("read", (handle.name,), (table, cursor), span=held.outside.span))
+    context.block.versions[name] = cursor
+    assert isinstance(table.type, Table)
+    context.block.scope[name] = TableValue(table.name, table.type)
 
-        self.region("collect", writes, body, attrs, statement.span, defers=True)
 
-    def every(self, statement: tree.Every) -> None:
-        if self.block.training or self.block.sliced:
-            raise self.stop(
-                "E0505", "`every` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
-            )
-        period = self.constants.evaluate(statement.period, self.block.scope)
-        if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-            raise self.stop("E0403", "`every` takes a whole number of steps, at least 1", statement.period.span)
-        fresh = [name for name in self.data_names(statement.body) if isinstance(self.block.scope[name], OutsideName)]
-        fresh = [name for name in fresh if name not in self.collected]
+def _data_columns(context: Context, outside: Outside) -> tuple[str, ...] | None:
+    if outside.name not in context.data_columns:
+        context.data_columns[outside.name] = context.columns(outside.record)
+    return context.data_columns[outside.name]
 
-        def body() -> None:
-            for name in fresh:
-                self.read(name)
-            self.statements(statement.body)
 
-        writes = [*fresh, *(name for name in self.writes(statement.body) if name not in fresh)]
-        outer = dict(self.block.scope)
-        self.region("every", writes, body, {"steps": period}, statement.span, export=False)
-        for word in {name for name, _ in targets(statement.body)} - set(outer):
-            self.block.scope[word] = Unknowable(
-                f"`{word}` is made on some steps only, and cannot be used after `every`", statement.span
-            )
+def _region(
+    context: Context,
+    op: str,
+    writes: Sequence[str],
+    body: Callable[[], None],
+    attrs: dict[str, Constant],
+    span: Span,
+    *,
+    training: str = "",
+    defers: bool = False,
+    sliced: bool = False,
+    export: bool = True,
+    loss: list[str] | None = None,
+) -> None:
+    """Checks a body in a block of its own and writes it as the region of one node."""
+    outer, columns = context.block, dict(context.phase.columns)
+    given = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    versions = {**outer.versions, **dict(zip(writes, given, strict=True))}
+    inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
+    context.block = inner
+    try:
+        body()
+    finally:
+        context.block, context.phase.columns = outer, columns
+    new = [word for word in inner.scope if word not in outer.scope]
+    outer.scope.update(dict.fromkeys(new, Wrong()))
+    first = loss or [inner.versions[name].name for name in writes]
+    exports: dict[str, Value] = {}
+    after = _Exports(context, inner, {value.name for value in given}, exports)
+    for word, meaning in inner.scope.items():
+        if export and (word not in outer.scope or outer.scope[word] is not meaning):
+            outer.scope[word] = after.meaning(word, meaning, span)
+    carried = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    graph = Graph(given, tuple(inner.nodes), (*first, *exports))
+    inputs = tuple(outer.versions[name].name for name in writes) + captures(graph)
+    emit(context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span))
+    outer.versions.update(zip(writes, carried, strict=True))
+    for node in after.nodes:
+        emit(context, node)
+    for deferred in inner.reports:
+        report(context, deferred)
 
-    def read(self, name: str) -> None:
-        """The next rows of a data source, and where its cursor then stands."""
-        held = self.block.scope[name]
-        assert isinstance(held, OutsideName)
-        axis = self.axis(name, None)
-        table = Value(self.fresh(name), Table(axis, data=self.data_columns(held.outside)))
-        handle = self.block.versions[name]
-        cursor = self.version(name, handle.type)
-        self.emit(Node("read", (handle.name,), (table, cursor), span=held.outside.span))
-        self.block.versions[name] = cursor
-        assert isinstance(table.type, Table)
-        self.block.scope[name] = TableValue(table.name, table.type)
 
-    def region(
-        self,
-        op: str,
-        writes: Sequence[str],
-        body: Callable[[], None],
-        attrs: dict[str, Constant],
-        span: Span,
-        *,
-        training: str = "",
-        defers: bool = False,
-        sliced: bool = False,
-        export: bool = True,
-        loss: list[str] | None = None,
-    ) -> None:
-        """Checks a body in a block of its own and writes it as the region of one node."""
-        outer, columns = self.block, dict(self.columns)
-        given = tuple(self.version(name, outer.versions[name].type) for name in writes)
-        versions = {**outer.versions, **dict(zip(writes, given, strict=True))}
-        inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
-        self.block = inner
-        try:
-            body()
-        finally:
-            self.block, self.columns = outer, columns
-        new = [word for word in inner.scope if word not in outer.scope]
-        outer.scope.update(dict.fromkeys(new, Wrong()))
-        first = loss or [inner.versions[name].name for name in writes]
-        exports: dict[str, Value] = {}
-        after = _Exports(self, inner, {value.name for value in given}, exports)
-        for word, meaning in inner.scope.items():
-            if export and (word not in outer.scope or outer.scope[word] is not meaning):
-                outer.scope[word] = after.meaning(word, meaning, span)
-        carried = tuple(self.version(name, outer.versions[name].type) for name in writes)
-        region = Graph(given, tuple(inner.nodes), (*first, *exports))
-        inputs = tuple(outer.versions[name].name for name in writes) + captures(region)
-        self.emit(Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(region,), span=span))
-        outer.versions.update(zip(writes, carried, strict=True))
-        for node in after.nodes:
-            self.emit(node)
-        for report in inner.reports:
-            self.report(report)
+def _written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
+    """Things that live across steps which a body changes, in the order of their declaration."""
+    found = set(_changed(body))
+    for statement in _loops(body):
+        if isinstance(statement, tree.Every):
+            found |= set(_data_names(context, statement.body))
+    return [name for name in context.block.versions if name in found]
 
-    # What a body reads and writes, seen from outside
 
-    def writes(self, body: Sequence[tree.Stmt]) -> list[str]:
-        """Things that live across steps which a body changes, in the order of their declaration."""
-        found = set(_written(body))
-        for statement in _loops(body):
-            if isinstance(statement, tree.Every):
-                found |= set(self.data_names(statement.body))
-        return [name for name in self.block.versions if name in found]
-
-    def data_names(self, body: Sequence[tree.Stmt]) -> list[str]:
-        """Data sources that a body names."""
-        named = self.named(tuple(body))
-        return [
-            name
-            for name, kind in self.block.versions.items()
-            if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"
-        ]
+def _data_names(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
+    """Data sources that a body names."""
+    named = names_used(context, tuple(body))
+    return [
+        name
+        for name, kind in context.block.versions.items()
+        if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"
+    ]
 
 
 class _Exports:
@@ -276,8 +251,8 @@ class _Exports:
     rows of the last pass and not about the last slice.
     """
 
-    def __init__(self, checker: Loops, inner: Block, given: set[str], exports: dict[str, Value]) -> None:
-        self.checker, self.exports = checker, exports
+    def __init__(self, context: Context, inner: Block, given: set[str], exports: dict[str, Value]) -> None:
+        self.context, self.exports = context, exports
         self.given = given
         self.made = {value.name: node for node in inner.nodes for value in node.outputs}
         self.nodes: list[Node] = []
@@ -312,13 +287,13 @@ class _Exports:
         expr = next(let.expr for let in node.body if let.name == ref.name)
         types: dict[str, Tensor] = dict(_ref_types(expr))
         expr = substitute(expr, {name: self.ref(Ref(name, types[name])) for name in set(refs(expr))})
-        name = self.checker.fresh(ref.name)
+        name = fresh(self.context, ref.name)
         self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
         return Ref(name, ref.type, ref.span)
 
     def export(self, name: str, kind: Tensor | Table) -> Value:
         if name not in self.exports:
-            self.exports[name] = Value(self.checker.fresh(name), kind)
+            self.exports[name] = Value(fresh(self.context, name), kind)
         return self.exports[name]
 
 
@@ -346,7 +321,7 @@ def targets(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
             yield from targets(statement.body)
 
 
-def _written(body: Sequence[tree.Stmt]) -> Iterator[str]:
+def _changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
     for statement in body:
         match statement:
             case tree.Train():
@@ -361,4 +336,4 @@ def _written(body: Sequence[tree.Stmt]) -> Iterator[str]:
                 yield statement.table.id
                 yield f"{statement.table.id}.surplus"
         if isinstance(statement, Loop):
-            yield from _written(statement.body)
+            yield from _changed(statement.body)

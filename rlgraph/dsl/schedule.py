@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlgraph.dsl import tree
-from rlgraph.dsl.constants import Constants
+from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, Stop, nearest
 from rlgraph.dsl.signatures import ENGINES, METHODS, STATEMENTS
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span
@@ -132,7 +131,6 @@ class _Checker(Reporter):
     def __init__(self, program: Program, scope: Mapping[str, Meaning]) -> None:
         super().__init__()
         self.program, self.scope = program, scope
-        self.constants = Constants(self)
         self.uses = operations(program)
         self.pools: dict[str, Pool] = {}
         self.placed: dict[str, Subject] = {}
@@ -211,7 +209,7 @@ class _Checker(Reporter):
                 line.name_span,
                 "choose another name",
             )
-        devices = self.constants.evaluate(line.count, self.scope)
+        devices = constants.evaluate(self, line.count, self.scope)
         if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
             raise self.stop(
                 "E0902",
@@ -277,7 +275,7 @@ class _Checker(Reporter):
 
     def place(self, line: tree.Place, subjects: Sequence[Subject]) -> Placement:
         options = tuple(self.quoted(option) for option in line.options)
-        given = self.constants.options(STATEMENTS["place"], options, line.span, self.scope)
+        given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
         splits = {name: value for name in SPLITS if isinstance(value := given[name], int)}
         engine = given["engine"]
@@ -386,7 +384,7 @@ class _Checker(Reporter):
         if name in self.streamed:
             first = Related(self.streamed[name], "the first time")
             raise self.stop("E0905", f"`{name}` is streamed twice", line.table.span, "keep one of them", (first,))
-        block = self.constants.options(STATEMENTS["stream"], line.options, line.span, self.scope)["block"]
+        block = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)["block"]
         assert isinstance(block, int)
         self.streamed[name] = line.table.span
         return Stream(name, block, line.span)

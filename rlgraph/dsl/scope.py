@@ -1,4 +1,4 @@
-"""What a name can mean while a program is being checked, and the block of nodes being written."""
+"""What a name can mean while a program is being checked, and what is said where it means nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
 from rlgraph.errors import Diagnostic, Related, Severity, Span
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Outside, Record, Ref, State, Value
+from rlgraph.ir.graph import Apply, Const, Constant, Model, Outside, Record, Ref, State
 from rlgraph.ir.types import Table
 
 
@@ -98,33 +98,14 @@ def describe(meaning: Meaning) -> str:
 
 
 @dataclass
-class Block:
-    """The nodes of one graph while it is being written."""
-
-    scope: dict[str, Meaning]
-    versions: dict[str, Value]
-    """The newest value of each thing that lives across steps."""
-    nodes: list[Node] = field(default_factory=list)
-    training: str = ""
-    """The model whose `train` body this is."""
-    defers: bool = False
-    """A loop's body: what it reports is about all the loop's rows."""
-    sliced: bool = False
-    """A body that sees a slice of the rows."""
-    later: dict[str, Span] = field(default_factory=dict)
-    """Names that are assigned further down, for a better message."""
-    minimized: list[tuple[Expr, Span]] = field(default_factory=list)
-    reports: list[tree.Report] = field(default_factory=list)
-    """Those that wait for the end of the loop."""
-
-
 class Reporter:
     """Collects what is wrong."""
 
-    def __init__(self) -> None:
-        self.diagnostics: list[Diagnostic] = []
-        self.below: dict[str, Span] = {}
-        """Names that are declared further down."""
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    below: dict[str, Span] = field(default_factory=dict)
+    """Names that are declared further down."""
+    call_site: Span | None = None
+    """Where the user called the def whose body is being checked."""
 
     def say(
         self,
@@ -138,7 +119,12 @@ class Reporter:
         self.diagnostics.append(Diagnostic(code, message, span, hint, severity, related))
 
     def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
-        """An error after which the statement cannot be understood: `raise self.stop(...)`."""
+        """An error after which the statement cannot be understood: `raise context.stop(...)`.
+
+        One in a def is shown where the user called it.
+        """
+        if self.call_site:
+            related, span = (*related, Related(span, "it arises in this def")), self.call_site
         self.say(code, message, span, hint, related=related)
         return Stop()
 

@@ -1,0 +1,72 @@
+"""Bodies: statement after statement, each written where it stands; a wrong one does not keep the others from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.loops import collect, every, minibatch, targets, train
+from rlgraph.dsl.scope import Stop, Wrong
+from rlgraph.dsl.statements import assign, keep, minimize, push, report, store, update
+
+
+def write(context: Context, body: Sequence[tree.Stmt]) -> None:
+    """The nodes of a body, in the present block."""
+    context.block.later = dict(targets(body))
+    for statement in body:
+        try:
+            _statement(context, statement)
+        except RecursionError:
+            context.say(
+                "E0210",
+                "this has too many levels to be understood, the defs that it calls written out",
+                statement.span,
+                "give a part of it a name on a line of its own",
+            )
+            _forget(context, statement)
+        except Stop:
+            _forget(context, statement)
+
+
+def _forget(context: Context, statement: tree.Stmt) -> None:
+    """What a wrong statement would have made is unknown, and no further mistake of the user's."""
+    wrong = {name for name, _ in targets([statement]) if name not in context.declared}
+    if isinstance(statement, tree.Collect) and statement.table.id in context.phase.collected:
+        wrong.add(statement.table.id)
+    context.block.scope.update(dict.fromkeys(wrong, Wrong()))
+
+
+def _statement(context: Context, statement: tree.Stmt) -> None:
+    if context.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):
+        raise context.stop(
+            "E0505",
+            "this cannot stand in a `train` body",
+            statement.span,
+            "a `train` body computes a loss; move it above or below",
+        )
+    match statement:
+        case tree.Assign():
+            assign(context, statement)
+        case tree.Store():
+            store(context, statement)
+        case tree.Minimize():
+            minimize(context, statement)
+        case tree.Report():
+            report(context, statement)
+        case tree.Keep():
+            keep(context, statement)
+        case tree.Push():
+            push(context, statement)
+        case tree.Update():
+            update(context, statement)
+        case tree.Train():
+            train(context, statement)
+        case tree.Minibatch():
+            minibatch(context, statement)
+        case tree.Collect():
+            collect(context, statement)
+        case tree.Every():
+            every(context, statement)
+        case tree.Return():
+            raise context.stop("E0505", "`return` ends a `def`", statement.span)

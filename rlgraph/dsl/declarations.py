@@ -1,0 +1,193 @@
+"""Declarations get their meaning: params, models, what lies outside, states, defs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+from rlgraph.dsl import constants, tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
+from rlgraph.dsl.parse import parse
+from rlgraph.dsl.scope import (
+    DefName,
+    Literal,
+    Meaning,
+    ModelName,
+    OutsideName,
+    StateName,
+    Stop,
+    Wrong,
+    describe,
+    nearest,
+)
+from rlgraph.dsl.signatures import MODELS, OUTSIDE
+from rlgraph.errors import Related, Source, Span
+from rlgraph.ir.graph import Const, Model, Outside, State
+from rlgraph.ir.types import DType, Tensor
+
+
+@cache
+def _prelude() -> tree.File:
+    path = files("rlgraph.dsl") / "prelude.rlf"
+    return parse(Source("<prelude>", path.read_text("utf-8")))
+
+
+def prelude() -> dict[str, Meaning]:
+    """What is defined in the language itself."""
+    known: dict[str, Meaning] = {}
+    for item in _prelude().declarations:
+        assert isinstance(item, tree.Def)
+        # Its defs see each other only: what a program declares cannot change what they mean.
+        known[item.name] = DefName(item, known)
+    return known
+
+
+def unknown_changes(context: Context, declared: Sequence[tree.Decl], changes: Mapping[str, tree.Expr]) -> None:
+    """Says which changes are of nothing that is declared."""
+    known = [d.name for d in declared if isinstance(d, (tree.Declaration, tree.State))]
+    for name, expr in changes.items():
+        if name not in known:
+            hint = nearest(name, known) or f"it declares {', '.join(f'`{n}`' for n in known) or 'nothing'}"
+            context.say("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
+
+
+def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr]) -> None:
+    """The name of a declaration, with its meaning."""
+    if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
+        if item.name in context.declared:
+            related = (Related(context.declared[item.name], "it is declared here"),)
+            raise context.stop("E0203", f"`{item.name}` is declared twice", item.name_span, related=related)
+        context.declared[item.name] = item.name_span
+        if item.name in AXES:
+            raise context.stop("E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name")
+        called = isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
+        if called and item.name in BUILT_IN:
+            context.say(
+                "W0202",
+                f"`{item.name}` takes the place of a built-in function",
+                item.name_span,
+                "choose another name",
+                "warning",
+            )
+    if isinstance(item, tree.Declaration):
+        changed = changes.get(item.name)
+        context.scope[item.name] = _meaning(context, replace(item, value=changed) if changed else item)
+    elif isinstance(item, tree.State):
+        context.scope[item.name] = _state(context, item, changes.get(item.name, item.value))
+    elif isinstance(item, tree.Def):
+        _define(context, item)
+
+
+def _meaning(context: Context, item: tree.Declaration) -> Meaning:
+    if item.kind == "param":
+        value = constants.evaluate(context, item.value, context.scope)
+        if isinstance(value, (bool, int, float)):
+            return Const(value, Tensor(_dtype(value)), item.value.span)
+        return Literal(value)
+    if item.kind == "model":
+        return ModelName(_model(context, item))
+    if not isinstance(item.value, tree.Call) or not isinstance(item.value.func, tree.Name):
+        forms = ", ".join(f"`{name}(...)`" for name in OUTSIDE[item.kind])
+        raise context.stop("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
+    what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
+    record = constants.record(context, item.value, OUTSIDE[item.kind], context.scope, what)
+    return OutsideName(Outside(item.kind, item.name, record, item.span))
+
+
+def _model(context: Context, item: tree.Declaration) -> Model:
+    value, frozen = item.value, False
+    if isinstance(value, tree.Call) and isinstance(value.func, tree.Name) and value.func.id == "frozen":
+        if len(value.args) != 1 or value.options:
+            raise context.stop("E0405", "`frozen` takes one model", value.span, "`frozen(actor)`")
+        value, frozen = value.args[0], True
+    if isinstance(value, tree.Name):
+        held = context.scope.get(value.id)
+        if isinstance(held, Wrong):
+            raise Stop
+        if isinstance(held, ModelName):
+            context.used.add(value.id)
+            return replace(
+                held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
+            )
+        if held is None and value.id in context.below:
+            raise context.stop(
+                "E0202",
+                f"`{value.id}` is used before it is declared",
+                value.span,
+                "move its line up",
+                (Related(context.below[value.id], "it is declared here"),),
+            )
+        known = [name for name, found in context.scope.items() if isinstance(found, ModelName)]
+        shown = f"`{value.id}` is {describe(held)}, not a model" if held else f"nothing is called `{value.id}`"
+        hint = nearest(value.id, known) or f"load one: `causal_lm({value.id})`"
+        raise context.stop("E0201", shown, value.span, hint)
+    if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
+        name = value.value if isinstance(value, tree.String) else "folder or hub name"
+        raise context.stop("E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example')
+    if value.func.id == "random":
+        raise context.stop(
+            "E0406",
+            "`random` makes weights, and the kind of model is missing",
+            value.func.span,
+            "`causal_lm(random(...))` for example",
+        )
+    record = constants.record(context, value, MODELS, context.scope, "model")
+    if record.option("dtype") not in (None, "float32", "float64", "bfloat16"):
+        place = next(option.value.span for option in value.options if option.name == "dtype")
+        raise context.stop(
+            "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
+        )
+    return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
+
+
+def _state(context: Context, item: tree.State, expr: tree.Expr) -> Meaning:
+    value = constants.evaluate(context, expr, context.scope)
+    if not isinstance(value, (int, float)):
+        raise context.stop("E0304", "a state begins with a number", expr.span)
+    return StateName(State(item.name, float(value), item.key is not None, item.span))
+
+
+def _define(context: Context, item: tree.Def) -> None:
+    seen: dict[str, Span] = {}
+    for parameter in item.parameters:
+        if parameter.id in seen:
+            raise context.stop("E0203", f"`{item.name}` has two parameters `{parameter.id}`", parameter.span)
+        seen[parameter.id] = parameter.span
+    own = [*item.parameters, *(tree.Name(s.target, s.target_span) for s in item.body if isinstance(s, tree.Assign))]
+    for name in own:
+        if name.id in AXES:
+            raise context.stop("E0208", f"`{name.id}` is the name of an axis", name.span, "choose another name")
+    context.used |= free_names(item)
+    # A def sees every declaration, those below it too.
+    context.scope[item.name] = DefName(item, context.scope)
+
+
+def unknown_in(context: Context, definition: tree.Def) -> bool:
+    """Says which names of a def mean nothing, whether it is called or not."""
+    free = free_names(definition)
+    built_in = {*BUILT_IN, *AXES}
+    unknown = [
+        n for n in names_in(definition.body) if n.id in free and n.id not in context.scope and n.id not in built_in
+    ]
+    known = {*context.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
+    for name in unknown:
+        context.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, known))
+    return bool(unknown)
+
+
+def unused(context: Context, declared: Sequence[tree.Decl], source: Source) -> None:
+    """Says what is declared and never used."""
+    named = {name.id for item in declared for name in names_in(item)} | context.used
+    for item in declared:
+        # What a used file declares cannot be left out by the file that changes it.
+        own = item.span.source.path == source.path
+        if own and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
+            kind = item.kind if isinstance(item, tree.Declaration) else "state"
+            context.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out", "warning")
+
+
+def _dtype(value: bool | int | float) -> DType:
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"

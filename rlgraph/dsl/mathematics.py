@@ -1,0 +1,208 @@
+"""Operators and built-in functions: typed expressions, whose axes have to nest."""
+
+from __future__ import annotations
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.names import AXES, axis_named
+from rlgraph.dsl.nodes import leveled
+from rlgraph.dsl.scope import OutsideName, TableValue, nearest
+from rlgraph.dsl.values import number, numbers, tensor
+from rlgraph.errors import Span
+from rlgraph.ir.graph import Apply, Expr
+from rlgraph.ir.types import Axis, join
+from rlgraph.ops import TENSOR, infer
+
+_SIGNS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
+    "and": "and",
+    "or": "or",
+}
+
+
+def unary(context: Context, expr: tree.Unary) -> Expr:
+    """`-x`, `not x`"""
+    operand = number(context, expr.operand)
+    if expr.op == "+":
+        return operand
+    return _apply(context, "neg" if expr.op == "-" else "not", [operand], expr.span)
+
+
+def binary(context: Context, expr: tree.Binary) -> Expr:
+    """`a + b`; two texts can be compared."""
+    op = _SIGNS[expr.op]
+    if op in ("eq", "ne"):
+        sides = [tensor(context, expr.left), tensor(context, expr.right)]
+        texts = [side.type.dtype == "text" for side in sides]
+        if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):
+            return _apply(context, op, sides, expr.span)
+    left, right = numbers(context, [expr.left, expr.right])
+    return _apply(context, op, [left, right], expr.span)
+
+
+def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
+    """An operation on typed arguments; says so where their axes do not nest."""
+    met: Axis | None = None
+    for arg in args if TENSOR[op].kind != "reduction" else []:
+        try:
+            met = join(met, arg.type.axis)
+        except ValueError:
+            assert met and arg.type.axis
+            raise context.stop("E0301", _unnested(met, arg.type.axis), span, _nest_hint(met, arg.type.axis)) from None
+    kind = infer(op, [arg.type for arg in args], axis)
+    return leveled(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
+
+
+def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
+    """A call of a tensor operation by its name."""
+    by = next((option for option in expr.options if option.name == "by"), None)
+    for option in expr.options:
+        if option is not by or TENSOR[name].kind != "reduction":
+            hint = "reductions take `by=`" if TENSOR[name].kind == "reduction" else "it takes no options"
+            raise context.stop("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
+    if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
+        left, right = numbers(context, expr.args)
+        return _apply(context, "minimum" if name == "min" else "maximum", [left, right], expr.span)
+    op = TENSOR[name]
+    if op.kind == "reduction":
+        return _reduce(context, expr, name, by)
+    if len(expr.args) != op.args:
+        raise context.stop(
+            "E0405", f"`{name}` takes {op.args} value{'s' * (op.args > 1)}, not {len(expr.args)}", expr.span
+        )
+    args = numbers(context, expr.args)
+    if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
+        raise context.stop(
+            "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
+        )
+    for arg, syntax in zip(args[1:], expr.args[1:], strict=True):
+        if op.kind == "scan" and not _inside(args[0].type.axis, arg.type.axis):
+            assert args[0].type.axis and arg.type.axis
+            raise context.stop(
+                "E0301",
+                _unnested(args[0].type.axis, arg.type.axis),
+                syntax.span,
+                f"`{name}` takes one number there, or one for each row or entry of the first value",
+            )
+    return _apply(context, name, args, expr.span)
+
+
+def _is_axis(context: Context, expr: tree.Expr) -> bool:
+    """Whether an argument names an axis to reduce, not a value."""
+    if not isinstance(expr, tree.Name):
+        return False
+    meaning = context.block.scope.get(expr.id)
+    data = isinstance(meaning, OutsideName) and meaning.outside.kind == "data"
+    return data or isinstance(meaning, TableValue) or (meaning is None and expr.id in AXES)
+
+
+def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr:
+    """`mean(x)`, `mean(x, token)`, `mean(x, by=prompts)`; `quantile` has a number before the axis."""
+    plain = TENSOR[name].args
+    first = "x" if plain == 1 else "x, 0.5"
+    if not plain <= len(expr.args) <= plain + (by is None):
+        raise context.stop(
+            "E0405",
+            f"`{name}` takes {plain} value{'s' * (plain > 1)} and at most one axis",
+            expr.span,
+            f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`",
+        )
+    args = numbers(context, expr.args[:plain])
+    source = args[0].type.axis
+    if source is None:
+        raise context.stop("E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span)
+    target: Axis | None = None
+    if by is not None:
+        target = _group_axis(context, by.value, source)
+    elif len(expr.args) > plain:
+        target = _reduced_axis(context, expr.args[plain], source, name)
+    if TENSOR[name].dtype == "row":
+        if source.inner:
+            raise context.stop(
+                "E0308",
+                f"`{name}` chooses a row, and this has an entry for each {source.name}",
+                expr.args[0].span,
+                f"reduce it first: `sum(x, {source.name})`",
+            )
+        if target is None:
+            raise context.stop(
+                "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
+            )
+    return _apply(context, name, args, expr.span, target)
+
+
+def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:
+    """The axis that is left when the one named is reduced away."""
+    if not isinstance(expr, tree.Name):
+        raise context.stop("E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table")
+    known = [axis.name for axis in source.path()]
+    if expr.id not in context.block.scope and expr.id not in context.block.later and expr.id not in AXES:
+        raise context.stop(
+            "E0302",
+            f"there is no axis `{expr.id}`; the value has [{source.label}]",
+            expr.span,
+            nearest(expr.id, known),
+        )
+    named = axis_named(context, expr)
+    if source.name == expr.id or (named and named.key == source.key):
+        return source.parent
+    if named and source.within(named):
+        raise context.stop(
+            "E0302",
+            f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this value",
+            expr.span,
+            f"for one value for each row of `{expr.id}` write `by={expr.id}`",
+        )
+    raise context.stop(
+        "E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span, nearest(expr.id, known)
+    )
+
+
+def _group_axis(context: Context, expr: tree.Expr, source: Axis) -> Axis:
+    """The axis that `by=` names."""
+    named = axis_named(context, expr) if isinstance(expr, tree.Name) else None
+    if named is None:
+        raise context.stop("E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example")
+    if not source.within(named):
+        rows = [axis.name for axis in source.path() if not axis.inner]
+        raise context.stop(
+            "E0303",
+            f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]",
+            expr.span,
+            f"its rows lie in {', '.join(f'`{name}`' for name in rows)}",
+        )
+    return named
+
+
+def _unnested(a: Axis, b: Axis) -> str:
+    return f"{_owner(a)} and {_owner(b)} do not meet: neither lies in the other"
+
+
+def _owner(axis: Axis) -> str:
+    return f"[{axis.label}] of `{axis.key.rsplit('.', 1)[0]}`" if axis.inner else f"[{axis.label}]"
+
+
+def _inside(inner: Axis | None, outer: Axis | None) -> bool:
+    return inner is not None and inner.within(outer)
+
+
+def _nest_hint(a: Axis, b: Axis) -> str:
+    if a.inner and b.inner and a.row.key == b.row.key:
+        kinds = f"{a.name}s of different tables" if a.name == b.name else f"{a.name}s and {b.name}s of the same rows"
+        return f"they are {kinds}: reduce each first, with `sum(x, {a.name})` for example"
+    shared = next((axis.name for axis in a.path() if b.within(axis)), None)
+    if shared is None:
+        return f"rows of `{a.row.name}` and `{b.row.name}` have nothing in common: reduce one side to a single number"
+    return f"reduce one side to `{shared}`, in which both lie: `mean(x, by={shared})` for example"

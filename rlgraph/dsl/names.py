@@ -1,0 +1,169 @@
+"""Names: which a piece of syntax uses, and what each means where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.scope import (
+    DefName,
+    Literal,
+    Meaning,
+    ModelName,
+    OutsideName,
+    StateName,
+    Stop,
+    TableValue,
+    Unknowable,
+    Wrong,
+    describe,
+    nearest,
+)
+from rlgraph.errors import Related, Span
+from rlgraph.ir.graph import Const, Expr, Model, Ref, State
+from rlgraph.ir.types import Axis, Tensor
+from rlgraph.ops import TENSOR
+
+AXES = ("token", "turn")
+"""Axes inside a row: no value is called so."""
+
+FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
+"""Tensor operations that are functions."""
+
+BUILT_IN = FUNCTIONS | {"pick", "encode"}
+
+
+def names_in(node: object) -> Iterator[tree.Name]:
+    """Every name in a piece of syntax."""
+    if isinstance(node, tree.Name):
+        yield node
+    elif isinstance(node, tuple):
+        for item in node:
+            yield from names_in(item)
+    elif is_dataclass(node) and not isinstance(node, Span):
+        for field in fields(node):
+            if "span" not in field.name:
+                yield from names_in(getattr(node, field.name))
+
+
+def free_names(definition: tree.Def) -> set[str]:
+    """Names in a def that are neither its parameters nor its own."""
+    local = {p.id for p in definition.parameters} | {s.target for s in definition.body if isinstance(s, tree.Assign)}
+    return {name.id for name in names_in(definition.body)} - local
+
+
+def names_used(context: Context, body: object) -> set[str]:
+    """Names that a piece of syntax uses, those of the defs that it calls included."""
+    found: set[str] = set()
+    pending = {name.id for name in names_in(body)}
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        held = context.scope.get(name)
+        if isinstance(held, DefName):
+            pending |= free_names(held.definition) - found
+    return found
+
+
+def look_up(context: Context, expr: tree.Name) -> Meaning:
+    """What a name means in an expression."""
+    meaning = context.block.scope.get(expr.id)
+    if isinstance(meaning, Wrong):
+        raise Stop
+    if isinstance(meaning, Unknowable):
+        raise context.stop("E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),))
+    if isinstance(meaning, StateName):
+        return _state(context, meaning, expr.span)
+    if isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
+        raise context.stop(
+            "E0603",
+            f"`{meaning.outside.name}` is drawn inside `collect`, further down",
+            expr.span,
+            "use it in the body of `collect`, or after it",
+        )
+    if meaning is not None:
+        context.used.add(expr.id)
+        if isinstance(meaning, Literal) and isinstance(meaning.value, str):
+            return Const(meaning.value, Tensor("text"), expr.span)
+        return meaning
+    if expr.id in context.block.later:
+        place = context.block.later[expr.id]
+        raise context.stop(
+            "E0202",
+            f"`{expr.id}` is used before it is assigned",
+            expr.span,
+            related=(Related(place, "it is assigned here"),),
+        )
+    known = [*context.block.scope, *FUNCTIONS]
+    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, known))
+
+
+def _state(context: Context, meaning: StateName, span: Span) -> Expr:
+    context.used.add(meaning.state.name)
+    if meaning.state.keyed:
+        raise context.stop(
+            "E0305",
+            f"`{meaning.state.name}` has a value for each key",
+            span,
+            f"name the key's column: `{meaning.state.name}[rollout.column]`",
+        )
+    value = context.block.versions[meaning.state.name]
+    assert isinstance(value.type, Tensor)
+    return Ref(value.name, value.type)
+
+
+def keyed_state(context: Context, expr: tree.Index) -> State:
+    """The state that `base[rollout.agent]` is about."""
+    meaning = context.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
+    if isinstance(meaning, Wrong):
+        raise Stop
+    if isinstance(meaning, StateName) and not meaning.state.keyed:
+        raise context.stop(
+            "E0601",
+            f"`{meaning.state.name}` is one value and takes no `[...]`",
+            expr.base.span,
+            f"declare it with a key: `state {meaning.state.name}[key] = ...`",
+        )
+    if not isinstance(meaning, StateName):
+        raise context.stop(
+            "E0601",
+            "only a state that was declared with a key has `[...]`",
+            expr.base.span,
+            "declare `state NAME[key] = 0.0`",
+        )
+    context.used.add(meaning.state.name)
+    return meaning.state
+
+
+def model_named(context: Context, name: tree.Name) -> Model:
+    """The model of a statement such as `train actor`."""
+    meaning = context.block.scope.get(name.id)
+    if isinstance(meaning, Wrong):
+        raise Stop
+    if not isinstance(meaning, ModelName):
+        known = [word for word, found in context.block.scope.items() if isinstance(found, ModelName)]
+        shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
+        raise context.stop("E0201", shown, name.span, nearest(name.id, known))
+    context.used.add(name.id)
+    return meaning.model
+
+
+def axis_named(context: Context, expr: tree.Name) -> Axis | None:
+    """The axis of rows that a name stands for; None for an axis inside a row."""
+    if isinstance(held := context.block.scope.get(expr.id), Ref) and (
+        groups := context.groups(context, held, expr.span)
+    ):
+        return groups
+    if expr.id in AXES and expr.id not in context.block.scope:
+        return None
+    meaning = look_up(context, expr)
+    if isinstance(meaning, TableValue):
+        return meaning.type.axis
+    raise context.stop(
+        "E0303",
+        f"an axis is needed here, and `{expr.id}` is {describe(meaning)}",
+        expr.span,
+        "name the table whose rows are meant",
+    )

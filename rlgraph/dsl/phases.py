@@ -1,0 +1,128 @@
+"""Phases and the step: each becomes a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.dsl import constants, tree
+from rlgraph.dsl.context import Block, Context, PhaseContext
+from rlgraph.dsl.loops import read
+from rlgraph.dsl.names import names_used
+from rlgraph.dsl.nodes import version
+from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop
+from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.errors import Related, Span
+from rlgraph.ir.graph import Constant, Graph, Phase, Value
+from rlgraph.ir.types import Handle, Tensor
+
+
+def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
+    """Every phase that is right, the step last."""
+    if not any(phase.name == "step" for phase in found):
+        context.say("E0609", "the program has no `step:`", top, "say in `step:` what one step does")
+    seen: dict[str, Span] = {}
+    made: list[Phase] = []
+    for item in found:
+        if item.name in seen:
+            context.say(
+                "E0203",
+                f"there are two phases `{item.name}`",
+                item.span,
+                related=(Related(seen[item.name], "the first one"),),
+            )
+        seen[item.name] = item.span
+        try:
+            made.append(_phase(context, item))
+        except Stop:
+            continue
+    return sorted(made, key=lambda phase: phase.name == "step")
+
+
+def _phase(context: Context, item: tree.Phase) -> Phase:
+    steps, staleness = _options(context, item)
+    context.used -= set(context.phase.assigned)
+    collected = {s.table.id for s in _walk(item.body) if isinstance(s, tree.Collect)}
+    context.phase = PhaseContext(staleness, frozenset(name for name in collected if _is_data(context, name)))
+    context.collected |= context.phase.collected
+    given = _given(context, item)
+    versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in given.items()}
+    context.block = Block(dict(context.scope), versions)
+    for name in _read_first(context, item.body):
+        read(context, name)
+    before = len(context.diagnostics)
+    context.write(item.body)
+    if not context.block.nodes and len(context.diagnostics) == before:
+        context.say("E0609", f"`{item.name}` does nothing", item.span)
+    _unused_values(context)
+    names = tuple(context.block.versions[name].name for name in versions)
+    graph = Graph(tuple(given.values()), tuple(context.block.nodes), names)
+    return Phase(item.name, graph, steps, staleness)
+
+
+def _options(context: Context, item: tree.Phase) -> tuple[int | None, int]:
+    """How many steps a phase has, and by how many its weights may be stale."""
+    steps: Constant = None
+    staleness: Constant = 0
+    if item.asynchronous:
+        staleness = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)["staleness"]
+    elif item.name != "step":
+        steps = constants.options(context, STATEMENTS["phase"], item.options, item.span, context.scope)["steps"]
+    elif item.options:
+        raise context.stop(
+            "E0401",
+            f"`step` has no option `{item.options[0].name}`",
+            item.options[0].name_span,
+            "write `step async(staleness=2):` to let sampling run ahead",
+        )
+    assert isinstance(staleness, int) and (steps is None or isinstance(steps, int))
+    return steps, staleness
+
+
+def _is_data(context: Context, name: str) -> bool:
+    held = context.scope.get(name)
+    return isinstance(held, OutsideName) and held.outside.kind == "data"
+
+
+def _given(context: Context, item: tree.Phase) -> dict[str, Value]:
+    """First versions of everything that lives across steps and that the phase names, or a copy of what it names."""
+    named = names_used(context, item.body)
+    found: dict[str, Value] = {}
+    for name, meaning in context.scope.items():
+        if name not in named:
+            continue
+        if isinstance(meaning, ModelName):
+            found[name] = version(context, name, Handle("model", name))
+        elif isinstance(meaning, StateName):
+            kind = Handle("keyed", name) if meaning.state.keyed else Tensor("float")
+            found[name] = version(context, name, kind)
+        elif isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
+            found[name] = version(context, name, Handle("cursor", name))
+            if name in context.phase.collected:
+                surplus = f"{name}.surplus"
+                found[surplus] = version(context, surplus, Handle("buffer", surplus))
+        elif isinstance(meaning, OutsideName) and meaning.outside.kind == "buffer":
+            found[name] = version(context, name, Handle("buffer", name))
+    return found
+
+
+def _read_first(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
+    """Data that is read when the step begins: all but what `collect` reads and what only `every` needs."""
+    named = names_used(context, tuple(statement for statement in body if not isinstance(statement, tree.Every)))
+    later = context.phase.collected
+    return [name for name in context.scope if name in named and _is_data(context, name) and name not in later]
+
+
+def _unused_values(context: Context) -> None:
+    for name, span in context.phase.assigned.items():
+        if name not in context.used and not name.startswith("_"):
+            context.say("W0201", f"`{name}` is never used", span, "use it, report it or leave it out", "warning")
+
+
+def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:
+    """Statements, and those of the blocks in which `collect` may stand."""
+    found: list[tree.Stmt] = []
+    for statement in body:
+        found.append(statement)
+        if isinstance(statement, (tree.Collect, tree.Every)):
+            found += _walk(statement.body)
+    return found

@@ -1,0 +1,139 @@
+"""Rows of tables: a Python function on them, some of them, texts as rows, rows of a buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.dsl import constants, tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.nodes import emit, fresh, inner_axis, materialize, new_axis
+from rlgraph.dsl.scope import TableValue, describe
+from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.values import table_of, tensor
+from rlgraph.ir.graph import Apply, Constant, Expr, Node, Outside, Ref, Value
+from rlgraph.ir.types import Table, Tensor
+
+
+def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref:
+    """A Python function on the rows of a table; more columns by name."""
+    if context.block.training:
+        raise context.stop(
+            "E0505",
+            f"`{func.name}` cannot be called in a `train` body: no gradient goes through it",
+            expr.span,
+            "move it above `train`",
+        )
+    if len(expr.args) != 1:
+        raise context.stop(
+            "E0405",
+            f"`{func.name}` takes one table by place, not {len(expr.args)} values",
+            expr.span,
+            "give other columns by name: `f(rollout, length=rollout.length)`",
+        )
+    table = table_of(context, expr.args[0], f"`{func.name}`")
+    names, inputs = [], [table.name]
+    for option in expr.options:
+        column = tensor(context, option.value)
+        if column.type.axis is None or not table.type.axis.within(column.type.axis):
+            raise context.stop(
+                "E0301",
+                f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is {describe(column)}",
+                option.value.span,
+            )
+        names.append(option.name)
+        inputs.append(materialize(context, column, option.name))
+    value = Value(fresh(context, hint or func.name), Tensor("float", table.type.axis))
+    attrs: tuple[tuple[str, Constant], ...] = (("func", func.name), ("names", tuple(names)))
+    emit(context, Node("call", tuple(inputs), (value,), attrs, span=expr.span))
+    return Ref(value.name, Tensor("float", table.type.axis), expr.span)
+
+
+def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
+    """`pick(table, argmax(x, by=group))`: the rows are the group's from there on."""
+    if len(expr.args) != 2 or expr.options:
+        raise context.stop(
+            "E0405",
+            "`pick` takes a table and a choice of rows",
+            expr.span,
+            "`pick(rollout, argmax(score, by=prompts))`",
+        )
+    table = table_of(context, expr.args[0], "`pick`")
+    choice = tensor(context, expr.args[1])
+    if choice.type.dtype != "row" or choice.type.axis is None:
+        raise context.stop(
+            "E0308",
+            f"a choice of rows is needed here, and this is {describe(choice)}",
+            expr.args[1].span,
+            "`argmax(x, by=group)` or `argmin(x, by=group)`",
+        )
+    index = materialize(context, choice, f"{hint or 'pick'}.row")
+    source = context.phase.chosen[index]
+    if source.key != table.type.axis.key:
+        raise context.stop(
+            "E0308",
+            f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
+            expr.args[1].span,
+        )
+    label = fresh(context, hint or "pick")
+    axis = choice.type.axis
+    token = inner_axis(context, "token", label, axis)
+    turn = inner_axis(context, "turn", label, axis) if table.type.turn else None
+    moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
+    extra = tuple((n, replace(t, axis=moved.get(t.axis.key if t.axis else "", t.axis))) for n, t in table.type.extra)
+    kind = replace(table.type, axis=axis, token=token, turn=turn, extra=extra)
+    emit(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
+    return TableValue(label, kind)
+
+
+def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
+    """`encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
+    if len(expr.args) != 2 or expr.options:
+        raise context.stop(
+            "E0405", "`encode` takes a prompt and an answer", expr.span, "`encode(pairs.prompt, pairs.response)`"
+        )
+    sides: list[Expr] = []
+    for arg in expr.args:
+        side = context.evaluate(arg)
+        column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
+        if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
+            hint = f"name its column: `{arg.span.text}.prompt` for example" if isinstance(side, TableValue) else ""
+            raise context.stop(
+                "E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint
+            )
+        sides.append(side)
+    if sides[0].type.axis != sides[1].type.axis:
+        raise context.stop("E0301", "the prompt and the answer are columns of different tables", expr.span)
+    axis = sides[0].type.axis
+    assert axis
+    label = fresh(context, hint or "answer")
+    kind = Table(axis, inner_axis(context, "token", label, axis), data=None)
+    inputs = tuple(materialize(context, side, "text") for side in sides)
+    emit(context, Node("encode", inputs, (Value(label, kind),), span=expr.span))
+    return TableValue(label, kind)
+
+
+def sample(context: Context, expr: tree.Call, buffer: Outside, hint: str) -> TableValue:
+    """Rows of a buffer: independent ones, on an axis of their own."""
+    assert isinstance(expr.func, tree.Attribute)
+    if expr.func.name != "sample":
+        raise context.stop("E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`")
+    args, _ = constants.bind(context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope)
+    held = context.buffers.get(buffer.name)
+    if held is None:
+        raise context.stop(
+            "E0605",
+            f"nothing has been pushed into `{buffer.name}` above this line",
+            expr.span,
+            f"`push {buffer.name}(rollout)` comes first",
+        )
+    context.used.add(buffer.name)
+    label = fresh(context, hint or buffer.name)
+    axis = new_axis(context, label, None)
+    token = inner_axis(context, "token", label, axis)
+    moved = {held.axis.key: axis, held.token.key if held.token else "": token}
+    extra = tuple((n, replace(t, axis=moved[t.axis.key if t.axis else ""])) for n, t in held.extra)
+    kind = replace(held, axis=axis, token=token, turn=None, extra=extra)
+    handle = context.block.versions[buffer.name]
+    attrs: tuple[tuple[str, Constant], ...] = (("rows", args["rows"]), ("key", label))
+    emit(context, Node("sample", (handle.name,), (Value(label, kind),), attrs, span=expr.span))
+    return TableValue(label, kind)

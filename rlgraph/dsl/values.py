@@ -1,0 +1,62 @@
+"""What an expression has to be where it stands: a number, or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.scope import Meaning, Stop, TableValue, describe
+from rlgraph.ir.graph import Apply, Const, Expr, Ref
+
+
+def tensor(context: Context, expr: tree.Expr) -> Expr:
+    """An expression that has to be a number, or numbers along an axis."""
+    return _tensor(context, expr, context.evaluate(expr))
+
+
+def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
+    if isinstance(meaning, (Const, Ref, Apply)):
+        return meaning
+    column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
+    table = "" if context.call_site else expr.span.text
+    hint = f"name one of its columns: `{table}.{column}`" if isinstance(meaning, TableValue) else ""
+    raise context.stop("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
+
+
+def number(context: Context, expr: tree.Expr) -> Expr:
+    """A tensor that one can calculate with."""
+    found = _tensor(context, expr, context.evaluate(expr))
+    if found.type.dtype in ("text", "row"):
+        what = "a text" if found.type.dtype == "text" else "a choice of rows"
+        raise context.stop("E0304", f"one cannot calculate with {what}", expr.span)
+    return found
+
+
+def numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]:
+    """Several numbers; all that is wrong with them is said."""
+    found: list[Expr] = []
+    for expr in exprs:
+        try:
+            found.append(number(context, expr))
+        except Stop:
+            continue
+    if len(found) < len(exprs):
+        raise Stop
+    return found
+
+
+def table_of(context: Context, expr: tree.Expr, what: str) -> TableValue:
+    """An argument that has to be a table with tokens."""
+    meaning = context.evaluate(expr)
+    if not isinstance(meaning, TableValue):
+        hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""
+        raise context.stop("E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint)
+    if meaning.type.token is None:
+        raise context.stop(
+            "E0305",
+            f"{what} needs rows with tokens, and `{expr.span.text}` is plain data",
+            expr.span,
+            "generate from it, or make tokens with `encode(prompt, answer)`",
+        )
+    return meaning
