@@ -52,7 +52,7 @@ def main() -> None:
     from rlgraph.engines.sequences import Sequences
     from rlgraph.engines.sources import ModelSpec, RandomSource
     from rlgraph.engines.tokenizers import Words
-    from rlgraph.engines.transformers import TransformersEngine
+    from rlgraph.engines.transformers.engine import TransformersEngine
 
     shape = {
         "hidden_size": 128,

@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.engines.exchange import Exchange, Moved
-from rlgraph.engines.mailbox import Mailbox
+from rlgraph.exchange.exchange import Exchange, Moved
+from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
 from rlgraph.transfers.reshard import reshard

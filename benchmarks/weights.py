@@ -42,10 +42,10 @@ from torch import Tensor
 
 from rlgraph.backends.ray.links import Links
 from rlgraph.backends.ray.shards import free_address
-from rlgraph.engines.copies import join
-from rlgraph.engines.exchange import Exchange
+from rlgraph.engines.joining import join
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
+from rlgraph.exchange.exchange import Exchange
 from rlgraph.ir.layout import Local, Piece
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology, Transfer

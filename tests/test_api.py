@@ -201,7 +201,7 @@ def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, upd
 
 
 def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.engines.transformers import TransformersEngine
+    from rlgraph.engines.transformers.engine import TransformersEngine
 
     def save(self: TransformersEngine, path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)

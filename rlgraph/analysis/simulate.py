@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.backends.sim.log import Prediction
     from rlgraph.cost.calibration import Calibration
-    from rlgraph.models.families import Kind
+    from rlgraph.models.families import ModelKind
 
 MILLION = 1e6
 
@@ -288,7 +288,9 @@ def subjects(compiled: Compiled) -> Mapping[str, Subject]:
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
-            found[model.name] = Subject(model.name, shape, cast("Kind", model.kind), dtype_of(model, compiled.program))
+            found[model.name] = Subject(
+                model.name, shape, cast("ModelKind", model.kind), dtype_of(model, compiled.program)
+            )
         elif model.name in dict(compiled.plan.owners):
             message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
             hint = "take a well-known model, or a folder with its `config.json`"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlgraph.api.planning import Placed
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
-from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import dtype_of, updates
 from rlgraph.transfers.describe import describe
@@ -69,7 +69,7 @@ def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: str, 
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []
     for group in (source, target):
-        layout = LAYOUTS[group.engine]
+        layout = spec_of(group.engine).layout
         sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
         places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
     nodes = {device: device // DEVICES_PER_NODE for device in places}

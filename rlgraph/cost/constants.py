@@ -14,38 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Kind = Literal["train", "forward", "generate"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one engine and one kind of work."""
-
-    compute: float
-    """Share of the device's peak that its matrix products reach."""
-    memory: float
-    """Share of the memory's bandwidth that it reaches."""
-    call: float = 0.0
-    """Seconds of each call."""
-    block: float = 0.0
-    """Seconds of each micro-batch; of each decoding step."""
-    layer: float = 0.0
-    """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
-    row: float = 0.0
-    """Seconds of each row; of `generate`, of each row in each decoding step."""
-    token: float = 0.0
-    """Seconds of each token that is read, in each layer: what is done to it beside matrix products."""
-    update: float = 0.0
-    """Of `train`: seconds of each optimizer step beside its bytes."""
-    reduce: float = 0.0
-    """Seconds of each sum over tensor-parallel ranks beside what the link takes: until all of them are there."""
-    crowd: float = 0.0
-    """How much longer work takes where other processes of the group work beside it: 0.1 is a tenth. On CPUs that share
-    their memory, or their cores."""
-    lock: float = 0.0
-    """The same of threads that work side by side in one process, and wait for Python's lock."""
+from rlgraph.enginespec.rates import Rates
+from rlgraph.enginespec.rates import WorkKind as Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -22,6 +24,26 @@ State = dict[str, Tensor]
 class EngineError(ValueError):
     """Something a user can act on: a missing model, a prompt without a chat template, a gradient that is not
     finite."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which rank of a group an engine is opened for, and how the group holds the model."""
+
+    mesh: Mesh = field(default_factory=mesh)
+    number: int = 0
+    holding: Holding = field(default=Holding("", ""))
+    threads: int = 1
+    """Of an engine that computes micro-batches side by side."""
+    join: Callable[[], None] = lambda: None
+    """Makes this process a rank of torch's default process group, which is the group's; once is enough for all models
+    of a process."""
+    address: str | None = None
+    """`host:port`, free on the machine of its first rank, where the ranks of this data-parallel copy can meet."""
+
+    def blocks(self) -> dict[str, int]:
+        """The padded tokens of a micro-batch, where the plan says how many."""
+        return {"block_tokens": self.holding.micro_tokens} if self.holding.micro_tokens else {}
 
 
 @dataclass(frozen=True)

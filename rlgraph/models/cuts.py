@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.ir.layout import Local, Piece, Range, share
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.families import Kind, parameters
+from rlgraph.models.families import ModelKind, parameters
 from rlgraph.models.shape import Shape
 
 Part = tuple[str, Range]
@@ -29,7 +29,7 @@ class Cuts:
     """Which one of them this is."""
 
     @classmethod
-    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: Kind) -> Cuts:
+    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> Cuts:
         shapes = {parameter.name: parameter.shape for parameter in parameters(shape, kind)}
         layers = share(shape.layers, mesh.length("pp"), mesh.at(rank, "pp"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"))

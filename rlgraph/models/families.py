@@ -9,14 +9,17 @@ from typing import Literal
 from rlgraph.ir.layout import Parameter
 from rlgraph.models.shape import Shape
 
-Kind = Literal["causal_lm", "value_lm", "reward_lm"]
+ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 """A language model, one with a scalar for each token, or one with a scalar for each row: transformers'
 `AutoModelForCausalLM`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` with one label."""
+
+Kind = ModelKind
+"""Its old name."""
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
+def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
     """The embedding, what each layer has, the last norm and the head. A tied output layer is not there: it is the
     embedding."""
     return (
@@ -30,7 +33,7 @@ def parameters(shape: Shape, kind: Kind = "causal_lm") -> tuple[Parameter, ...]:
     )
 
 
-def tensors(shape: Shape, kind: Kind = "causal_lm") -> Iterator[Parameter]:
+def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
     """The same as files and models in memory have them, one for each layer."""
     for parameter in parameters(shape, kind):
         if "*" not in parameter.name:
@@ -40,7 +43,7 @@ def tensors(shape: Shape, kind: Kind = "causal_lm") -> Iterator[Parameter]:
             yield Parameter(parameter.name.replace("*", str(layer)), parameter.shape[1:])
 
 
-def count(shape: Shape, kind: Kind = "causal_lm") -> int:
+def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """How many numbers all parameters have together."""
     return sum(math.prod(parameter.shape) for parameter in parameters(shape, kind))
 
@@ -83,7 +86,7 @@ def _experts(shape: Shape) -> list[Parameter]:
     return found
 
 
-def _head(shape: Shape, kind: Kind) -> list[Parameter]:
+def _head(shape: Shape, kind: ModelKind) -> list[Parameter]:
     if kind == "causal_lm":
         return [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden))]
     weight = Parameter("score.weight", (1, shape.hidden))

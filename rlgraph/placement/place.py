@@ -21,14 +21,14 @@ from typing import Literal, cast
 
 from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
 from rlgraph.dsl.signatures import ENGINES
+from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Span
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import Kind
-from rlgraph.models.layouts import LAYOUTS
-from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape, UnsupportedModel
 from rlgraph.ops.nodes import DRAWING
 
@@ -245,7 +245,7 @@ class _Placer:
             # Copies repeat: what is best for the first few is best for all.
             few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (
-                [LAYOUTS[engine](shape, split, rank, kind) for rank in range(split.size)]
+                [spec_of(engine).layout(shape, split, rank, kind) for rank in range(split.size)]
                 for engine, split in zip((owner.engine, group.engine), few, strict=True)
             )
             ranks = assign(held, needed, few[1]).ranks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.backends.local.session import Settings
     from rlgraph.backends.steps import Observer, Step
-    from rlgraph.engines.transformers import TransformersEngine
+    from rlgraph.engines.transformers.engine import TransformersEngine
 
 Name = Literal["local", "ray"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from rlgraph.runs.backends import Backend
     from rlgraph.engines.sources import ModelSpec
-    from rlgraph.engines.transformers import TransformersEngine
+    from rlgraph.engines.transformers.engine import TransformersEngine
 
 
 class Weights(Protocol):
@@ -57,7 +57,7 @@ class Elsewhere:
         self._kept: TemporaryDirectory[str] | None = None
 
     def engine(self) -> TransformersEngine:
-        from rlgraph.engines.transformers import TransformersEngine
+        from rlgraph.engines.transformers.engine import TransformersEngine
 
         if self._engine is None:
             self._engine = TransformersEngine.open(self._spec)

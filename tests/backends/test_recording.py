@@ -19,7 +19,7 @@ from tiny import Run, Seen, compile_text, data_folder, shipped
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
 from rlgraph.engines.base import Generation
 from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 
@@ -97,7 +97,7 @@ def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> No
 
 
 def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.engines import decode
+    from rlgraph.engines.transformers import decode
 
     draw = decode.draw
     monkeypatch.setattr(decode, "draw", lambda logits, keys, *rest: draw(logits, keys + 1, *rest))

@@ -20,7 +20,7 @@ from rlgraph.cost.time import Batch
 from rlgraph.engines.base import Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.cost.live import Live
 from tests.cost.trained import Case

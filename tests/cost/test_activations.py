@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.cost.work import Activations, Tokens, activation_bytes
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.models.known import known
 from rlgraph.models.shape import Shape, shape_of
 from tests.cost.live import Live

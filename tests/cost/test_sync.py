@@ -8,11 +8,11 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
 from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import sync
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology
 from rlgraph.models.families import count as count_numbers
 from rlgraph.models.known import find_config
-from rlgraph.models.layouts import LAYOUTS
 from rlgraph.models.shape import Shape, shape_of
 from rlgraph.transfers.assignment import assign
 from rlgraph.transfers.reshard import reshard
@@ -50,7 +50,7 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
         pytest.skip("no such split of this model")
     meshes = mesh(*source), mesh(*target)
     held, needed = (
-        [LAYOUTS[engine](subject.shape, split, rank, "causal_lm") for rank in range(split.size)]
+        [spec_of(engine).layout(subject.shape, split, rank, "causal_lm") for rank in range(split.size)]
         for engine, split in zip(("megatron", "vllm"), meshes, strict=True)
     )
     ranks = assign(held, needed, meshes[1]).ranks

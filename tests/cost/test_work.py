@@ -28,8 +28,8 @@ from rlgraph.cost.work import (
     stage_parameters,
     train_flops,
 )
+from rlgraph.engines.megatron import layout as megatron
 from rlgraph.ir.mesh import mesh
-from rlgraph.models import megatron
 from rlgraph.models.families import Kind, count, tensors
 from rlgraph.models.known import known
 from rlgraph.models.shape import FAMILIES, shape_of

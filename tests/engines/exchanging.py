@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.engines.exchange import Exchange, Moved
-from rlgraph.engines.mailbox import Mailbox
+from rlgraph.exchange.exchange import Exchange, Moved
+from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlgraph.engines.base import Micro
 from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 
 FAMILIES = ("qwen2", "llama", "gpt2", "gemma2")
 WORDS = Words(" ".join(f"t{i}" for i in range(3, 40)))

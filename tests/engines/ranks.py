@@ -63,7 +63,7 @@ def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from rlgraph.engines.copies import join
+    from rlgraph.engines.joining import join
 
     join(rank, mesh.size, address, SECONDS)
     try:

@@ -17,7 +17,7 @@ from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOption
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir import mesh as meshes
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh

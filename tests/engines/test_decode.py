@@ -115,7 +115,7 @@ def test_generated_values_may_enter_a_loss() -> None:
 
 def test_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = engine().generate(PROMPTS, 3, Sampling(30), keys(15))
-    monkeypatch.setattr("rlgraph.engines.cache._FIRST_ROOM", 1)
+    monkeypatch.setattr("rlgraph.engines.transformers.cache._FIRST_ROOM", 1)
     tight = engine().generate(PROMPTS, 3, Sampling(30), keys(15))
     assert tight.sequences.rows() == roomy.sequences.rows()
     torch.testing.assert_close(tight.logprobs, roomy.logprobs, rtol=0, atol=1e-10)

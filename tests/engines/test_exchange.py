@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from rlgraph.engines.base import EngineError
-from rlgraph.engines.exchange import Exchange, Moved
-from rlgraph.engines.mailbox import Mailbox
+from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.vllm import layout as vllm
+from rlgraph.enginespec.spec import entire
+from rlgraph.exchange.exchange import Exchange, Moved
+from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.models import huggingface, megatron, vllm
 from rlgraph.models.families import parameters
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.reshard import reshard
@@ -28,7 +30,7 @@ WORLD = 4
 
 Side = dict[int, tuple[Local, ...]]
 
-LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": huggingface.layout}
+LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": entire}
 
 
 @pytest.fixture(scope="module")

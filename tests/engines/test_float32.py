@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import TrainOptions
-from rlgraph.engines.linear import _WORTH
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Words
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.engines.transformers.linear import _WORTH
 from tests.engines.models import by_hand
 
 ROWS, LONG = 48, 24

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlgraph.engines.functions import ROW, TOKEN, call_padded, types_of
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, tensor_node
 from rlgraph.ir.types import Tensor as Type
+from rlgraph.lowering.functions import ROW, TOKEN, call_padded, types_of
 from rlgraph.ops import infer
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)

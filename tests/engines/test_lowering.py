@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlgraph.engines.lowering import Lowered, lower
 from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.parse import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
+from rlgraph.lowering.lower import Lowered, lower
 from rlgraph.ops import TENSOR, infer
 
 PROMPTS = Axis("prompts", "prompts")

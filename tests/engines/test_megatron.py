@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rlgraph.engines.base import EngineError, TrainOptions
 from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.cost.live import Live
 from tests.cost.trained import Case
@@ -282,7 +282,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "megatron.core.optimizer", None)
     with pytest.raises(EngineError, match=r"pip install 'rlgraph\[megatron\]'"):
-        importlib.import_module("rlgraph.engines.megatron.engine")
+        importlib.import_module("rlgraph.engines.megatron.opening").prepare()
 
 
 def test_the_shim_leaves_nothing_behind_and_is_off_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

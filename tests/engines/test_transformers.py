@@ -15,7 +15,7 @@ from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOption
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from tests.engines.models import FAMILIES, by_hand, engine, source
 
 # Several turns, a row without a response, one whose only token is a prompt, and ends at different places.

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from rlgraph.engines.base import EngineError, Sampling
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.weights import ModelWeights, fill

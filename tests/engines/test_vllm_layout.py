@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from rlgraph.engines.base import Sampling
 from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.ir.mesh import mesh
 from tests.engines.vllm_models import MODELS, misplaced, spec

@@ -6,8 +6,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape
 from tests.models.tiny import DENSE
 

@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.vllm import layout as vllm
+from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models import huggingface, megatron, vllm
-from rlgraph.models.families import EMBEDDING, Kind, parameters
+from rlgraph.models.families import EMBEDDING, ModelKind, parameters
 from rlgraph.models.shape import Shape
 from tests.models.splits import splits
 
-KINDS: tuple[Kind, ...] = ("causal_lm", "value_lm", "reward_lm")
+KINDS: tuple[ModelKind, ...] = ("causal_lm", "value_lm", "reward_lm")
 SHAPE = Shape("qwen2", vocab=50, hidden=6, ffn=24, layers=4, heads=12, kv_heads=2, head_dim=12, qkv_bias=True)
 
 
@@ -32,7 +34,7 @@ def place(local: Local, index: int) -> tuple[slice, ...]:
     return tuple(slice(at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
 
 
-def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: Kind) -> dict[str, set[int]]:
+def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: ModelKind) -> dict[str, set[int]]:
     """How often each element of the global tensors is held, all counts that there are."""
     counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in parameters(shape, kind)}
     for layout in layouts:
@@ -96,14 +98,14 @@ def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[S
 
 def test_transformers_has_everything_whole() -> None:
     for kind in KINDS:
-        layout = huggingface.layout(SHAPE, mesh(2), 1, kind)
+        layout = entire(SHAPE, mesh(2), 1, kind)
         assert [(local.name, local.shape) for local in layout] == [
             (parameter.name, parameter.shape) for parameter in parameters(SHAPE, kind)
         ]
         assert set(map(frozenset, held([layout], SHAPE, kind).values())) == {frozenset({1})}
 
 
-def marked(shape: Shape, kind: Kind = "causal_lm") -> dict[str, Tensor]:
+def marked(shape: Shape, kind: ModelKind = "causal_lm") -> dict[str, Tensor]:
     """Global tensors with no number twice."""
     found, start = {}, 0
     for parameter in parameters(shape, kind):
@@ -215,7 +217,7 @@ def test_stages_of_megatron_have_their_layers_and_the_last_one_the_head() -> Non
 
 
 @pytest.mark.parametrize(("kind", "fields"), [("value_lm", {"weight", "bias"}), ("reward_lm", {"weight"})])
-def test_a_scalar_head_takes_the_place_of_the_vocabulary(kind: Kind, fields: set[str]) -> None:
+def test_a_scalar_head_takes_the_place_of_the_vocabulary(kind: ModelKind, fields: set[str]) -> None:
     over, source = mesh(1, 1, 2), marked(SHAPE, kind)
     for rank in range(2):
         mine = contents(megatron.layout(SHAPE, over, rank, kind), source)

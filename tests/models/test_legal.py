@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.families import Kind
-from rlgraph.models.legal import problems
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 
 SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=2, head_dim=4, qkv_bias=True)
@@ -75,7 +75,7 @@ def test_megatron_splits_the_fused_rows_of_a_head_that_ranks_share() -> None:
 
 
 @pytest.mark.parametrize(("kind", "what"), [("value_lm", "values"), ("reward_lm", "scores")])
-def test_vllm_only_generates(kind: Kind, what: str) -> None:
+def test_vllm_only_generates(kind: ModelKind, what: str) -> None:
     assert problems(SHAPE, "vllm", mesh(), kind) == [
         f"vllm generates: for a model that gives {what}, use megatron or transformers"
     ]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 pytest.importorskip("vllm")
 
+from rlgraph.engines.vllm.layout import layout
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.vllm import layout
 from tests.models.test_layouts import SHAPE, contents, marked
 
 

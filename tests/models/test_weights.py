@@ -14,10 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.vllm import layout as vllm
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
+from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models import huggingface, megatron, vllm
 from rlgraph.models.families import tensors
 from tests.models.tiny import AUTO, DENSE, SPARSE, shape_of_model, tiny
 
@@ -69,7 +71,7 @@ def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole:
             for kind in AUTO
         ),
         *((vllm.layout, over, "causal_lm") for over in (mesh(), mesh(1, 1, 2), mesh(2, 1, 4))),
-        *((huggingface.layout, mesh(2), kind) for kind in AUTO),
+        *((entire, mesh(2), kind) for kind in AUTO),
     ],
     ids=lambda value: (
         value if isinstance(value, str) else str(getattr(value, "__module__", "").rpartition(".")[2] or value)
@@ -95,7 +97,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout:
 @pytest.mark.parametrize("family", SPARSE)
 def test_experts_are_whole_with_transformers(family: str) -> None:
     model = tiny(family)
-    found = filled(huggingface.layout(shape_of_model(model), mesh(2), 1), ModelWeights(model))
+    found = filled(entire(shape_of_model(model), mesh(2), 1), ModelWeights(model))
     theirs = dict(model.named_parameters())
     assert found.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in found.items())
@@ -138,7 +140,7 @@ def test_a_tied_folder_needs_no_output_layer(tmp_path: Path) -> None:
 def test_weights_become_the_dtype_of_the_engine(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.to(torch.bfloat16).save_pretrained(tmp_path)
     language_model.float()
-    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    layout = entire(shape_of_model(language_model), mesh(), 0)
     for name, tensor in filled(layout, FolderWeights(tmp_path)).items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor.bfloat16(), language_model.get_parameter(name).bfloat16())
@@ -157,17 +159,17 @@ def test_a_value_model_begins_as_a_language_model_with_a_head_of_zeros(
 def test_a_bare_decoder_has_names_without_the_prefix(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.model.save_pretrained(tmp_path)
     assert "layers.0.mlp.up_proj.weight" in load_file(tmp_path / "model.safetensors")
-    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0, "reward_lm")
+    layout = entire(shape_of_model(language_model), mesh(), 0, "reward_lm")
     found = filled(layout, FolderWeights(tmp_path))
     name = "model.layers.2.mlp.up_proj.weight"
     assert torch.equal(found[name], language_model.get_parameter(name))
     with pytest.raises(EngineError, match="lack the tensor lm_head.weight"):
-        filled(huggingface.layout(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
+        filled(entire(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
 
 
 def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path: Path) -> None:
     shape = shape_of_model(language_model)
-    layout = huggingface.layout(shape, mesh(), 0)
+    layout = entire(shape, mesh(), 0)
     with pytest.raises(EngineError, match="no config.json"):
         FolderWeights(tmp_path / "nowhere")
     language_model.save_pretrained(tmp_path)
@@ -189,7 +191,7 @@ def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path:
 
 
 def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrainedModel) -> None:
-    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    layout = entire(shape_of_model(language_model), mesh(), 0)
     source = ModelWeights(language_model)
     found = filled(layout, source)
     with pytest.raises(EngineError, match="tensor model.norm.weight has the shape 3, not 16"):
@@ -202,16 +204,16 @@ def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrain
 def test_a_model_of_another_kind_or_size_is_refused(language_model: PreTrainedModel) -> None:
     shape = shape_of_model(language_model)
     with pytest.raises(EngineError, match="lacks the tensor score.weight"):
-        filled(huggingface.layout(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
+        filled(entire(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
     small = tiny("qwen3", vocab_size=40)
     with pytest.raises(EngineError, match="model.embed_tokens.weight is too small: its shape is 40 x 16"):
-        filled(huggingface.layout(shape, mesh(), 0), ModelWeights(small))
+        filled(entire(shape, mesh(), 0), ModelWeights(small))
 
 
 def test_the_sharded_index_says_where_a_tensor_is(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.save_pretrained(tmp_path, max_shard_size="10KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text("utf-8"))
     (tmp_path / index["weight_map"]["model.norm.weight"]).unlink()
-    layout = huggingface.layout(shape_of_model(language_model), mesh(), 0)
+    layout = entire(shape_of_model(language_model), mesh(), 0)
     with pytest.raises(EngineError, match="cannot read the weights in"):
         filled(layout, FolderWeights(tmp_path))

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.vllm import layout as vllm
 from rlgraph.ir.layout import Box, Local, Parameter, Piece, share, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.models import megatron, vllm
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.cells import Layout
 from rlgraph.transfers.describe import describe

@@ -18,12 +18,12 @@ from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
-from rlgraph.engines.lowering import Lowered, lower
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Apply, Expr, Node, Ref
 from rlgraph.ir.types import Axis, Table, axes_of
 from rlgraph.ir.types import Tensor as TensorType
+from rlgraph.lowering.lower import Lowered, lower
 
 Work = Callable[[Node, Frame, Session], Made]
 

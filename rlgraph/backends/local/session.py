@@ -15,10 +15,10 @@ import torch
 
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.engines.base import Engine, EngineError, State
+from rlgraph.engines.base import Engine, EngineError, Rank, State
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.enginespec.registry import embedded, opener
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign import Environment, RewardFunction, Workers, open_environment, open_function
 from rlgraph.foreign.spec import Spec
@@ -70,7 +70,8 @@ OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
     if model.copy_of:
         return session.models[model.copy_of].engine.copy()
-    return TransformersEngine.open(spec, threads=session.settings.threads)
+    found: Engine = opener(embedded())(spec, Rank(threads=session.settings.threads))
+    return found
 
 
 class Session:

@@ -11,10 +11,11 @@ from typing import Any
 import torch.distributed
 
 from rlgraph.backends.local.session import Session
-from rlgraph.engines.copies import Copies, join
+from rlgraph.engines.base import Rank
+from rlgraph.engines.joining import join
 from rlgraph.engines.sources import ModelSpec, load_codec
 from rlgraph.engines.tokenizers import Codec
-from rlgraph.engines.transformers import TransformersEngine
+from rlgraph.enginespec.registry import engine, opener
 from rlgraph.ir.graph import Model
 from rlgraph.ir.plan import HOST, Group, Holding
 
@@ -42,38 +43,21 @@ class Opener:
     def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
             return Tokens(load_codec(spec), spec)
-        maker = getattr(self, self.group.engine)
-        return maker(spec, session, self.holdings[model.name])
+        mesh = self.group.mesh
+        rank = Rank(
+            mesh,
+            self.rank,
+            self.holdings[model.name],
+            session.settings.threads,
+            self.join,
+            self.addresses.get(str(mesh.at(self.rank, "dp"))),
+        )
+        return opener(engine(self.group.engine))(spec, rank)
 
-    def transformers(self, spec: ModelSpec, session: Session, held: Holding) -> TransformersEngine:
-        copies = None
-        if self.group.mesh.size > 1:
-            self.meet()
-            copies = Copies()
-        return TransformersEngine.open(spec, threads=session.settings.threads, copies=copies, **_blocks(held))
-
-    def megatron(self, spec: ModelSpec, session: Session, held: Holding) -> Any:
-        from rlgraph.engines.megatron.engine import MegatronEngine
-
-        self.meet()
-        return MegatronEngine.open(spec, self.group.mesh, recompute=held.recompute, **_blocks(held))
-
-    def vllm(self, spec: ModelSpec, session: Session, held: Holding) -> Any:
-        from rlgraph.engines.vllm.engine import VllmEngine
-
-        copy = self.group.mesh.at(self.rank, "dp")
-        address, cache = self.addresses.get(str(copy)), held.kv_bytes or None
-        return VllmEngine.open(spec, self.group.mesh, self.rank, address=address, cache_bytes=cache)
-
-    def meet(self) -> None:
-        """Joins the ranks of the group, once for all its models."""
+    def join(self) -> None:
+        """The ranks of the group, once for all its models."""
         if not torch.distributed.is_initialized():
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
-
-
-def _blocks(held: Holding) -> dict[str, Any]:
-    """The size of an engine's blocks of rows, where the plan has one."""
-    return {"block_tokens": held.micro_tokens} if held.micro_tokens else {}
 
 
 def free_address() -> str:

@@ -16,7 +16,7 @@ from rlgraph.backends.ray.orders import numbered
 from rlgraph.backends.ray.processes import Processes, What
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.steps import Observer
-from rlgraph.engines.exchange import Moved
+from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Topology

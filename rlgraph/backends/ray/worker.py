@@ -28,7 +28,7 @@ from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, W
 from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
-from rlgraph.engines.exchange import Moved
+from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group

@@ -17,6 +17,7 @@ from rlgraph.engines.base import Call, EngineError, Generation, Micro, Sampling,
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.batches import batch_of
 from rlgraph.engines.megatron.groups import settle
+from rlgraph.engines.megatron.layout import layout
 from rlgraph.engines.megatron.model import build, dtype_of
 from rlgraph.engines.megatron.pipeline import Pipeline
 from rlgraph.engines.megatron.shim import device, on_cpu
@@ -27,7 +28,6 @@ from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models import megatron as layouts
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
@@ -71,7 +71,7 @@ class MegatronEngine:
         block_tokens: int = 2048,
         recompute: bool = False,
     ) -> MegatronEngine:
-        """Load this rank's part of the model of `spec`, after `rlgraph.engines.copies.join`.
+        """Load this rank's part of the model of `spec`, after `rlgraph.engines.joining.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: padded tokens in a
         micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises
@@ -187,7 +187,7 @@ class MegatronEngine:
 
     def layout(self) -> tuple[Local, ...]:
         """The tensors that this rank holds."""
-        return layouts.layout(self._shape, self._mesh, self._rank, self.spec.kind)
+        return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters by the names of `layout`. A view of one does not outlive the first `train_step`."""

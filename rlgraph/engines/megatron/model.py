@@ -12,16 +12,16 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.megatron.layout import padded_vocab
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.families import Kind
-from rlgraph.models.legal import problems
-from rlgraph.models.megatron import padded_vocab
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 
 
-def build(shape: Shape, mesh: Mesh, kind: Kind, dtype: torch.dtype, recompute: bool) -> GPTModel:
+def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool) -> GPTModel:
     """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model.
 
     recompute: for its backward pass each layer keeps its input only.

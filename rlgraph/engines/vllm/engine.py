@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlgraph.engines.base import EngineError, Generation, Sampling, State
+from rlgraph.engines.base import EngineError, Generation, Rank, Sampling, State
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.elsewhere import OnlyGenerates
 from rlgraph.engines.vllm.environment import prepare
+from rlgraph.engines.vllm.layout import layout
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.start import Limits, start
 from rlgraph.engines.weights import fill
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models import vllm as layouts
 
 if TYPE_CHECKING:
     from rlgraph.engines.vllm.draws import Batch, Row
@@ -52,6 +52,12 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample]) -> Gener
         torch.tensor(logprobs, dtype=torch.float32),
         torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
     )
+
+
+def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
+    """This rank's part of a copy of a model. Raises EngineError."""
+    cache = rank.holding.kv_bytes or None
+    return VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, cache_bytes=cache)
 
 
 class VllmEngine(OnlyGenerates):
@@ -161,7 +167,7 @@ class VllmEngine(OnlyGenerates):
 
     def layout(self) -> tuple[Local, ...]:
         """The tensors that this rank holds, in global terms."""
-        return layouts.layout(self._shape, self._mesh, self._rank, self.spec.kind)
+        return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters by vLLM's names."""

@@ -12,8 +12,8 @@ from rlgraph.engines.base import EngineError
 from rlgraph.engines.sources import ModelSpec, load, load_codec, quiet
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 

@@ -17,9 +17,9 @@ from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch, Pace, Update, generate, pace, update
 from rlgraph.cost.work import kv_bytes
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.families import Kind
-from rlgraph.models.legal import problems
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING
 from rlgraph.placement.search.parts import Part

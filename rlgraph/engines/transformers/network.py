@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from rlgraph.engines.base import EngineError
-from rlgraph.engines.cache import make_cache
 from rlgraph.engines.sources import quiet
+from rlgraph.engines.transformers.cache import make_cache
 
 _HEADS = ("score", "classifier", "lm_head")
 

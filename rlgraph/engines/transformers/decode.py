@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError, Generation, Sampling
-from rlgraph.engines.cache import make_cache
-from rlgraph.engines.network import Network
 from rlgraph.engines.sampling import draw
 from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.transformers.cache import make_cache
+from rlgraph.engines.transformers.network import Network
 
 _DROP_AT = 0.75
 """Finished rows leave the batch when at most this share of it is still running: a copy of the cache then

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Part
-from rlgraph.models.families import EMBEDDING, Kind
+from rlgraph.models.families import EMBEDDING, ModelKind
 from rlgraph.models.shape import Shape
 
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of it, before it is divided."""
 
 
-def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp`
-    has the same."""
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+    """The local tensors of a rank, for a split that `rlgraph.enginespec.legal` finds no fault with; every copy
+    along `dp` has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     found = [
         cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError
-from rlgraph.engines.mailbox import Mailbox, Post
+from rlgraph.exchange.mailbox import Mailbox, Post
 from rlgraph.ir.layout import Box, Local, Piece, common, volume, without
 from rlgraph.ir.transfer import Part, Transfer
 

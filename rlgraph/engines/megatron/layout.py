@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Part
-from rlgraph.models.families import EMBEDDING, Kind
+from rlgraph.models.families import EMBEDDING, ModelKind
 from rlgraph.models.shape import Shape
 
 
-def layout(shape: Shape, mesh: Mesh, rank: int, kind: Kind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.models.legal` finds no fault with; every copy along `dp`
-    has the same."""
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+    """The local tensors of a rank, for a split that `rlgraph.enginespec.legal` finds no fault with; every copy
+    along `dp` has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
     found: list[Local] = []
@@ -67,7 +67,7 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
             at += size
 
 
-def _head(shape: Shape, cuts: Cuts, kind: Kind, stages: int) -> Iterator[Local]:
+def _head(shape: Shape, cuts: Cuts, kind: ModelKind, stages: int) -> Iterator[Local]:
     """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the
     embedding is on another stage."""
     if kind != "causal_lm":

@@ -17,10 +17,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rlgraph.engines.lowering import lower
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, DType
 from rlgraph.ir.types import Tensor as Type
+from rlgraph.lowering.lower import lower
 
 GROUP = Axis("group", "group")
 ROW = Axis("row", "row", GROUP)

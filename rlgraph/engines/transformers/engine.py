@@ -13,25 +13,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.engines.attention import use_fast_decoding
-from rlgraph.engines.base import Call, EngineError, Generation, Micro, Sampling, State, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Generation, Micro, Rank, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
-from rlgraph.engines.copies import Copies
-from rlgraph.engines.decode import Ends, generate
-from rlgraph.engines.linear import use_onednn
-from rlgraph.engines.network import Network
-from rlgraph.engines.norm import use_lean_norms
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
+from rlgraph.engines.transformers.attention import use_fast_decoding
+from rlgraph.engines.transformers.copies import Copies
+from rlgraph.engines.transformers.decode import Ends, generate
+from rlgraph.engines.transformers.linear import use_onednn
+from rlgraph.engines.transformers.network import Network
+from rlgraph.engines.transformers.norm import use_lean_norms
+from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import mesh
-from rlgraph.models import huggingface
 from rlgraph.models.shape import UnsupportedModel, shape_of
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
 entries each."""
+
+
+def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
+    """A copy of a model, which takes its optimizer's steps together with those of the other ranks. Raises
+    EngineError."""
+    copies = None
+    if rank.mesh.size > 1:
+        rank.join()
+        copies = Copies()
+    return TransformersEngine.open(model, threads=rank.threads, copies=copies, **rank.blocks())
 
 
 class TransformersEngine:
@@ -250,7 +260,7 @@ class TransformersEngine:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
             return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self._tensors().items())
-        return huggingface.layout(shape, mesh(), 0, self.spec.kind)
+        return entire(shape, mesh(), 0, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters and persistent buffers by name."""

@@ -1,0 +1,70 @@
+"""What Megatron-core's engine is for: training and scoring of models that are split."""
+
+from __future__ import annotations
+
+from rlgraph.engines.megatron.layout import layout
+from rlgraph.enginespec.legal import tensor_misfits
+from rlgraph.enginespec.rates import Rates
+from rlgraph.enginespec.spec import DeviceKind, EngineSpec, Memory
+from rlgraph.models.shape import Shape
+
+_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 8192,
+}
+"""The one scaling of rotary positions that megatron-core's GPTModel has; its factor is free."""
+
+
+def faults(shape: Shape) -> list[str]:
+    scaling = dict(shape.rope_scaling)
+    scaling.pop("factor", None)
+    if not scaling or scaling == _ROPE:
+        return []
+    return [f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
+
+
+def _stages(shape: Shape, pp: int) -> list[str]:
+    return [f"does not divide the {shape.layers} layers"] if shape.layers % pp else []
+
+
+def _tensors(shape: Shape, tp: int) -> list[str]:
+    found, fused = tensor_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    # Where whole heads fall to each rank this is no further condition.
+    if shape.heads % tp == 0 and fused % tp:
+        found.append(f"does not divide the {fused} fused rows of queries, keys and values")
+    return found
+
+
+def _fused_norms(device: DeviceKind, dtype: str) -> bool:
+    return device != "cpu"
+
+
+SPEC = EngineSpec(
+    name="megatron",
+    opens="rlgraph.engines.megatron.opening:open_rank",
+    operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
+    axes=("dp", "pp", "tp"),
+    misfits={"pp": _stages, "tp": _tensors},
+    faults=faults,
+    layout=layout,
+    dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
+    shards_optimizer=True,
+    memory=Memory(flash=False, fused_norms=_fused_norms, gradients_stay=True),
+    # Shares of a GPU's peak as published (Megatron-LM, arXiv 2104.04473: 0.44 to 0.52 on A100).
+    rates={
+        "gpu": {
+            "train": Rates(0.45, 0.8, call=0.01, block=1e-3, layer=1e-4, update=5e-3),
+            "forward": Rates(0.5, 0.8, call=0.01, block=1e-3, layer=5e-5),
+        },
+        "cpu": {
+            "train": Rates(0.4, 0.5, call=5e-3, block=8e-3, layer=2e-3, update=1e-2),
+            "forward": Rates(0.4, 0.5, call=5e-3, block=5e-3, layer=1e-3),
+        },
+    },
+    settings=frozenset({"micro_tokens", "recompute"}),
+    preference=2,
+    requires=("megatron.core",),
+    install="rlgraph[megatron]",
+)

@@ -1,0 +1,25 @@
+"""What the engine of Hugging Face models is for: everything, with models that one process holds."""
+
+from __future__ import annotations
+
+from rlgraph.enginespec.spec import DeviceKind, EngineSpec, Grown, Memory
+
+
+def _fused_norms(device: DeviceKind, dtype: str) -> bool:
+    return device == "cpu" and dtype == "float32"
+
+
+SPEC = EngineSpec(
+    name="transformers",
+    opens="rlgraph.engines.transformers.engine:open_rank",
+    operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
+    experts=True,
+    every_model=True,
+    threads=True,
+    saves=True,
+    memory=Memory(fused_norms=_fused_norms, cache=Grown()),
+    preference=1,
+    embedded=True,
+    requires=("transformers",),
+    install="rlgraph",
+)

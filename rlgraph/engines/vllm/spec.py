@@ -1,0 +1,38 @@
+"""What vLLM's engine is for: generation, whose rows leave it as they end."""
+
+from __future__ import annotations
+
+from rlgraph.engines.vllm.layout import layout, padded_vocab
+from rlgraph.enginespec.legal import tensor_misfits
+from rlgraph.enginespec.rates import Rates
+from rlgraph.enginespec.spec import EngineSpec, Memory, Reserved
+from rlgraph.models.shape import Shape
+
+_DTYPES = frozenset({"float32", "bfloat16"})
+
+
+def _tensors(shape: Shape, tp: int) -> list[str]:
+    found, rows = tensor_misfits(shape, tp), padded_vocab(shape)
+    return [*found, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else found
+
+
+SPEC = EngineSpec(
+    name="vllm",
+    opens="rlgraph.engines.vllm.engine:open_rank",
+    operations=frozenset({"generate", "interact"}),
+    axes=("dp", "tp"),
+    misfits={"tp": _tensors},
+    layout=layout,
+    dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
+    streams=True,
+    memory=Memory(cache=Reserved(), cpu_dtype="float32"),
+    # With CUDA graphs it decodes at 0.7 to 0.8 of a GPU's bandwidth.
+    rates={
+        "gpu": {"generate": Rates(0.6, 0.75, call=0.02, block=2e-3, layer=1e-5, row=1e-5)},
+        "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1e-4)},
+    },
+    settings=frozenset({"kv_bytes"}),
+    preference=2,
+    requires=("vllm",),
+    install="rlgraph[vllm]",
+)

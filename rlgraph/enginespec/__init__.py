@@ -1,0 +1,1 @@
+"""What engines say of themselves, and where they are found. Loads no torch."""

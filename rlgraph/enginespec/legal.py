@@ -1,0 +1,76 @@
+"""Which splits of a model an engine can do, and what to say of one that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rlgraph.enginespec.registry import engine as named
+from rlgraph.enginespec.registry import engines
+from rlgraph.enginespec.spec import EngineSpec, Misfits
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import Shape
+
+_WHAT = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
+
+
+def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm") -> list[str]:
+    """Why an engine cannot lay out a model on a mesh, in the user's words and with the nearest sizes that it can; empty
+    where it can."""
+    spec = named(engine)
+    found = [
+        f"{engine} does not split along {axis}, but {axis}={size}: it can use {', '.join(spec.axes)}"
+        for axis, size in mesh.axes
+        if size > 1 and axis not in spec.axes
+    ]
+    if shape.experts and not spec.experts:
+        what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
+        return [*found, f"{what}: use {_use(each for each in engines().values() if each.experts)}"]
+    if not spec.takes(kind):
+        others = _use(each for each in engines().values() if each.takes(kind))
+        found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
+    for fault in spec.faults(shape):
+        found.append(f"{engine} {fault}: use {_use(_instead(spec, shape))}")
+    for axis, misfits in spec.misfits.items():
+        found += _misfits(axis, mesh.length(axis), shape, misfits)
+    return found
+
+
+def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:
+    """What is wrong with a size, in one sentence, with the sizes next to it that have no fault."""
+    found = misfits(shape, size)
+    if not found:
+        return []
+    below = next(other for other in range(size - 1, 0, -1) if not misfits(shape, other))
+    above = next((other for other in range(size + 1, 2 * size + 1) if not misfits(shape, other)), None)
+    nearest = f"{axis}={below}" if above is None else f"{axis}={below} or {axis}={above}"
+    return [f"{axis}={size} {' and '.join(found)}: the nearest that fits is {nearest}"]
+
+
+def tensor_misfits(shape: Shape, tp: int) -> list[str]:
+    """Of engines that give each tensor-parallel rank whole heads and columns."""
+    found = []
+    if shape.heads % tp:
+        found.append(f"does not divide the {shape.heads} attention heads")
+    if shape.kv_heads % tp and tp % shape.kv_heads:
+        found.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
+    if shape.ffn % tp:
+        found.append(f"does not divide the {shape.ffn} columns of the feed-forward network")
+    return found
+
+
+def _instead(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:
+    """Engines that can do all that one can, and a model that it cannot."""
+    for each in engines().values():
+        if each.operations >= spec.operations and not each.faults(shape):
+            yield each
+
+
+def _does(spec: EngineSpec) -> str:
+    done = {"generates": spec.generates, "trains": spec.trains}
+    return " and ".join(verb for verb, does in done.items() if does) or "does other work"
+
+
+def _use(found: Iterable[EngineSpec]) -> str:
+    """Engines of our own choice, the best first; others that were brought."""
+    return " or ".join(each.name for each in sorted(found, key=lambda each: -each.preference))

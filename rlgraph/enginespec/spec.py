@@ -1,0 +1,187 @@
+"""What an engine says of itself: all that checker, planner, cost model and dispatch know of it.
+
+An engine is a module with a constant `SPEC: EngineSpec`, which loads no torch, and an implementation, which is loaded
+where it runs. Ours are the folders of `rlgraph/engines` that have a `spec.py`; those of other packages are entry points
+of the group `rlgraph.engines`, each named as its engine is, each leading to an `EngineSpec`. Nothing outside an
+engine's folder knows its name: who needs something of an engine asks `rlgraph.enginespec.registry` for its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rlgraph.enginespec.rates import Rates, WorkKind
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.cuts import Cuts
+from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import Shape
+
+DeviceKind = Literal["cpu", "gpu"]
+
+Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
+"""A field of `rlgraph.ir.plan.Holding`."""
+
+Faults = Callable[[Shape], list[str]]
+"""What an engine cannot do of a model however it is split, as it goes on after the engine's name: `cannot rotate`."""
+
+Misfits = Callable[[Shape, int], list[str]]
+"""What is wrong with a size of an axis, as it goes on after it: `does not divide the 4 layers`. Nothing of size 1."""
+
+
+class Layout(Protocol):
+    def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
+        """The tensors that a rank holds, for a split that `rlgraph.enginespec.legal` finds no fault with."""
+        ...
+
+
+def entire(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+    """Each rank has the whole model, under its own names."""
+    cuts = Cuts.of(shape, mesh, rank, kind)
+    return tuple(cuts.entire(name, name) for name in cuts.shapes)
+
+
+def _no_faults(shape: Shape) -> list[str]:
+    return []
+
+
+def _written_out(device: DeviceKind, dtype: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A cache of keys and values that is there from the start, as large as the plan says."""
+
+    prompt_tokens: int = 2048
+    """Of the prompts that are read at a time; there are buffers for as many."""
+    cpu_bytes: int = 64 << 20
+    """Of the cache on a CPU where nobody says how many."""
+    tables: int = 1 << 20
+    """Bytes beside the cache that do not depend on the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A cache of keys and values that each call makes for its rows."""
+
+    places: int = 1 << 18
+    """Tokens, of all rows together, that are decoded at a time."""
+    first: int = 64
+    """Places beyond the prompt that a row has at first; when they are used up it grows by half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine holds beside weights, activations and moments."""
+
+    flash: bool = True
+    """Attention keeps no scores; without it all layers write to one matrix of scores, which stays, and logits are split
+    by vocabulary."""
+    fused_norms: Callable[[DeviceKind, str], bool] = _written_out
+    """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
+    gradients_stay: bool = False
+    """There are wide gradients of a trained model at all times, not only during a step."""
+    cache: Reserved | Grown = field(default=Grown())
+    """Where it generates."""
+    cpu_dtype: str | None = None
+    """What it computes in on a CPU, whatever it is told."""
+
+
+PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
+    "gpu": {
+        "train": Rates(0.35, 0.8, call=0.01, block=2e-3, layer=3e-4, update=5e-3),
+        "forward": Rates(0.4, 0.8, call=0.01, block=2e-3, layer=1e-4),
+        "generate": Rates(0.3, 0.4, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
+    },
+    "cpu": {
+        "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
+        "forward": Rates(0.4, 0.5, call=2e-3, block=2e-3, layer=5e-4),
+        "generate": Rates(0.4, 0.5, call=5e-3, block=1e-3, layer=3e-4, row=2e-5),
+    },
+}
+"""Of an engine that runs a model as it is written in torch, layer by layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    name: str
+    """As `engine=NAME` in a schedule."""
+    opens: str
+    """`module:function`, which is imported where the engine runs: from a `rlgraph.engines.sources.ModelSpec` and a
+    `rlgraph.engines.base.Rank` to what implements the roles of `rlgraph.engines.base` that its operations need."""
+    operations: frozenset[str]
+    """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `values`, `score`.
+    A program with a model of which it can do nothing is refused."""
+
+    # How it splits models
+
+    axes: tuple[str, ...] = ("dp",)
+    """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
+    misfits: Mapping[str, Misfits] = field(default_factory=dict)
+    """Of axes whose size depends on the model."""
+    faults: Faults = _no_faults
+    experts: bool = False
+    """It can hold models whose layers have experts."""
+    every_model: bool = False
+    """It takes architectures of which no shape is known."""
+    layout: Layout = entire
+    dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
+    """In which it computes; None: in any."""
+
+    # How it works
+
+    threads: bool = False
+    """It computes micro-batches side by side in one process, as many as there are threads."""
+    streams: bool = False
+    """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.engines.base.Streams`)."""
+    saves: bool = False
+    """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
+    shards_optimizer: bool = False
+    """Data-parallel copies share the optimizer's state out among them (ZeRO's first stage, arXiv 1910.02054); else they
+    add gradients up and each takes the whole step."""
+    memory: Memory = field(default=Memory())
+    rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
+    """Where none were measured."""
+    settings: frozenset[Setting] = frozenset()
+    """Of the way a group holds a model, what a search tries several values of."""
+
+    # Who takes it
+
+    preference: int = 0
+    """Where a schedule names no engine the one with the highest that is there and can is taken; 0: never."""
+    embedded: bool = False
+    """It is the one of the local backend and of `--debug`, where models are in the user's own process. There is one,
+    it can do everything, and it is always there."""
+    requires: tuple[str, ...] = ()
+    """Modules that have to be installed."""
+    install: str = ""
+    """What `pip install` takes to install them."""
+
+    @property
+    def trains(self) -> bool:
+        return "train" in self.operations
+
+    @property
+    def generates(self) -> bool:
+        return "generate" in self.operations
+
+    def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
+        """Whether it computes in a dtype, on a kind of device or on any."""
+        if self.dtypes is None:
+            return True
+        return any(dtype in found for kind, found in self.dtypes.items() if device in (None, kind))
+
+    def takes(self, kind: ModelKind) -> bool:
+        """Whether it can do anything with models of a kind."""
+        return bool(self.operations & _OWN[kind])
+
+
+_OWN = {
+    "causal_lm": {"generate", "interact", "logprobs", "entropy"},
+    "value_lm": {"values"},
+    "reward_lm": {"score"},
+}
+"""What only models of a kind do."""

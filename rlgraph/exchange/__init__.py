@@ -1,0 +1,1 @@
+"""Weights on their way between processes."""

@@ -1,0 +1,1 @@
+"""Tensor mathematics of a program as torch code."""
