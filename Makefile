@@ -5,8 +5,14 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Colours go through `tee` where the screen has them.
+PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
 
-.PHONY: demo test check docs clean
+# What a pipe ends with is what failed in it.
+SHELL       := bash
+.SHELLFLAGS := -o pipefail -c
+
+.PHONY: demo demo-ppo test test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,9 +40,15 @@ demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it l
 demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model
 	@$(BIN)/python examples/spell_backward/demo.py --ppo
 
-test: $(VENV)/.engines ## everything but speed; what starts clusters comes last and has the machine for itself
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/backends/ray
-	@$(BIN)/python -m pytest tests/backends/ray
+test: $(VENV)/.engines ## everything but speed; what starts clusters comes last, has the machine for itself, and runs in any case
+	@mkdir -p build
+	@$(PYTEST) -n 2 --dist loadfile --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
+	$(PYTEST) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
+	echo; echo "tests:         $$(tail -n 1 build/tests.txt)"; echo "tests on Ray:  $$(tail -n 1 build/tests-ray.txt)"; \
+	exit $$((rest | ray))
+
+test-processors: $(VENV)/.test ## the tests of numbers as older processors would run them
+	@$(BIN)/python tools/test_processors.py
 
 check: $(VENV)/.test ## style and types
 	@$(BIN)/ruff check .
@@ -46,5 +58,9 @@ docs: $(VENV)/.base ## the documents as a site in build/docs
 	@$(PIP) --editable '.[docs]'
 	@$(BIN)/sphinx-build --quiet docs build/docs
 
+package: $(VENV)/.test ## what would be published, in dist
+	@$(PIP) build
+	@$(BIN)/python -m build --outdir dist
+
 clean:
-	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache

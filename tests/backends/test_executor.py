@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Run, compile_text, data_folder, run_text, weights
+from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.clocks import Threads
 from rlgraph.backends.executor import Executor, Made
@@ -120,11 +120,11 @@ def test_a_blocks_frame_holds_whole_groups(folder: Path) -> None:
 
 LATE = (
     HEAD
-    + """
+    + f"""
 step:
     rollout = actor.generate(prompts, n=2, max_tokens=4)
     before  = actor.logprobs(rollout, temperature=0.5)
-    train actor(lr=0.1):
+    train actor(lr=0.1, eps={EPS}):
         minimize mean(-actor.logprobs(rollout))
     report before = mean(before), after = mean(actor.logprobs(rollout, temperature=0.5))
 """

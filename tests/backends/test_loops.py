@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Run, Seen, compile_text, data_folder, run_text, weights
+from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.errors import RunError
@@ -39,7 +39,7 @@ SLICED = (
 step:
     rollout = actor.generate(prompts, n=2, max_tokens=4)
     minibatch prompts(parts=PARTS, epochs=EPOCHS, shuffle=SHUFFLE):
-        train actor(lr=LR):
+        train actor(lr=LR, eps=EPS):
             lp = actor.logprobs(rollout)
             minimize mean(-lp)
         own = lp - 0.5
@@ -50,7 +50,7 @@ step:
 
 def sliced(parts: int = 2, epochs: int = 1, shuffle: str = "false", lr: float = 0.05) -> str:
     text = SLICED.replace("PARTS", str(parts)).replace("EPOCHS", str(epochs))
-    return text.replace("SHUFFLE", shuffle).replace("LR", str(lr))
+    return text.replace("SHUFFLE", shuffle).replace("LR", str(lr)).replace("EPS", str(EPS))
 
 
 def slices(text: str, folder: Path, **settings: Any) -> tuple[Seen, list[list[Any]]]:

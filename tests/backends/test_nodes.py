@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ENVS, Run, Seen, compile_text, data_folder, run_text, weights
+from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.errors import RunError
@@ -146,8 +146,8 @@ def test_an_empty_response_is_its_end_alone(folder: Path) -> None:
 
 def test_two_data_sources_in_one_step(folder: Path) -> None:
     head = HEAD + 'data pairs = jsonl("sft.jsonl", batch=3, shuffle=false)\n' + ROLL
-    lines = """    answer = encode(pairs.prompt, pairs.response)
-    train actor(lr=0.05):
+    lines = f"""    answer = encode(pairs.prompt, pairs.response)
+    train actor(lr=0.05, eps={EPS}):
         minimize mean(-actor.logprobs(rollout) * score) + 0.5 * mean(-actor.logprobs(answer))
     report a = size(score), b = size(answer.length)
 """

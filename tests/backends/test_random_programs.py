@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Run, compile_text, data_folder, weights
+from tiny import EPS, Run, compile_text, data_folder, weights
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ class Writer:
         self.line(
             f"minibatch {over}(parts={self.dice.randint(1, 4)}, epochs={self.dice.randint(1, 2)}, shuffle={shuffle}):"
         )
-        self.line("    train actor(lr=0.01):")
+        self.line(f"    train actor(lr=0.01, eps={EPS}):")
         name = self.name("g")
         self.line(f"        {name} = actor.logprobs({table}) * {value}")
         self.line(

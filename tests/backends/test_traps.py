@@ -12,7 +12,7 @@ from typing import Any
 import formulas
 import pytest
 import torch
-from tiny import Run, Seen, compile_text, data_folder, run_text, weights
+from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
@@ -238,14 +238,14 @@ STATISTICS = {
     "whiten": "whiten(lp - mu)",
     "quantile": "where(lp - mu > quantile(lp - mu, 0.6), lp - mu, 0)",
     "of the model": "where(now > quantile(detach(now), 0.5), 1, 0)",
-    "whitened model": "whiten(detach(now) - mu)",
+    "whitened model": "whiten(detach(now) - lp)",
 }
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_trap_13_a_statistic_is_over_the_mini_batch_and_not_over_a_micro_batch(folder: Path, name: str) -> None:
     """verl's clip_cov and kl_cov take the quantile of a micro-batch, so that the result depends on its size."""
-    lines = f"""    train actor(lr=0.05):
+    lines = f"""    train actor(lr=0.05, eps={EPS}):
         now = actor.logprobs(rollout)
         a = {STATISTICS[name]}
         minimize mean(-a * now)

@@ -89,9 +89,18 @@ def data_folder(path: Path) -> Path:
     return path
 
 
+EPS = 1e-2
+"""Of AdamW, where weights or what follows from them is compared. An update is about lr * g / (|g| + eps), so a rounding
+of g moves a weight by lr / eps times as much at most: twice to five times here, and millions of times with the usual
+1e-8, which makes whole steps of gradients that are nothing but rounding, other ones on each processor. And with this
+one a gradient of the wrong length is seen."""
+
+
 def shipped(name: str, swaps: Mapping[str, str] | None = None) -> str:
-    """The text of an algorithm that ships, with lengths and rates that have no parameter replaced."""
-    return swap((ALGORITHMS / f"{name}.rlf").read_text(), swaps or {})
+    """The text of an algorithm that ships, with lengths and rates that have no parameter replaced, and `EPS` in each
+    `train` that does not say its own."""
+    text = swap((ALGORITHMS / f"{name}.rlf").read_text(), swaps or {})
+    return re.sub(r"(train \w+\((?!.*eps=).*)\):", rf"\1, eps={EPS}):", text)
 
 
 def swap(text: str, swaps: Mapping[str, str]) -> str:

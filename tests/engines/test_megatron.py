@@ -49,7 +49,7 @@ MESHES = {
     "tp4": mesh(tp=4),
     "pp4": mesh(pp=4),
 }
-OPTIONS = TrainOptions(lr=1e-2, eps=1e-3, weight_decay=0.1, clip_norm=0.5)
+OPTIONS = TrainOptions(lr=1e-2, eps=1e-2, weight_decay=0.1, clip_norm=0.5)
 """A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
 
 

@@ -181,8 +181,8 @@ def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) 
 
 def test_adamw_and_clipping_are_torchs() -> None:
     model, twin = engine(), engine()
-    options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6, clip_norm=0.5)
-    adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6)
+    options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2, clip_norm=0.5)
+    adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2)
     for step in range(3):
         told = model.train_step([ROWS], by_hand(lambda rows: -model.logprobs(rows).mean()), options, step)
         (-twin.logprobs(ROWS).mean()).backward()
@@ -191,7 +191,7 @@ def test_adamw_and_clipping_are_torchs() -> None:
         adam.step()
         adam.zero_grad()
     for name, tensor in twin.state().items():
-        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-10)
 
 
 def test_schedules() -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ray.util")
 
 from scheduled import compiled
-from tiny import compile_text, data_folder, weights
+from tiny import EPS, compile_text, data_folder, weights
 
 from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.backends.ray.backend import RayBackend
@@ -30,7 +30,7 @@ step async(staleness=2):
     slow    = target.logprobs(rollout)
     weight  = min(exp(now - rollout.logprobs), 5.0)
     minibatch prompts(parts=2):
-        train actor(lr=0.02):
+        train actor(lr=0.02, eps={EPS}):
             ratio = exp(actor.logprobs(rollout) - now)
             minimize mean(weight * ratio * (1 - old + slow))
     every 2:
