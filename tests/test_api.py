@@ -104,7 +104,7 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
-    from rlgraph.api.programs import changes, settings_text
+    from rlgraph.compilation.programs import changes, settings_text
 
     assert settings_text({"x": value}) == {"x": text}
     assert changes({"x": text})

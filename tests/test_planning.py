@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 import rlgraph
-from rlgraph.api import planning
+from rlgraph.compilation import planning
 from rlgraph.dsl.check import check
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
 from rlgraph.errors import Source

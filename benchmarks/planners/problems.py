@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 import rlgraph
-from rlgraph.api.planning import find_shapes
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.planning import find_shapes
 from rlgraph.cost.constants import GPU
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.spot import Spot

@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from html import escape
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
 from rlgraph.analysis.sharing import Sharing, pools, sharing, ways
+from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import Other, others
-from rlgraph.api.choosing import show_choice, tokens
 from rlgraph.clusters.units import show
+from rlgraph.compilation.choosing import tokens
+from rlgraph.compilation.compilation import Compilation
 from rlgraph.placement.choose import Choice, candidates, problem_of
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Found, Search
-
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
+from rlgraph.viz.plot import Row, bars
 
 COARSE = 0.03
 """How near the best plan of a changed question is looked for: a change saves at least what is told."""
@@ -153,8 +154,6 @@ class Explanation:
 
     def to_svg(self) -> str:
         """A bar for each way to share pools."""
-        from rlgraph.viz.plot import Row, bars
-
         rows = []
         for each in self.alternatives:
             parts = tuple((kind, each.goes_to[kind]) for kind in KINDS if kind in each.goes_to)
@@ -168,7 +167,7 @@ class Explanation:
         return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
 
 
-def explain(compiled: Compiled) -> Explanation:
+def explain(compiled: Compilation) -> Explanation:
     """Of a program that was compiled for a cluster. Raises ProgramError where no plan fits."""
     choice = compiled.choice
     alternatives = []
@@ -220,11 +219,11 @@ def _lines(found: Explanation) -> Iterator[str]:
         for each in sorted(longest, key=lambda each: each.start)
         if each.seconds > LEAST * found.seconds
     ]
-    yield from _table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
+    yield from table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
     if len(found.alternatives) > 1:
         yield ""
         rows = [_alternative(found, each) for each in found.alternatives]
-        yield from _table("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
+        yield from table("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
     yield ""
     yield from _advice(found)
 
@@ -291,10 +290,3 @@ def _percent(part: float, whole: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else show(float(f"{seconds:.3g}"), "time")
-
-
-def _table(sides: str, rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """`sides`: where each column's texts stand."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(sides))]
-    for row in rows:
-        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()

@@ -7,26 +7,30 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from rlgraph.api.target import workload as read_workload
+from rlgraph.analysis.tables import table
 from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.target import workload as read_workload
+from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.predict import Predictor
 from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Workload, main_step
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.plan import HOST, Plan
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
 from rlgraph.placement.place import dtype_of
-
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
-    from rlgraph.backends.sim.log import Prediction
-    from rlgraph.cost.calibration import Calibration
-    from rlgraph.models.families import ModelKind
+from rlgraph.runs.trace import Trace
+from rlgraph.viz.gantt import Bar, Lane, gantt
 
 MILLION = 1e6
 
@@ -143,8 +147,6 @@ class Simulation:
 
     def to_svg(self) -> str:
         """The last step as a Gantt chart."""
-        from rlgraph.viz.gantt import Bar, Lane, gantt
-
         critical = set(map(id, self.path))
         bars = [
             Bar(pool, work.name, _kind(work), work.start - self.last, work.end - self.last, id(work) in critical)
@@ -161,8 +163,6 @@ class Simulation:
 
     def write_trace(self, path: str | Path) -> None:
         """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
-        from rlgraph.runs.trace import Trace
-
         trace = Trace()
         teller = Teller(trace)
         for work in self.works:
@@ -182,7 +182,7 @@ class Simulation:
 
 
 def simulate(
-    compiled: Compiled,
+    compiled: Compilation,
     cluster: Cluster | None = None,
     *,
     steps: int = 1,
@@ -212,14 +212,12 @@ def simulate(
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
     constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
-    from rlgraph.cost.predict import Predictor
-
     predictor = Predictor(plan, subjects(compiled), cluster, constants)
     return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
 
 
 def simulated(
-    compiled: Compiled,
+    compiled: Compilation,
     plan: Plan,
     cluster: Cluster,
     predictor: Prediction,
@@ -229,8 +227,6 @@ def simulated(
     source: str = "",
 ) -> Simulation:
     """The same with whatever predicts the seconds."""
-    from rlgraph.backends.sim.backend import SimBackend
-
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
     phase = main_step(compiled.program)
     # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
@@ -256,11 +252,11 @@ def _check(steps: int, workload: Workload) -> None:
         raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))
 
 
-def _assumed(compiled: Compiled) -> Workload:
+def _assumed(compiled: Compilation) -> Workload:
     """What the plan was made for; a plan file says it, too."""
     if compiled.target is not None:
         return compiled.target.workload
-    told = compiled.sections.get("assumptions", {})
+    told = compiled.told.get("assumptions", {})
     prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
     return read_workload(prompt, response, float(told.get("kept", 1.0)))
 
@@ -277,19 +273,17 @@ def _laid_out(plan: Plan) -> Plan:
 
 
 def _cluster_of(plan: Plan) -> Cluster:
-    from rlgraph.clusters.read import read_cluster
-
     return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
 
 
-def subjects(compiled: Compiled) -> Mapping[str, Subject]:
+def subjects(compiled: Compilation) -> Mapping[str, Subject]:
     """The models that are worked with. Raises ProgramError where one has no known shape."""
     found = {}
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
             found[model.name] = Subject(
-                model.name, shape, cast("ModelKind", model.kind), dtype_of(model, compiled.program)
+                model.name, shape, cast(ModelKind, model.kind), dtype_of(model, compiled.program)
             )
         elif model.name in dict(compiled.plan.owners):
             message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
@@ -306,42 +300,22 @@ def _lines(found: Simulation) -> Iterator[str]:
     yield f"{found.program} on {found.cluster.text}: {steps}{_shown(found.seconds)} a step"
     yield ""
     devices = {pool.name: pool.devices for pool in found.plan.pools}
-    yield from _table(
-        "><<>><>><",
-        ("", "pool", "devices", "busy", "", "", "idle", "", "waiting for"),
-        (
-            (
-                "",
-                each.pool,
-                str(devices[each.pool]) if each.pool != HOST else "-",
-                _shown(each.busy / found.steps),
-                _share(each.busy, each.busy + each.idle),
-                "",
-                _shown(each.idle / found.steps),
-                _share(each.idle, each.busy + each.idle),
-                _waits(each, found.steps),
-            )
-            for each in found.pools
-        ),
-    )
+    rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
+    for each in found.pools:
+        whole = each.busy + each.idle
+        count = str(devices[each.pool]) if each.pool != HOST else "-"
+        busy, idle = _shown(each.busy / found.steps), _shown(each.idle / found.steps)
+        shares = _share(each.busy, whole), _share(each.idle, whole)
+        rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
+    yield from table("><<>><>><", rows)
     yield ""
     total = found.ends[-1] - found.last
-    yield from _table(
-        ">>>><<<",
-        ("", "start", "seconds", "", "critical path", "on", "began after"),
-        (
-            (
-                "",
-                _shown(first.start - found.last),
-                _shown(seconds),
-                _share(seconds, total),
-                first.name + (f" x{count}" if count > 1 else ""),
-                " and ".join(dict.fromkeys(first.pools)),
-                _because(first, found.last),
-            )
-            for first, count, seconds in _folded(found.path)
-        ),
-    )
+    path = [("", "start", "seconds", "", "critical path", "on", "began after")]
+    for first, times, seconds in _folded(found.path):
+        name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
+        began, took = _shown(first.start - found.last), _shown(seconds)
+        path.append(("", began, took, _share(seconds, total), name, on, _because(first, found.last)))
+    yield from table(">>>><<<", path)
     yield ""
     yield (
         f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
@@ -370,14 +344,6 @@ def _waits(time: PoolTime, steps: int) -> str:
     """The longest waits, down to a hundredth of the idle time."""
     told = [(name, seconds) for name, seconds in time.waited[:3] if seconds > time.idle / 100]
     return ", ".join(f"{name} {_shown(seconds / steps)}" for name, seconds in told)
-
-
-def _table(sides: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """`sides`: where each column's texts stand."""
-    cells = [head, *rows]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
-    for row in cells:
-        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
 def _shown(seconds: float) -> str:

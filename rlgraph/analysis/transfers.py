@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from rlgraph.api.planning import Placed
+from rlgraph.analysis.tables import table
+from rlgraph.compilation.planning import Placed
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
@@ -39,7 +40,7 @@ def show_transfers(program: Program, placed: Placed) -> str:
             parts.append(_weights(program, placed, f"update of {target} from {source}", source, *ends))
     rows = [_row(edge, plan) for edge in edges(program, plan)]
     if rows:
-        parts.append("rows\n" + "".join(f"  {line}\n" for line in _columns(rows)))
+        parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
     return "\n".join(parts) or "nothing travels: everything runs in one group\n"
 
 
@@ -138,9 +139,3 @@ def _each(axis: Axis | None) -> str:
     if axis is None:
         return "in all"
     return f"a {axis.name}" if axis.inner else f"a row of {axis.name}"
-
-
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

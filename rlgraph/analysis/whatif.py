@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlgraph.analysis.sharing import pools
+from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import with_device, with_lengths, with_memory, with_network, with_nodes
-from rlgraph.api.choosing import tokens
 from rlgraph.clusters.devices import known, names
 from rlgraph.clusters.read import MOST_DEVICES
 from rlgraph.clusters.text import Word
 from rlgraph.clusters.units import Kind, parse
+from rlgraph.compilation.choosing import tokens
+from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.lengths import Lengths, read_lengths
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 from rlgraph.placement.choose import Choice, Question, planned, problem_of, search
-
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
+from rlgraph.viz.plot import Axis, Panel, lines
 
 BAD = "E0936"
 MILLION = 1e6
@@ -105,8 +105,6 @@ class Sweep:
 
     def to_svg(self) -> str:
         """Seconds and price over the values."""
-        from rlgraph.viz.plot import Axis, Panel, lines
-
         numbers = [each.number for each in self.points if each.number is not None]
         places = tuple(numbers) if len(numbers) == len(self.points) else ()
         axis = Axis(self.name, tuple(each.value for each in self.points), places, self.name in LOGARITHMIC)
@@ -121,7 +119,7 @@ class Sweep:
         return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
 
 
-def what_if(compiled: Compiled, text: str) -> Sweep:
+def what_if(compiled: Compilation, text: str) -> Sweep:
     """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. Raises
     ProgramError with a caret under what is wrong."""
     asked = compiled.choice.question
@@ -302,7 +300,4 @@ def _lines(sweep: Sweep) -> Iterator[str]:
         rows.append(
             (each.value, f"{each.seconds:,.4g}", f"{rate:,.0f}", f"{each.price:,.3g}", f"{price:,.3g}", each.pools)
         )
-    widths = [max(len(row[place]) for row in rows) for place in range(6)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[place].rjust(widths[place]) for place in range(1, 5)), row[5]]
-        yield "  ".join(cells).rstrip()
+    yield from table("<>>>><", rows)

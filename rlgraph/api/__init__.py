@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlgraph.api.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
+from rlgraph.compilation.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
 from rlgraph.errors import Diagnostic, ProgramError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check(
         opened = open_program(program, name)
         texts = settings_text(set)
         if opened.source.path.endswith(".rls"):
-            from rlgraph.api.schedules import check_schedule
+            from rlgraph.compilation.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
         return checked(opened.source, changes(texts), columns=columns_in(opened.folder))[1]
@@ -76,33 +76,20 @@ def compile(
     False for a plan that is to run.
     """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.dsl.check import check_all
-    from rlgraph.passes.pipeline import run_passes
+    from rlgraph.compilation.compile import checked, compiled
 
-    opened = open_program(program, name)
-    texts = settings_text(set)
-    try:
-        found = check_all(opened.source, changes(texts), columns=columns_in(opened.folder))
-    except ProgramError as error:
-        raise ProgramError(with_quotes(error.diagnostics)) from None
-    if schedule is not None:
-        from rlgraph.api.schedules import with_schedule
-
-        found = with_schedule(found, open_program(schedule, "<schedule>"))
-    from rlgraph.api.target import target, with_dtypes
-
-    measured = None
+    opened, texts = open_program(program, name), settings_text(set)
+    found = checked(opened, texts, schedule)
+    measured = aim = None
     if calibration is not None:
         from rlgraph.profiles.calibration import read_calibration
 
         measured = read_calibration(calibration)
-    aim = None if cluster is None else target(cluster, workload, measured, minimize, offload)
-    typed = with_dtypes(found.program, aim is not None and not aim.on_cpus)
-    stages = tuple(run_passes(typed))
-    compiled = Compiled(
-        opened.source, opened.folder, texts, stages, tuple(found.warnings), found.schedule, devices, target=aim
-    )
-    return compiled.checked_placement() if aim or found.schedule.span.line else compiled
+    if cluster is not None:
+        from rlgraph.compilation.target import target
+
+        aim = target(cluster, workload, measured, minimize, offload)
+    return Compiled.of(compiled(opened, texts, found, devices, aim))
 
 
 def load_plan(path: str | Path) -> Compiled:
@@ -110,9 +97,10 @@ def load_plan(path: str | Path) -> Compiled:
 
     Its graph and its plan are fixed. Raises ProgramError with everything that is wrong with the file.
     """
+    from rlgraph.api.compiled import Compiled
     from rlgraph.planfiles.file import load_plan
 
-    return load_plan(path)
+    return Compiled.of(load_plan(path))
 
 
 def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:

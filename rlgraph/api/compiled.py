@@ -1,107 +1,42 @@
-"""A compiled program: its graph after every pass, as text and as pictures, and how to run it."""
+"""A compiled program as Python has it: its graph, its plan and what that is worth, its pictures, and how to run it."""
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rlgraph.dsl.schedule import Schedule
-from rlgraph.errors import Diagnostic, Source
-from rlgraph.ir.graph import Graph, Program
-from rlgraph.passes.pipeline import Stage
+from rlgraph.api.summary import summary
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plain import to_plain
 
 if TYPE_CHECKING:
     from rlgraph.analysis.explain import Explanation
     from rlgraph.analysis.whatif import Sweep
-    from rlgraph.api.planning import Placed
-    from rlgraph.api.target import Target
     from rlgraph.backends.local.run import Observer
-    from rlgraph.ir.plan import Plan
-    from rlgraph.placement.choose import Choice
-    from rlgraph.planfiles.file import PlanFile, Sections
     from rlgraph.runs.run import Run
 
+_figures = itertools.count(1)
 
-@dataclass(frozen=True)
-class Compiled:
-    """What `rlgraph.compile` makes of a program."""
 
-    source: Source = field(repr=False)
-    folder: Path
-    """Where the relative paths of the program begin."""
-    set: Mapping[str, str]
-    """What was replaced in it, as expressions of the language."""
-    stages: tuple[Stage, ...] = field(repr=False)
-    """The program after the checker and after each pass."""
-    diagnostics: tuple[Diagnostic, ...] = field(repr=False)
-    """Warnings."""
-    schedule: Schedule = field(default=Schedule(), repr=False)
-    """What is said about where it runs."""
-    devices: int = 1
-    """Where the schedule declares no pools."""
-    file: PlanFile | None = field(default=None, repr=False)
-    """The plan file that it was read from: it says where everything runs."""
-    sections: Sections = field(default_factory=dict, repr=False)
-    """What its plan file says beside the plan: `cluster`, `assumptions`, `predicted`."""
-    target: Target | None = None
-    """What its plan is searched for; None: the schedule and simple defaults say where it runs."""
+class Compiled(Compilation):
+    """What `rlgraph.compile` makes of a program. What a method alone needs is loaded when it is called."""
 
-    @property
-    def program(self) -> Program:
-        """After the last pass: what runs."""
-        return self.stages[-1].program
-
-    @property
-    def name(self) -> str:
-        """The algorithm's."""
-        return self.program.name
+    @classmethod
+    def of(cls, found: Compilation) -> Self:
+        """With all that can be asked of it; what is known already is not worked out twice."""
+        made = object.__new__(cls)
+        made.__dict__.update(found.__dict__)
+        return made
 
     @property
     def graph(self) -> Graph:
         """Of the main step, after the last pass."""
         return next(phase.graph for phase in self.program.phases if phase.name == "step")
 
-    def after(self, name: str) -> Program:
-        """The program after the pass of this name; `check` is before all passes."""
-        found = {stage.name: stage.program for stage in self.stages}
-        if name not in found:
-            near = get_close_matches(name, found, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(found)}"
-            raise LookupError(f"there is no pass {name}: {hint}")
-        return found[name]
-
-    def text(self, after: str | None = None) -> str:
-        """The graph as text, after a pass or after all of them."""
-        from rlgraph.ir.text import print_program
-
-        return print_program(self.after(after) if after else self.program)
-
     # Placement
-
-    @cached_property
-    def placed(self) -> Placed:
-        """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""
-        from rlgraph.api.choosing import warnings
-        from rlgraph.api.planning import Placed, find_shapes, here, placed
-
-        if self.file is not None:
-            return Placed(self.file.plan, find_shapes(self.program, self.folder), ())
-        if self.target is not None:
-            return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice))
-        return placed(self.program, self.schedule, self.folder, here(self.devices))
-
-    @cached_property
-    def choice(self) -> Choice:
-        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits."""
-        from rlgraph.api.choosing import chosen
-
-        assert self.target is not None, "without a cluster nothing is chosen"
-        return chosen(self, self.target)
 
     def explain(self) -> Explanation:
         """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a
@@ -115,18 +50,6 @@ class Compiled:
         from rlgraph.analysis.whatif import what_if
 
         return what_if(self, sweep)
-
-    @property
-    def plan(self) -> Plan:
-        """Which processes do which work: what the schedule says, and defaults for the rest."""
-        return self.placed.plan
-
-    @cached_property
-    def told(self) -> Sections:
-        """What its plan file says beside the plan."""
-        from rlgraph.api.choosing import sections
-
-        return sections(self.choice, self.target) if self.target is not None else self.sections
 
     def plan_json(self, beside: str | Path = ".") -> str:
         """The text of its plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.
@@ -142,13 +65,6 @@ class Compiled:
         from rlgraph.analysis.transfers import show_transfers
 
         return show_transfers(self.program, self.placed)
-
-    def checked_placement(self) -> Compiled:
-        """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
-        found = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
-        # A search is not done twice.
-        found.__dict__.update({name: value for name, value in self.__dict__.items() if name in ("placed", "choice")})
-        return found
 
     # Pictures
 
@@ -178,8 +94,6 @@ class Compiled:
 
     def to_json(self) -> dict[str, Any]:
         """The graph as plain data."""
-        from rlgraph.ir.plain import to_plain
-
         return to_plain(self.program)
 
     def show(self) -> None:
@@ -190,9 +104,10 @@ class Compiled:
             print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from rlgraph.api.notebook import bundle
-
-        return bundle(self)
+        # Pictures on one page must not share ids.
+        svg = self.to_svg(f"rlgraph{next(_figures)}-")
+        scrolled = f'<div style="overflow: auto; max-height: 80vh">{svg}</div>'
+        return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary(self)}
 
     # Running
 

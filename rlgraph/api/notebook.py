@@ -9,18 +9,14 @@ compiles the cell and binds it to the variable `grpo` (the algorithm's name, if 
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlgraph.api import compile
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
-
 _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
-_figures = itertools.count(1)
 
 
 def load(shell: Any) -> None:
@@ -29,8 +25,6 @@ def load(shell: Any) -> None:
     def rlf(line: str, cell: str) -> None:
         """Compiles the cell: %%rlf [NAME] [--visualize] [--set NAME=EXPR]..."""
         from IPython.display import display
-
-        from rlgraph.api import compile
 
         name, visualize, settings = _options(line)
         compiled = compile(cell, settings, name="<cell>")
@@ -74,16 +68,3 @@ def _options(line: str) -> tuple[str, bool, dict[str, str]]:
 
 def _misused(message: str) -> UsageMistake:
     return UsageMistake(Diagnostic("E0809", message, NO_SPAN, f"write `{_FORM}`"))
-
-
-def bundle(compiled: Compiled) -> dict[str, str]:
-    """A compiled program in the forms that a notebook may show."""
-    from rlgraph.api.summary import summary
-
-    # Pictures on one page must not share ids.
-    svg = compiled.to_svg(f"rlgraph{next(_figures)}-")
-    return {
-        "image/svg+xml": svg,
-        "text/html": f'<div style="overflow: auto; max-height: 80vh">{svg}</div>',
-        "text/plain": summary(compiled),
-    }

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from rlgraph.analysis.tables import table
+from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.text import show_constant
 
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
 
-
-def summary(compiled: Compiled) -> str:
+def summary(compiled: Compilation) -> str:
     """For a person, without a line break at its end. Where it runs is told if there is a schedule."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
     lines = [f"{program.name}: {_count(nodes, 'node')}, {_count(program.models, 'model')}"]
-    lines += _table([(model.name, _model(model, nodes)) for model in program.models])
+    lines += _columns([(model.name, _model(model, nodes)) for model in program.models])
     waits = [node for node in nodes if node.unit and node.unit.reason and not _always(node)]
     if waits:
         lines += ["", f"{_count(waits, 'barrier')}: a node that waits for its whole group or batch"]
-        lines += _table(
+        lines += _columns(
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
     if compiled.target is not None:
-        from rlgraph.api.choosing import show_choice
+        from rlgraph.analysis.choice import show_choice  # the search: only where a cluster is given
 
         lines += ["", *show_choice(compiled.choice)]
     elif compiled.schedule.span.line:
@@ -40,7 +38,7 @@ def _placement(plan: Plan) -> Iterator[str]:
         if pool.name != HOST:
             yield f"{_count_of(pool.devices, 'device')} in `{pool.name}`"
             here = [group for group in plan.groups if group.pool == pool.name]
-            yield from _table([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
+            yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
     yield from (f"weights of {model}: {source} to {target}" for model, source, target in plan.syncs())
 
 
@@ -88,7 +86,5 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _table(rows: list[tuple[str, str]]) -> Iterator[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, text in rows:
-        yield f"  {name.ljust(width)}  {text}"
+def _columns(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield from (f"  {line}" for line in table("<<", rows))

@@ -81,7 +81,7 @@ def compile_(
     With a cluster, the fastest plan for it is searched for: what the schedule says is kept.
     """
     from rlgraph.api import compile, load_plan
-    from rlgraph.api.target import workload
+    from rlgraph.compilation.target import workload
 
     if visualize and visualize.endswith(".rlf"):
         # `--visualize FILE`: the option has no value, and click cannot know.

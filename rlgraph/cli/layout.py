@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from rlgraph.api.programs import decoded, open_file, whole
+from rlgraph.compilation.programs import decoded, open_file, whole
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import Diagnostic, ProgramError
 

@@ -41,7 +41,7 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
             )
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
-    from rlgraph.api.planning import installed
+    from rlgraph.compilation.planning import installed
     from rlgraph.profiles.profile import profile
 
     for name in wanted or ():

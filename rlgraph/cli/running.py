@@ -91,8 +91,9 @@ def run(
     the run and saves the models; a second one ends it at once.
     """
     from rlgraph.runs.backends import Options
+    from rlgraph.runs.display import display
     from rlgraph.runs.folder import METRICS, RunFolder
-    from rlgraph.runs.progress import Json, display
+    from rlgraph.runs.progress import Json
     from rlgraph.runs.run import run_in
 
     if backend != "ray" and (address or debug):

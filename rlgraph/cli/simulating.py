@@ -49,8 +49,8 @@ def simulate(
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
     from rlgraph.analysis.simulate import simulate
-    from rlgraph.api.target import workload
     from rlgraph.clusters.read import read_cluster
+    from rlgraph.compilation.target import workload
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.trace import check_writable
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from rlgraph.compilation.saved import PlanFile
 from rlgraph.ir.plan import HOST, Group, Holding
 from rlgraph.ir.text import print_program
-from rlgraph.planfiles.file import EXTRA, PlanFile, ranges
+from rlgraph.planfiles.file import EXTRA, ranges
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rlgraph.api.programs import whole
+from rlgraph.compilation.programs import whole
 from rlgraph.dsl.scope import nearest
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 

@@ -17,14 +17,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
-from rlgraph.api.compiled import Compiled
-from rlgraph.api.programs import decoded, open_file, whole
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.programs import decoded, open_file, whole
+from rlgraph.compilation.saved import Origin, PlanFile
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.dsl.scope import nearest
 from rlgraph.errors import Diagnostic, ProgramError, Source
@@ -41,40 +42,14 @@ from rlgraph.planfiles.document import LARGEST, Document, Part
 
 LARGEST_BYTES = 16 << 20
 
-Sections = Mapping[str, Mapping[str, Any]]
 EXTRA = ("assumptions", "predicted")
 """What may stand in a plan file beside program, cluster and plan, as the compiler's search left it."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The program that a plan file was made from."""
-
-    source: str
-    """Path of the program, from the folder of the plan file; `<text>` for one that has no file."""
-    sha256: str
-    """Of its text."""
-    folder: str
-    """Where the relative paths in the program begin, from the folder of the plan file."""
-    set: Mapping[str, str] = field(default_factory=dict)
-    """What was replaced in it, as expressions of the language."""
-
-
-@dataclass(frozen=True)
-class PlanFile:
-    """What a plan file says."""
-
-    program: Program
-    plan: Plan
-    origin: Origin
-    sections: Sections = field(default_factory=dict)
-    """`cluster`, `assumptions`, `predicted`, as far as they are there."""
 
 
 # Writing
 
 
-def plan_document(compiled: Compiled, beside: Path) -> str:
+def plan_document(compiled: Compilation, beside: Path) -> str:
     """The plan file of a compiled program, for a file in the folder `beside`."""
     return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.told))
 
@@ -126,7 +101,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _origin(compiled: Compiled, beside: Path) -> Origin:
+def _origin(compiled: Compilation, beside: Path) -> Origin:
     folder = _from(beside, compiled.folder)
     if compiled.file is not None:
         known, path = compiled.file.origin, Path(compiled.source.path).parent / compiled.file.origin.source
@@ -152,14 +127,14 @@ def _digest(text: str) -> str:
 # Reading
 
 
-def load_plan(path: str | Path) -> Compiled:
+def load_plan(path: str | Path) -> Compilation:
     """A plan file as the compiled program that it was made from, with the plan that it says. Raises ProgramError."""
     source = open_plan_file(path)
     document, file = _read(source)
     beside = Path(path).parent
     head = Schedule(span=document.span(("plan",), field=True))
     changed = _changed(document, file.origin, beside)
-    return Compiled(
+    return Compilation(
         source,
         beside / file.origin.folder,
         file.origin.set,
@@ -167,7 +142,6 @@ def load_plan(path: str | Path) -> Compiled:
         changed,
         head,
         file=file,
-        sections=file.sections,
     )
 
 

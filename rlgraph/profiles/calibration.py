@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
-from rlgraph.api.programs import decoded, whole
 from rlgraph.clusters.devices import DTYPES
+from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
 from rlgraph.cost.constants import CPU, GPU, Host, Kind, Rates
 from rlgraph.errors import Diagnostic, ProgramError

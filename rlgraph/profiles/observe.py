@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlgraph.api.compiled import Compiled
 from rlgraph.backends.steps import Silent
+from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Handle
 from rlgraph.runs.backends import Options, open_backend
@@ -160,7 +160,7 @@ class Observed:
 
 
 @contextmanager
-def observed(compiled: Compiled, options: Options) -> Iterator[Observed]:
+def observed(compiled: Compilation, options: Options) -> Iterator[Observed]:
     """A run whose nodes are timed. Raises ProgramError and RunError as any run."""
     watch = Watch()
     with open_backend(compiled, options, watch) as (backend, _):

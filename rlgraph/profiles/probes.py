@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rlgraph
-from rlgraph.api.compiled import Compiled
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.compile import checked, compiled
+from rlgraph.compilation.programs import open_program
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 
@@ -94,13 +95,14 @@ class Probe:
         yield f"        q{place} = exp({model}.logprobs(g{place}) - p{place})"
         yield f"        minimize mean(-min(q{place} * a{place}, clip(q{place}, 0.8, 1.2) * a{place}))"
 
-    def compiled(self, folder: Path, schedule: str = "") -> Compiled:
+    def compiled(self, folder: Path, schedule: str = "") -> Compilation:
         """With its data in a folder. schedule: without its first line."""
         rows = [{"prompt": text} for text in self.texts()]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "rewards.py").write_text(REWARDS)
         (folder / "probe.rlf").write_text(self.text)
-        return rlgraph.compile(folder / "probe.rlf", schedule=f"schedule probe\n{schedule}" if schedule else None)
+        opened = open_program(folder / "probe.rlf")
+        return compiled(opened, {}, checked(opened, {}, f"schedule probe\n{schedule}" if schedule else None))
 
     def texts(self) -> list[str]:
         """8 to 16 tokens each; every step reads all of them."""

@@ -19,10 +19,11 @@ from typing import Any, get_args
 import numpy as np
 
 from rlgraph.analysis.simulate import subjects
-from rlgraph.api.compiled import Compiled
-from rlgraph.api.planning import installed
 from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.planning import installed
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
 from rlgraph.cost.constants import CPU, GPU, Constants, Host, Kind, Rates
 from rlgraph.cost.predict import Batch, Predictor, work
@@ -142,7 +143,7 @@ def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
 
 def _in_turn(
     probe: Probe, sessions: Sequence[Session], folder: Path, rounds: int, note: Note, beside: Beside
-) -> list[tuple[Session, Compiled, list[Seen]]]:
+) -> list[tuple[Session, Compilation, list[Seen]]]:
     """Runs them step by step, one after the other, so that what disturbs one disturbs all."""
     found = []
     with ExitStack() as stack:
@@ -172,7 +173,7 @@ def quiet(values: Sequence[float]) -> float:
 
 
 def _samples(
-    probe: Probe, compiled: Compiled, session: Session, cluster: Cluster, seen: Sequence[Seen]
+    probe: Probe, compiled: Compilation, session: Session, cluster: Cluster, seen: Sequence[Seen]
 ) -> Iterator[Sample]:
     predictor = Predictor(compiled.plan, {}, cluster, CPU, session.threads or 1)
     turns, models = by_turn(seen), subjects(compiled)
@@ -206,7 +207,7 @@ class _Overheads:
         self.gaps: list[float] = []
         """Seconds beside all nodes, for each node."""
 
-    def add(self, probe: Probe, seen: Sequence[Seen], compiled: Compiled) -> None:
+    def add(self, probe: Probe, seen: Sequence[Seen], compiled: Compilation) -> None:
         most = max(pool.devices for pool in compiled.plan.pools)
         self.gaps.append(quiet([step.beside / len(step.done) for step in seen]))
         for (name, op, _), done in by_turn(seen).items():
@@ -340,8 +341,6 @@ def _device_name(kind: str) -> str:
     if kind == "cpu":
         return "cpu"
     import torch
-
-    from rlgraph.clusters.devices import names
 
     told = torch.cuda.get_device_name().lower()
     near = [name for name in names().values() if name.split("-")[0] in told]

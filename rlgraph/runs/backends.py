@@ -10,11 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from rlgraph.placement.memory import least_memory
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.planning import not_built, not_installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 
 if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
     from rlgraph.backends.local.session import Settings
     from rlgraph.backends.steps import Observer, Step
     from rlgraph.engines.transformers.engine import TransformersEngine
@@ -64,7 +66,7 @@ class Backend(Protocol):
 
 @contextmanager
 def open_backend(
-    compiled: Compiled, options: Options, observer: Observer
+    compiled: Compilation, options: Options, observer: Observer
 ) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
     """The backend, and the models of the program as they are in it. Raises ProgramError for what cannot be opened."""
     with warnings.catch_warnings():
@@ -91,7 +93,7 @@ def open_backend(
 
 
 def _local(
-    compiled: Compiled, options: Options, settings: Settings, observer: Observer
+    compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     from rlgraph.backends.local.run import LocalBackend
 
@@ -101,9 +103,8 @@ def _local(
 
 
 def _ray(
-    compiled: Compiled, options: Options, settings: Settings, observer: Observer
+    compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
-    from rlgraph.api.planning import not_built, not_installed
     from rlgraph.backends.local.session import model_spec
 
     if not options.debug and find_spec("ray") is None:
@@ -112,7 +113,6 @@ def _ray(
     if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
     from rlgraph.backends.ray.backend import RayBackend
-    from rlgraph.placement.memory import least_memory
 
     program = compiled.program
     backend = RayBackend(

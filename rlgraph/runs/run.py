@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.runs.backends import Options, open_backend
-from rlgraph.runs.progress import Display, Quiet, display
+from rlgraph.runs.display import display
+from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.trace import Trace, check_writable
 from rlgraph.runs.trained import TrainedModel
 from rlgraph.runs.watch import Interrupts, Watch
+from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import RunError
 
 if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
     from rlgraph.backends.steps import Observer, Step
 
 
@@ -53,7 +54,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(
-    compiled: Compiled,
+    compiled: Compilation,
     options: Options,
     out: str | Path | None,
     overwrite: bool,
@@ -67,7 +68,7 @@ def run(
 
 def run_in(
     folder: RunFolder | None,
-    compiled: Compiled,
+    compiled: Compilation,
     options: Options,
     shown: Display,
     observer: Observer | None = None,
@@ -96,7 +97,7 @@ def run_in(
 
 
 @contextmanager
-def _claimed(folder: RunFolder | None, compiled: Compiled, options: Options) -> Iterator[None]:
+def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) -> Iterator[None]:
     """What cannot be written or read comes out before the run."""
     from rlgraph.backends.recording import read_header, recording
 
@@ -110,7 +111,7 @@ def _claimed(folder: RunFolder | None, compiled: Compiled, options: Options) -> 
         yield
 
 
-def _steps(made: Run, folder: RunFolder | None, compiled: Compiled, options: Options, watch: Watch) -> None:
+def _steps(made: Run, folder: RunFolder | None, compiled: Compilation, options: Options, watch: Watch) -> None:
     with open_backend(compiled, options, watch) as (backend, models):
         made.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
@@ -187,7 +188,7 @@ def _record(step: Step, phases: bool) -> dict[str, Any]:
     return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics, **step.extra}
 
 
-def _how(compiled: Compiled, options: Options) -> dict[str, object]:
+def _how(compiled: Compilation, options: Options) -> dict[str, object]:
     from importlib.metadata import version
 
     from rlgraph import __version__

@@ -9,10 +9,10 @@ import pytest
 
 import rlgraph
 from rlgraph.analysis.simulate import simulate
-from rlgraph.api.choosing import memory
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.target import workload
 from rlgraph.cli import status
+from rlgraph.compilation.choosing import memory
+from rlgraph.compilation.target import workload
 from rlgraph.cost.spot import Subject
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.api.planning import find_shapes
+from rlgraph.compilation.planning import find_shapes
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Program

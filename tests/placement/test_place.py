@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.api.planning import find_shapes
+from rlgraph.compilation.planning import find_shapes
 from rlgraph.dsl.check import check_all
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule

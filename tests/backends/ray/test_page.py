@@ -60,7 +60,7 @@ def _needs_missing(command: list[str]) -> bool:
     """Whether a run wants an engine that is not installed; in one process it needs none."""
     if command[0] != "run" or not any(word.endswith("engines.rls") for word in command):
         return False
-    from rlgraph.api.planning import installed
+    from rlgraph.compilation.planning import installed
 
     return not {"megatron", "vllm"} <= installed()
 

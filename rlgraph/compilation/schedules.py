@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.api.programs import Opened, changes, columns_in, open_file
+from rlgraph.compilation.programs import Opened, changes, columns_in, open_file
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import Checked, check_all
 from rlgraph.dsl.names import names_in

@@ -1,0 +1,46 @@
+"""The plan that was chosen for a cluster, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.analysis.tables import table
+from rlgraph.clusters.units import show
+from rlgraph.compilation.choosing import memory, shares, tokens
+from rlgraph.placement.choose import Choice
+
+
+def show_choice(choice: Choice) -> Iterator[str]:
+    """A few lines: the step, each pool with what it does and how, what fills its memory."""
+    found, asked = choice.found, choice.question
+    proof = "the best there is" if found.gap == 0 else f"at most {found.gap:.1%} from the best there is"
+    rate = tokens(choice) / found.seconds if found.seconds else 0.0
+    used = sum(found.devices)
+    yield f"{asked.cluster.text}: {show(found.seconds, 'time')} a step on {used} devices, {rate:,.0f} tokens/s; {proof}"
+    told = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares(choice).items(), key=lambda each: -each[1]))
+    yield f"pools are busy, as shares of the step: {told}"
+    full = memory(choice)
+    for pool in choice.plan.pools[1:]:
+        peak = full[pool.name]
+        yield ""
+        yield (
+            f"{pool.devices} devices in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
+            f"{show(peak.capacity, 'bytes')}, "
+            f"during {peak.moment}"
+        )
+        yield from _rows(choice, pool.name)
+
+
+def _rows(choice: Choice, pool: str) -> Iterator[str]:
+    cells = []
+    for part, option in zip(choice.problem.parts, choice.found.options, strict=True):
+        if choice.plan.role(part.model, part.operations[0]).pool == pool:
+            spot = option.spot
+            split = " x ".join(f"{axis}{size}" for axis, size in (("dp", spot.dp), ("pp", spot.pp), ("tp", spot.tp)))
+            how = [spot.engine, split]
+            if spot.micro_tokens:
+                how.append(f"micro-batches of {spot.micro_tokens} tokens")
+            how += ["recomputed"] * spot.recompute + ["off-loaded"] * option.offload
+            names = [choice.problem.tasks[number].name for number in part.tasks]
+            cells.append((part.name, f"{sum(option.seconds):.3g} s", ", ".join(how), ", ".join(names)))
+    yield from (f"  {line}" for line in table("<><<", cells))

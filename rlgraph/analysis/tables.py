@@ -1,0 +1,13 @@
+"""Rows of texts as columns that stand one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A line for each row. sides: of each column `<` where its texts begin in one place, `>` where they end in one."""
+    cells = list(rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(sides))] if cells else []
+    for row in cells:
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()

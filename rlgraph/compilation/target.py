@@ -1,0 +1,70 @@
+"""What a plan is searched for: a cluster, how long rows are, constants of the cost model, and what is to be least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.lengths import read_lengths
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+
+if TYPE_CHECKING:
+    from rlgraph.clusters.cluster import Cluster
+    from rlgraph.cost.calibration import Calibration
+    from rlgraph.placement.search.problem import Goal
+
+GOALS = ("time", "cost")
+
+
+@dataclass(frozen=True)
+class Target:
+    cluster: Cluster
+    workload: Workload
+    constants: Constants
+    goal: Goal = "time"
+    offload: bool = True
+    """Models may be in the host's memory while they are not at work."""
+
+    @property
+    def on_cpus(self) -> bool:
+        return self.cluster.islands[0].device.name == "cpu"
+
+    def assumptions(self) -> dict[str, Any]:
+        """What the program does not say, as plain data."""
+        response = self.workload.response
+        return {
+            "prompt_tokens": self.workload.prompt.to_text(),
+            "response_tokens": None if response is None else response.to_text(),
+            "kept": self.workload.kept,
+            "constants": self.constants.source,
+            "minimize": self.goal,
+            "offload": self.offload,
+        }
+
+
+def target(
+    cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str, offload: bool
+) -> Target:
+    """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
+    from rlgraph.clusters.read import read_cluster
+
+    if goal not in GOALS:
+        raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))
+    found = read_cluster(cluster) if isinstance(cluster, str) else cluster
+    if calibration is not None:
+        return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
+    constants = CPU if found.islands[0].device.name == "cpu" else GPU
+    return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
+
+
+def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:
+    """From texts as `rlgraph.cost.lengths` reads them; None is the default. Raises ProgramError for one that it cannot
+    read."""
+    found = Workload(kept=kept)
+    if prompt_tokens is not None:
+        found = replace(found, prompt=read_lengths(prompt_tokens))
+    if response_tokens is not None:
+        found = replace(found, response=read_lengths(response_tokens))
+    return found
