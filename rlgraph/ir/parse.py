@@ -25,11 +25,8 @@ from rlgraph.ir.graph import (
     Value,
     tensor_node,
 )
-from rlgraph.ir.text import INFIX, NEG, NOT, SIGNS
 from rlgraph.ir.types import Axis, DType, Handle, Infer, Table, Tensor, Type
-
-_OPS = {sign: op for op, sign in SIGNS.items()}
-
+from rlgraph.ops.tensor import INFIX, PREFIX
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w.@]))"""
@@ -175,21 +172,20 @@ class _Reader:
         return Unit(axis, reason)
 
     def expression(self, level: int = 0) -> Expr:
-        """Precedence climbing over the signs of INFIX."""
+        """Precedence climbing over the signs between two arguments."""
         left = self.prefix()
         while self.at < len(self.tokens) and self.tokens[self.at][0] != "string":
-            op = _OPS.get(self.text)
-            if op is None or INFIX[op] < level:
+            op = INFIX.get(self.text)
+            if op is None or op.precedence < level:
                 return left
             self.at += 1
-            left = self.apply(op, (left, self.expression(INFIX[op] + (op != "pow"))))
+            left = self.apply(op.name, (left, self.expression(op.precedence + (not op.right))))
         return left
 
     def prefix(self) -> Expr:
-        if self.take("-"):
-            return self.apply("neg", (self.expression(NEG),))
-        if self.take("not"):
-            return self.apply("not", (self.expression(NOT),))
+        op = PREFIX.get(self.text)
+        if op and self.take(op.sign):
+            return self.apply(op.name, (self.expression(op.precedence),))
         if self.take("("):
             # A negative constant is written in brackets; a negation of a constant is not.
             ahead = self.tokens[self.at : self.at + 3]

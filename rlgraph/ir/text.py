@@ -33,44 +33,7 @@ from rlgraph.ir.graph import (
     axes,
 )
 from rlgraph.ir.types import Handle, Tensor, Type
-
-INFIX = {
-    "or": 1,
-    "and": 2,
-    "lt": 4,
-    "le": 4,
-    "gt": 4,
-    "ge": 4,
-    "eq": 4,
-    "ne": 4,
-    "add": 5,
-    "sub": 5,
-    "mul": 6,
-    "div": 6,
-    "floordiv": 6,
-    "mod": 6,
-    "pow": 9,
-}
-SIGNS = {
-    "or": "or",
-    "and": "and",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-}
-"""How the operations are written that stand between their arguments, and how tightly they bind."""
-NEG, NOT = 8, 3
-
+from rlgraph.ops.tensor import TENSOR, TensorOp
 
 # Printing
 
@@ -143,24 +106,24 @@ def show(expr: Expr, above: int = 0) -> str:
     if isinstance(expr, Const):
         shown_value = show_constant(expr.value)
         return f"({shown_value})" if shown_value.startswith("-") else shown_value
-    args = expr.args
-    if expr.op in INFIX:
-        level = INFIX[expr.op]
-        right_first = expr.op == "pow"
-        left, right = show(args[0], level + right_first), show(args[1], level + (not right_first))
-        text = f"{left} {SIGNS[expr.op]} {right}"
-        return f"({text})" if level < above else text
-    if expr.op in ("neg", "not"):
-        level = NEG if expr.op == "neg" else NOT
-        inner = show(args[0], level)
-        # `(-1)` is a constant, `-(1)` the negation of one.
-        inner = f"({inner})" if expr.op == "neg" and inner[0].isdigit() else inner
-        text = f"{'-' if expr.op == 'neg' else 'not '}{inner}"
-        return f"({text})" if level < above else text
+    args, op = expr.args, TENSOR[expr.op]
+    if op.sign:
+        return f"({_signed(op, args)})" if op.precedence < above else _signed(op, args)
     shown = [show(arg) for arg in args]
     if expr.axis is not None:
         shown.append(f"to={expr.axis}")
     return f"{expr.op}({', '.join(shown)})"
+
+
+def _signed(op: TensorOp, args: tuple[Expr, ...]) -> str:
+    level = op.precedence
+    if len(args) == 2:
+        return f"{show(args[0], level + op.right)} {op.sign} {show(args[1], level + (not op.right))}"
+    inner = show(args[0], level)
+    if op.sign.isalpha():
+        return f"{op.sign} {inner}"
+    # `(-1)` is a constant, `-(1)` the negation of one.
+    return f"{op.sign}({inner})" if inner[0].isdigit() else f"{op.sign}{inner}"
 
 
 def show_constant(value: Constant) -> str:
@@ -199,6 +162,3 @@ def _type(kind: Type) -> str:
 def _word(name: str) -> str:
     """A column's name: data may call it anything."""
     return name if re.fullmatch(r"[^\W\d][\w.@]*", name) else json.dumps(name, ensure_ascii=False)
-
-
-# Parsing

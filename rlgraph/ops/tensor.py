@@ -1,4 +1,4 @@
-"""Tensor operations: names, arity, types, how a gradient goes through them. What they compute is in `reference`.
+"""Tensor operations: a record for each says all that is known of it. What it computes is in `reference`.
 
 Elementwise operations work on entries that meet on the inner axis of their arguments; a reduction goes from an axis to
 one that holds it; a scan runs along the inner axis of its argument, inside each row.
@@ -6,89 +6,169 @@ one that holds it; a scan runs along the inner axis of its argument, inside each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rlgraph.ir.types import Axis, DType, Tensor, join
 
-Kind = Literal["elementwise", "reduction", "scan"]
+OpKind = Literal["elementwise", "reduction", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOp:
     name: str
-    kind: Kind
+    kind: OpKind
     args: int
     dtype: DType | Literal["same"]
     """Of the result; `same`: that of the arguments, bool counting as int."""
     doc: str
-    linear: bool = False
-    """The sum over parts of a batch is the value over the batch: a loss made of it can be split into micro-batches."""
     function: bool = True
     """The language has it as a function of that name; the others are signs, or made by passes."""
+    sign: str = ""
+    """How it is written, if not as a function: between two arguments or before its only one."""
+    precedence: int = 0
+    """Of a sign: the higher, the tighter it binds."""
+    right: bool = False
+    """Of a sign: `a ** b ** c` is `a ** (b ** c)`."""
+    gradient: bool = True
+    """A gradient goes through it; else it is 0 wherever there is one."""
+    linear: Literal["all", "each", "first"] | None = None
+    """In `all` its arguments together, in `each` of them while the others stay, or in the `first` one, every entry with
+    the same factor: a sum of such is a sum over parts of a batch."""
+    python: Callable[..., Any] | None = None
+    """The same on Python's numbers: what constants are computed with."""
+    neutral: float | None = None
+    """As the last argument it leaves the first one as it is."""
+    commutes: bool = False
+    """Its two arguments may change places."""
+    inverse: bool = False
+    """Twice it is nothing."""
+    numbers: Literal["result", "widest", "own"] = "result"
+    """The kind in which its numbers meet: that of the result, floats if one of them is, or each in its own."""
+    conditions: int = 0
+    """So many arguments in front are conditions and no numbers."""
+
+
+def _sign(
+    name: str, sign: str, precedence: int, dtype: DType | Literal["same"], doc: str, args: int = 2, **more: Any
+) -> TensorOp:
+    return TensorOp(name, "elementwise", args, dtype, doc, False, sign, precedence, **more)
+
+
+def _comparison(name: str, sign: str, python: Callable[..., Any], commutes: bool = False) -> TensorOp:
+    doc = f"`a {sign} b`"
+    return _sign(name, sign, 4, "bool", doc, python=python, numbers="widest", commutes=commutes, gradient=False)
 
 
 _ALL = (
-    TensorOp("add", "elementwise", 2, "same", "`a + b`", function=False),
-    TensorOp("sub", "elementwise", 2, "same", "`a - b`", function=False),
-    TensorOp("mul", "elementwise", 2, "same", "`a * b`", function=False),
-    TensorOp("div", "elementwise", 2, "float", "`a / b`", function=False),
-    TensorOp("floordiv", "elementwise", 2, "same", "`a // b`, rounded down", function=False),
-    TensorOp("mod", "elementwise", 2, "same", "`a % b`, with the sign of `b`", function=False),
-    TensorOp("pow", "elementwise", 2, "same", "`a ** b`", function=False),
-    TensorOp("neg", "elementwise", 1, "same", "`-a`", function=False),
-    TensorOp("lt", "elementwise", 2, "bool", "`a < b`", function=False),
-    TensorOp("le", "elementwise", 2, "bool", "`a <= b`", function=False),
-    TensorOp("gt", "elementwise", 2, "bool", "`a > b`", function=False),
-    TensorOp("ge", "elementwise", 2, "bool", "`a >= b`", function=False),
-    TensorOp("eq", "elementwise", 2, "bool", "`a == b`", function=False),
-    TensorOp("ne", "elementwise", 2, "bool", "`a != b`", function=False),
-    TensorOp("and", "elementwise", 2, "bool", "`a and b`", function=False),
-    TensorOp("or", "elementwise", 2, "bool", "`a or b`", function=False),
-    TensorOp("not", "elementwise", 1, "bool", "`not a`", function=False),
+    _sign("add", "+", 5, "same", "`a + b`", python=operator.add, linear="all", neutral=0, commutes=True),
+    _sign("sub", "-", 5, "same", "`a - b`", python=operator.sub, linear="all", neutral=0),
+    _sign("mul", "*", 6, "same", "`a * b`", python=operator.mul, linear="each", neutral=1, commutes=True),
+    _sign("div", "/", 6, "float", "`a / b`", python=operator.truediv, linear="first", neutral=1),
+    _sign("floordiv", "//", 6, "same", "`a // b`, rounded down", python=operator.floordiv, gradient=False),
+    _sign("mod", "%", 6, "same", "`a % b`, with the sign of `b`", python=operator.mod),
+    _sign("pow", "**", 9, "float", "`a ** b`", python=operator.pow, right=True, neutral=1),
+    _sign("neg", "-", 8, "same", "`-a`", 1, python=operator.neg, linear="all", inverse=True),
+    _comparison("lt", "<", operator.lt),
+    _comparison("le", "<=", operator.le),
+    _comparison("gt", ">", operator.gt),
+    _comparison("ge", ">=", operator.ge),
+    _comparison("eq", "==", operator.eq, commutes=True),
+    _comparison("ne", "!=", operator.ne, commutes=True),
+    _sign("and", "and", 2, "bool", "`a and b`", commutes=True, gradient=False),
+    _sign("or", "or", 1, "bool", "`a or b`", commutes=True, gradient=False),
+    _sign("not", "not", 3, "bool", "`not a`", 1, gradient=False, inverse=True),
     TensorOp("exp", "elementwise", 1, "float", "e to the power of `x`"),
     TensorOp("log", "elementwise", 1, "float", "natural logarithm"),
     TensorOp("log1p", "elementwise", 1, "float", "`log(1 + x)`, exact for a small `x`"),
     TensorOp("expm1", "elementwise", 1, "float", "`exp(x) - 1`, exact for a small `x`"),
     TensorOp("sqrt", "elementwise", 1, "float", "square root"),
     TensorOp("abs", "elementwise", 1, "same", "absolute value"),
-    TensorOp("sign", "elementwise", 1, "same", "-1, 0 or 1"),
-    TensorOp("floor", "elementwise", 1, "float", "rounded down"),
-    TensorOp("ceil", "elementwise", 1, "float", "rounded up"),
-    TensorOp("round", "elementwise", 1, "float", "rounded to the nearest whole number, halves to the even one"),
+    TensorOp("sign", "elementwise", 1, "same", "-1, 0 or 1", gradient=False),
+    TensorOp("floor", "elementwise", 1, "float", "rounded down", gradient=False),
+    TensorOp("ceil", "elementwise", 1, "float", "rounded up", gradient=False),
+    TensorOp(
+        "round",
+        "elementwise",
+        1,
+        "float",
+        "rounded to the nearest whole number, halves to the even one",
+        gradient=False,
+    ),
     TensorOp("sigmoid", "elementwise", 1, "float", "`1 / (1 + exp(-x))`"),
     TensorOp("logsigmoid", "elementwise", 1, "float", "`log(sigmoid(x))`, without overflow"),
     TensorOp("tanh", "elementwise", 1, "float", "hyperbolic tangent"),
     TensorOp("relu", "elementwise", 1, "same", "`max(x, 0)`"),
-    TensorOp("minimum", "elementwise", 2, "same", "`min(a, b)`: the smaller one of two", function=False),
-    TensorOp("maximum", "elementwise", 2, "same", "`max(a, b)`: the larger one of two", function=False),
+    TensorOp(
+        "minimum",
+        "elementwise",
+        2,
+        "same",
+        "`min(a, b)`: the smaller one of two",
+        function=False,
+        python=min,
+        commutes=True,
+    ),
+    TensorOp(
+        "maximum",
+        "elementwise",
+        2,
+        "same",
+        "`max(a, b)`: the larger one of two",
+        function=False,
+        python=max,
+        commutes=True,
+    ),
     TensorOp("clip", "elementwise", 3, "same", "`x` held between the second and the third argument"),
-    TensorOp("where", "elementwise", 3, "same", "the second argument where the first is true, else the third"),
-    TensorOp("detach", "elementwise", 1, "same", "the same value, through which no gradient goes"),
-    TensorOp("float", "elementwise", 1, "float", "as a real number"),
-    TensorOp("mean", "reduction", 1, "float", "average of the valid entries; 0 of none"),
-    TensorOp("sum", "reduction", 1, "same", "sum of the valid entries", linear=True),
+    TensorOp(
+        "where", "elementwise", 3, "same", "the second argument where the first is true, else the third", conditions=1
+    ),
+    TensorOp("detach", "elementwise", 1, "same", "the same value, through which no gradient goes", gradient=False),
+    TensorOp("float", "elementwise", 1, "float", "as a real number", linear="all"),
+    TensorOp("mean", "reduction", 1, "float", "average of the valid entries; 0 of none", linear="all"),
+    TensorOp("sum", "reduction", 1, "same", "sum of the valid entries", linear="all"),
     TensorOp("std", "reduction", 1, "float", "unbiased standard deviation; 0 of a single entry"),
     TensorOp("var", "reduction", 1, "float", "unbiased variance; 0 of a single entry"),
     TensorOp("min", "reduction", 1, "same", "smallest entry; 0 of none"),
     TensorOp("max", "reduction", 1, "same", "largest entry; 0 of none"),
-    TensorOp("count", "reduction", 1, "int", "number of entries that are true (of numbers: not 0)"),
-    TensorOp("size", "reduction", 1, "int", "number of valid entries, whatever they hold"),
-    TensorOp("any", "reduction", 1, "bool", "whether an entry is true; false of none"),
-    TensorOp("all", "reduction", 1, "bool", "whether every entry is true; true of none"),
+    TensorOp(
+        "count",
+        "reduction",
+        1,
+        "int",
+        "number of entries that are true (of numbers: not 0)",
+        gradient=False,
+        numbers="own",
+    ),
+    TensorOp(
+        "size",
+        "reduction",
+        1,
+        "int",
+        "number of valid entries, whatever they hold",
+        gradient=False,
+        numbers="own",
+    ),
+    TensorOp("any", "reduction", 1, "bool", "whether an entry is true; false of none", gradient=False),
+    TensorOp("all", "reduction", 1, "bool", "whether every entry is true; true of none", gradient=False),
     TensorOp(
         "quantile", "reduction", 2, "float", "the quantile of the second argument (0 to 1), linearly interpolated"
     ),
-    TensorOp("argmax", "reduction", 1, "row", "the row with the largest entry, the first of equals"),
-    TensorOp("argmin", "reduction", 1, "row", "the row with the smallest entry, the first of equals"),
+    TensorOp("argmax", "reduction", 1, "row", "the row with the largest entry, the first of equals", gradient=False),
+    TensorOp("argmin", "reduction", 1, "row", "the row with the smallest entry, the first of equals", gradient=False),
     TensorOp("next", "scan", 1, "same", "the entry of the next valid token; 0 at the last"),
     TensorOp("prev", "scan", 1, "same", "the entry of the valid token before; 0 at the first"),
     TensorOp("cumsum", "scan", 1, "same", "sum of the entries up to and with this one"),
     TensorOp("discount", "scan", 2, "float", "reward still to come: `x` + decay * (that of the next valid token)"),
 )
 
-TENSOR: dict[str, TensorOp] = {op.name: op for op in _ALL}
+TENSOR: Mapping[str, TensorOp] = {op.name: op for op in _ALL}
+
+INFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 2}
+PREFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 1}
+"""Operations that are written as a sign, by the sign."""
 
 
 def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
@@ -117,7 +197,5 @@ def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor
 def _dtype(op: TensorOp, args: Sequence[Tensor]) -> DType:
     if op.dtype != "same":
         return op.dtype
-    kinds = {arg.dtype for arg in (args[1:] if op.name == "where" else args)}
-    if op.name == "pow" and "float" not in kinds:
-        return "float"
+    kinds = {arg.dtype for arg in args[op.conditions :]}
     return "int" if kinds <= {"int", "bool"} else "float"

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Program
 from rlgraph.ir.types import Tensor
-
-_PYTHON: Mapping[str, Callable[..., object]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "minimum": min,
-    "maximum": max,
-    "pow": operator.pow,
-}
+from rlgraph.ops import TENSOR
 
 
 def fold(program: Program) -> Program:
@@ -43,15 +31,15 @@ def fold_expr(expr: Expr) -> Expr:
     if not isinstance(expr, Apply):
         return expr
     args = tuple(fold_expr(arg) for arg in expr.args)
-    expr = replace(expr, args=args)
-    if all(isinstance(arg, Const) for arg in args) and expr.op in _PYTHON and expr.type.axis is None:
+    expr, python = replace(expr, args=args), TENSOR[expr.op].python
+    if python and all(isinstance(arg, Const) for arg in args) and expr.type.axis is None:
         values = [arg.value for arg in args if isinstance(arg, Const) and not isinstance(arg.value, str)]
         try:
-            value = _PYTHON[expr.op](*values)
+            value = python(*values)
         except (ArithmeticError, TypeError, ValueError):
             return expr
         if isinstance(value, (int, float)) and math.isfinite(value):
-            exact = float(value) if expr.type.dtype == "float" else int(value)
+            exact = {"float": float, "bool": bool}.get(expr.type.dtype, int)(value)
             return Const(exact, Tensor(expr.type.dtype), expr.span)
         return expr
     kept = _neutral(expr)
@@ -60,15 +48,15 @@ def fold_expr(expr: Expr) -> Expr:
 
 def _neutral(expr: Apply) -> Expr | None:
     """`x + 0`, `x - 0`, `x * 1`, `x / 1`, `--x` are `x`. (`x * 0` is not 0 where `x` is not finite.)"""
-    args = expr.args
+    op, args = TENSOR[expr.op], expr.args
     last = args[-1].value if isinstance(args[-1], Const) else None
     first = args[0].value if isinstance(args[0], Const) else None
     if isinstance(last, bool) or isinstance(first, bool):
         return None
-    if (expr.op in ("add", "sub") and last == 0) or (expr.op in ("mul", "div", "pow") and last == 1):
+    if op.neutral is not None and last == op.neutral:
         return args[0]
-    if (expr.op == "add" and first == 0) or (expr.op == "mul" and first == 1):
+    if op.neutral is not None and op.commutes and first == op.neutral:
         return args[1]
-    if expr.op == "neg" and isinstance(args[0], Apply) and args[0].op == "neg":
+    if op.inverse and isinstance(args[0], Apply) and args[0].op == expr.op:
         return args[0].args[0]
     return None
