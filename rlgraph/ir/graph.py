@@ -170,6 +170,13 @@ class Graph:
             for region in node.regions:
                 yield from region.walk()
 
+    def graphs(self) -> Iterator[Graph]:
+        """This graph, and those of regions."""
+        yield self
+        for node in self.nodes:
+            for region in node.regions:
+                yield from region.graphs()
+
     def values(self) -> dict[str, Type]:
         """Types of all values made here and in regions, by name."""
         found = {value.name: value.type for value in self.inputs}

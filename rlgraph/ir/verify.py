@@ -5,11 +5,18 @@ A broken graph is a bug of the pass that made it, not of the user: the runner of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
+from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
 from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
+
+UNIT = "unit"
+"""In what passes write: the unit of every node."""
+
+Rule = Callable[[Program], Iterable[str]]
+"""What a pass has brought about and those after it keep: yields where a program breaks it."""
 
 
 class Signed(Protocol):
@@ -21,6 +28,12 @@ class Signed(Protocol):
     @property
     def region(self) -> bool: ...
 
+    @property
+    def barrier(self) -> bool: ...
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]: ...
+
 
 class BrokenGraph(Exception):
     """A graph that breaks a rule; `problems` says which, one a line."""
@@ -30,14 +43,24 @@ class BrokenGraph(Exception):
         super().__init__("\n".join(problems))
 
 
-def verify(program: Program, ops: Mapping[str, Signed], infer: Infer) -> None:
-    """Raises BrokenGraph unless every phase of the program is well formed."""
+def verify(
+    program: Program,
+    ops: Mapping[str, Signed],
+    infer: Infer,
+    written: Collection[str] = (),
+    rules: Iterable[Rule] = (),
+) -> None:
+    """Raises BrokenGraph unless every phase of the program is well formed.
+
+    written: what passes have written by now: `unit`, and attributes as `train.micro`. All of it has to be there, and
+    nothing that a later pass writes.
+    """
     problems: list[str] = []
     known = {model.name for model in program.models} | {o.name for o in program.outside}
     known |= {state.name for state in program.states}
     by_key = axes(program)
     for phase in program.phases:
-        check = _Check(ops, infer, by_key)
+        check = _Check(ops, infer, by_key, written)
         check.graph(phase.graph, {})
         problems += [f"phase {phase.name}: {problem}" for problem in check.problems]
         first = [value.type for value in phase.graph.inputs]
@@ -51,6 +74,8 @@ def verify(program: Program, ops: Mapping[str, Signed], infer: Infer) -> None:
             last = [kinds[name] for name in phase.graph.outputs]
             if [str(kind) for kind in first] != [str(kind) for kind in last]:
                 problems.append(f"phase {phase.name}: given {first}, yields {last}")
+    if not problems:
+        problems += [problem for rule in rules for problem in rule(program)]
     if problems:
         raise BrokenGraph(problems)
 
@@ -58,8 +83,10 @@ def verify(program: Program, ops: Mapping[str, Signed], infer: Infer) -> None:
 class _Check:
     """One phase: names are made once and before they are used, and every operation gets the kinds it takes."""
 
-    def __init__(self, ops: Mapping[str, Signed], infer: Infer, by_key: Mapping[str, Axis]) -> None:
-        self.ops, self.infer, self.by_key = ops, infer, by_key
+    def __init__(
+        self, ops: Mapping[str, Signed], infer: Infer, by_key: Mapping[str, Axis], written: Collection[str]
+    ) -> None:
+        self.ops, self.infer, self.by_key, self.written = ops, infer, by_key, written
         self.made: set[str] = set()
         self.problems: list[str] = []
 
@@ -96,10 +123,41 @@ class _Check:
             self.problems.append(f"{node.name}: {node.op} makes {made.strip()}, not {kinds}")
         if bool(node.regions) != op.region:
             self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
-        if node.op == "tensor":
+        self.attributes(node, op)
+        self.unit(node, op)
+        if node.body or node.op == "tensor":
             self.tensor(node, scope)
         for region in node.regions:
             self.region(node, region, scope)
+
+    def attributes(self, node: Node, op: Signed) -> None:
+        said, known = dict(node.attrs), {each.name: each for each in op.attributes}
+        problems = [f"has no attribute `{name}`" for name in said if name not in known]
+        if len(said) < len(node.attrs):
+            problems.append("says an attribute twice")
+        for name, each in known.items():
+            late = each.by == "pass" and f"{node.op}.{name}" not in self.written
+            if name not in said and not late and (each.by == "pass" or each.default is REQUIRED):
+                problems.append(f"lacks `{name}`")
+            elif name in said and late:
+                problems.append(f"has `{name}`, which no pass has written yet")
+            elif name in said and (problem := each.problem(said[name], self.by_key)):
+                problems.append(problem)
+        self.problems += [f"{node.name}: {node.op}: {problem}" for problem in problems]
+
+    def unit(self, node: Node, op: Signed) -> None:
+        """A node has the unit of its operation, with the reason where that is a barrier."""
+        unit, due = node.unit, UNIT in self.written
+        if unit is None or not due:
+            problem = "has no unit" if due else "has a unit, which no pass has written yet" if unit else ""
+        elif unit.axis is not None and unit.axis not in self.by_key:
+            problem = f"works by {unit.axis}, which is no axis"
+        elif unit.axis is not None and op.barrier:
+            problem = f"works by {unit.axis}, and {node.op} needs the whole batch"
+        else:
+            problem = "is a barrier without a reason" if unit.axis is None and not unit.reason else ""
+        if problem:
+            self.problems.append(f"{node.name}: {problem}")
 
     def tensor(self, node: Node, scope: Mapping[str, Type]) -> None:
         inner = dict(scope)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rlgraph.ir.graph import Program
 from rlgraph.ir.text import print_program
-from rlgraph.ir.verify import BrokenGraph, verify
+from rlgraph.ir.verify import UNIT, BrokenGraph, Rule, verify
 from rlgraph.ops import NODES, infer
-from rlgraph.passes.fuse import fuse
+from rlgraph.passes.fuse import fuse, unfused
 from rlgraph.passes.granularity import granularity
 from rlgraph.passes.simplify import simplify
 from rlgraph.passes.split import split
@@ -23,6 +23,10 @@ class Pass:
     run: Callable[[Program], Program]
     changes: Literal["exact", "reorder"]
     """`exact`: the same numbers; `reorder`: the same samples in another order. None may change staleness."""
+    writes: tuple[str, ...] = ()
+    """What every node has after it and none before: attributes (`train.micro`), `unit`."""
+    rules: tuple[Rule, ...] = ()
+    """What holds of a program after it, and after all later passes."""
 
     @property
     def name(self) -> str:
@@ -31,9 +35,9 @@ class Pass:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass(simplify, "exact"),
-    Pass(split, "exact"),
-    Pass(fuse, "exact"),
-    Pass(granularity, "exact"),
+    Pass(split, "exact", writes=("train.micro", "train.why")),
+    Pass(fuse, "exact", rules=(unfused,)),
+    Pass(granularity, "exact", writes=(UNIT,)),
 )
 
 
@@ -51,15 +55,15 @@ class BrokenPass(Exception):
     changed."""
 
 
-def run_passes(program: Program, pipeline: tuple[Pass, ...] = PIPELINE) -> list[Stage]:
+def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[Stage]:
     """The program after the checker and after each pass."""
-    verify(program, NODES, infer)
+    verify_after(program, ())
     stages = [Stage("check", program)]
-    for step in pipeline:
+    for at, step in enumerate(pipeline):
         began = time.perf_counter()
         try:
             made = step.run(program)
-            verify(made, NODES, infer)
+            verify_after(made, pipeline[: at + 1])
         except BrokenGraph as error:
             raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, made)}") from error
         except Exception as error:
@@ -67,6 +71,12 @@ def run_passes(program: Program, pipeline: tuple[Pass, ...] = PIPELINE) -> list[
         stages.append(Stage(step.name, made, time.perf_counter() - began))
         program = made
     return stages
+
+
+def verify_after(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
+    """Raises BrokenGraph unless the program is one that these passes make."""
+    written = {name for step in done for name in step.writes}
+    verify(program, NODES, infer, written, [rule for step in done for rule in step.rules])
 
 
 def _difference(before: Program, after: Program) -> str:

@@ -34,9 +34,9 @@ from rlgraph.ir.mesh import Mesh, MeshAxis
 from rlgraph.ir.parse import parse_program
 from rlgraph.ir.plan import VERSION, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.text import print_program
-from rlgraph.ir.verify import BrokenGraph, verify
-from rlgraph.ops import NODES, infer
-from rlgraph.passes.pipeline import Stage
+from rlgraph.ir.verify import BrokenGraph
+from rlgraph.ops import infer
+from rlgraph.passes.pipeline import Stage, verify_after
 from rlgraph.planfiles.checks import problems
 from rlgraph.planfiles.document import LARGEST, Document, Part
 
@@ -218,7 +218,7 @@ def _graph(part: Part, lines: Sequence[str]) -> Program:
     """The program whose printed graph this is. Raises ProgramError where it is none."""
     try:
         program = parse_program("\n".join(lines), infer)
-        verify(program, NODES, infer)
+        verify_after(program)
         said = _unlike(program, lines)
     except BrokenGraph as error:
         said = error.problems[0]

@@ -22,15 +22,15 @@ data prompts = jsonl("p.jsonl", batch=8)
 
 phase step(actor@0: model<actor>, prompts@0: cursor<prompts>):
   prompts: table[prompts; data=?], prompts@1: cursor<prompts> <- read(prompts@0)
-  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4}
-  reward: float[rollout] <- call(rollout)
+  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4, max_tokens=8, key="rollout"}
+  reward: float[rollout] <- call(rollout) {func="f", names=[]}
   old: float[rollout.token] <- column(rollout) {name="logprobs"}
   adv: float[rollout] = tensor:
     centre = mean(reward, to=prompts)
     adv = reward - centre
-  actor@2: model<actor> <- minibatch(actor@0, rollout, old, adv):
+  actor@2: model<actor> <- minibatch(actor@0, rollout, old, adv) {axis="rollout", key="minibatch"}:
     given actor@1: model<actor>
-    actor@3: model<actor> <- train(actor@1, rollout, old, adv):
+    actor@3: model<actor> <- train(actor@1, rollout, old, adv) {lr=0.001}:
       given actor@4: model<actor>
       logp: float[rollout.token] <- logprobs(actor@4, rollout)
       loss: float = mean(-exp(logp - old) * adv)
@@ -60,7 +60,7 @@ def test_a_good_program_passes() -> None:
         ("call(rollout)", "call(rollout, old)", "reward: old used before it is made"),
         (
             "  report(best)",
-            "  rollout: float[rollout] <- call(rollout)\n  report(best)",
+            '  rollout: float[rollout] <- call(rollout) {func="f", names=[]}\n  report(best)',
             "rollout is made twice, the second time by call",
         ),
         ("      loss: float = mean", "      old: float = mean", "old is made twice, the second time by tensor"),
@@ -103,6 +103,18 @@ def test_a_good_program_passes() -> None:
         ("yield actor@2, prompts@1", "yield actor@2", "given ["),
         ("yield actor@2, prompts@1", "yield prompts@1, actor@2", "given ["),
         ("data prompts = ", "data questions = ", "prompts is not declared"),
+        ("n=4, ", "samples=4, ", "rollout: generate: has no attribute `samples`"),
+        ("n=4, ", "n=4, n=5, ", "rollout: generate: says an attribute twice"),
+        ("max_tokens=8, ", "", "rollout: generate: lacks `max_tokens`"),
+        ("n=4", "n=0", "rollout: generate: `n` is 0, which is not in [1, 65536]"),
+        ("n=4", "n=4.0", "rollout: generate: `n` is int, not 4.0"),
+        ("n=4", "n=true", "rollout: generate: `n` is int, not True"),
+        ("n=4", "stop=4", "rollout: generate: `stop` is texts, not 4"),
+        ("n=4", "temperature=null", "rollout: generate: `temperature` is float, not None"),
+        ('axis="rollout"', 'axis="others"', "actor@2: minibatch: `axis` is an axis, and no axis is called 'others'"),
+        ("lr=0.001", 'lr="fast"', "actor@3: train: `lr` is rate, not 'fast'"),
+        ("lr=0.001", 'lr=0.001, micro="rollout"', "actor@3: train: has `micro`, which no pass has written yet"),
+        ("max(reward)", "max(reward) per rollout", "best: has a unit, which no pass has written yet"),
     ],
 )
 def test_broken_text(old: str, new: str, problem: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
-from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.graph import Graph, Node, Program, Unit, tensor_node
 from rlgraph.passes.pipeline import PIPELINE, BrokenPass, Pass, run_passes
 from tests.passes.test_passes_golden import HEADER
 
@@ -44,6 +45,109 @@ def test_a_broken_pass_is_named_and_its_change_is_shown() -> None:
     said = str(caught.value)
     assert said.startswith("pass swapped: phase step: report: report.length used before it is made")
     assert "\n+  report(report.length)" in said and "\n-  report(report.length)" in said
+
+
+def edited(name: str, op: str, change: Callable[[Node], Node]) -> Callable[[Program], Program]:
+    """A pass that changes the nodes of one operation."""
+
+    def inside(graph: Graph) -> Graph:
+        nodes = [replace(node, regions=tuple(map(inside, node.regions))) for node in graph.nodes]
+        return replace(graph, nodes=tuple(change(node) if node.op == op else node for node in nodes))
+
+    def run(broken: Program) -> Program:
+        return broken.map_graphs({phase.name: inside(phase.graph) for phase in broken.phases})
+
+    run.__name__ = name
+    return run
+
+
+def without(name: str) -> Callable[[Node], Node]:
+    return lambda node: replace(node, attrs=tuple(item for item in node.attrs if item[0] != name))
+
+
+def apart(broken: Program) -> Program:
+    """A pass that takes the first fused node apart again."""
+    phase = broken.phases[0]
+    nodes = []
+    for node in phase.graph.nodes:
+        made = [tensor_node((let,), (let.name,)) for let in node.body] if len(node.body) > 1 else [node]
+        nodes += [replace(each, unit=node.unit) for each in made]
+    return broken.map_graphs({phase.name: replace(phase.graph, nodes=tuple(nodes))})
+
+
+TRAINS = (
+    ROLLOUT
+    + """    score = correct(rollout)
+    centred = score - mean(score, by=prompts)
+    adv = centred - max(centred, by=prompts)
+    train actor(lr=0.1):
+        minimize mean(-actor.logprobs(rollout) * adv)
+"""
+)
+
+LATE: dict[str, tuple[int, Callable[[Program], Program], str]] = {
+    "an attribute that a pass had written is gone": (
+        2,
+        edited("forgets", "train", without("micro")),
+        "actor@2: train: lacks `micro`",
+    ),
+    "an attribute comes before its pass": (
+        1,
+        edited("hastens", "train", lambda node: replace(node, attrs=(*node.attrs, ("why", "")))),
+        "actor@2: train: has `why`, which no pass has written yet",
+    ),
+    "an attribute that the checker wrote is gone": (
+        1,
+        edited("forgets", "generate", without("max_tokens")),
+        "rollout: generate: lacks `max_tokens`",
+    ),
+    "an attribute that the record does not know": (
+        1,
+        edited("invents", "generate", lambda node: replace(node, attrs=(*node.attrs, ("beams", 4)))),
+        "rollout: generate: has no attribute `beams`",
+    ),
+    "an axis that does not exist": (
+        2,
+        edited(
+            "renames",
+            "train",
+            lambda node: replace(without("micro")(node), attrs=(*without("micro")(node).attrs, ("micro", "no"))),
+        ),
+        "actor@2: train: `micro` is an axis, and no axis is called 'no'",
+    ),
+    "a unit comes before its pass": (
+        3,
+        edited("hastens", "read", lambda node: replace(node, unit=Unit(None, "so"))),
+        "prompts: has a unit, which no pass has written yet",
+    ),
+    "a unit is gone": (4, edited("forgets", "read", lambda node: replace(node, unit=None)), "prompts: has no unit"),
+    "a unit of an axis that does not exist": (
+        4,
+        edited("renames", "call", lambda node: replace(node, unit=Unit("no"))),
+        "score: works by no, which is no axis",
+    ),
+    "a barrier by row": (
+        4,
+        edited("hurries", "read", lambda node: replace(node, unit=Unit("prompts"))),
+        "prompts: works by prompts, and read needs the whole batch",
+    ),
+    "a barrier without a reason": (
+        4,
+        edited("hides", "read", lambda node: replace(node, unit=Unit(None))),
+        "prompts: is a barrier without a reason",
+    ),
+    "tensor nodes that were one are two": (4, apart, "centred and adv could be one"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_passes_have_brought_about_has_to_stay(case: str) -> None:
+    after, broken, problem = LATE[case]
+    checked = program(TRAINS)
+    run_passes(checked)
+    with pytest.raises(BrokenPass) as caught:
+        run_passes(checked, (*PIPELINE[:after], Pass(broken, "exact")))
+    assert str(caught.value).startswith(f"pass {broken.__name__}: phase step: {problem}"), str(caught.value)
 
 
 def test_a_pass_that_fails_is_named() -> None:

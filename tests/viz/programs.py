@@ -18,7 +18,7 @@ data prompts = jsonl("prompts.jsonl", batch=1024)
 
 phase step(actor@0: model<actor>, critic@0: model<critic>, ref@0: model<ref>, reward@0: model<reward>, prompts@0: cursor<prompts>):
   prompts: table[prompts; data=?], prompts@1: cursor<prompts> <- read(prompts@0) per batch because "a data source is read a batch at a time"
-  rollout: table[prompts; token=prompts.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {max_tokens=512, temperature=1.0} per prompts
+  rollout: table[prompts; token=prompts.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {max_tokens=512, temperature=1.0, key="rollout"} per prompts
   old_logp: float[prompts.token] <- logprobs(actor@0, rollout) per prompts
   ref_logp: float[prompts.token] <- logprobs(ref@0, rollout) per prompts
   value: float[prompts.token] <- values(critic@0, rollout) per prompts
@@ -28,7 +28,7 @@ phase step(actor@0: model<actor>, critic@0: model<critic>, ref@0: model<ref>, re
   adv: float[prompts.token] = discount(r + 1.0 * next(value) - value, 1.0 * 0.95) per prompts
   target: float[prompts.token] = adv + value per prompts
   adv_w: float[prompts.token] = (adv - mean(adv)) / (std(adv) + 1e-08) per batch because "mean(adv) is over the whole batch"
-  actor@1: model<actor>, critic@1: model<critic> <- minibatch(actor@0, critic@0, rollout, value, target, old_logp, adv_w) {axis="prompts", parts=8, epochs=2} per batch because "slices are of the whole batch":
+  actor@1: model<actor>, critic@1: model<critic> <- minibatch(actor@0, critic@0, rollout, value, target, old_logp, adv_w) {axis="prompts", parts=8, epochs=2, key="slices"} per batch because "slices are of the whole batch":
     given actor@2: model<actor>, critic@2: model<critic>
     critic@3: model<critic> <- train(critic@2, rollout, value, target) {lr=5e-06} per batch because "an optimizer step needs the gradient of all its rows":
       given critic@4: model<critic>
@@ -61,11 +61,11 @@ func correct = python("rewards.py:exact_match")
 
 phase step(actor@0: model<actor>, ref@0: model<ref>, prompts@0: cursor<prompts>):
   prompts: table[prompts; data=?], prompts@1: cursor<prompts> <- read(prompts@0) per batch because "a data source is read a batch at a time"
-  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=16, max_tokens=1024, temperature=1.0} per prompts
-  score: float[rollout] <- call(rollout) {func="correct"} per rollout
+  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=16, max_tokens=1024, temperature=1.0, key="rollout"} per prompts
+  score: float[rollout] <- call(rollout) {func="correct", names=[]} per rollout
   ref_logp: float[rollout.token] <- logprobs(ref@0, rollout) {temperature=1.0} per rollout
   adv: float[rollout] = (score - mean(score, to=prompts)) / (std(score, to=prompts) + 1e-06) per prompts because "mean(score, by=prompts) needs all of a prompt's rollouts"
-  actor@1: model<actor>, kl: float[rollout.token] <- minibatch(actor@0, rollout, adv, ref_logp) {axis="prompts", parts=4, epochs=1} per batch because "slices are of the whole batch":
+  actor@1: model<actor>, kl: float[rollout.token] <- minibatch(actor@0, rollout, adv, ref_logp) {axis="prompts", parts=4, epochs=1, key="slices"} per batch because "slices are of the whole batch":
     given actor@2: model<actor>
     rollout.logprobs: float[rollout.token] <- column(rollout) {name="logprobs"} per rollout
     actor@3: model<actor>, kl.1: float[rollout.token] <- train(actor@2, rollout, rollout.logprobs, adv, ref_logp) {lr=1e-06, clip_norm=1.0} per batch because "an optimizer step needs the gradient of all its rows":
@@ -99,7 +99,7 @@ state seen[key] = 0.0
 
 phase warmup(actor@0: model<actor>, prompts@0: cursor<prompts>) {steps=100}:
   prompts: table[prompts; data=?], prompts@1: cursor<prompts> <- read(prompts@0)
-  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4, max_tokens=8}
+  rollout: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4, max_tokens=8, key="rollout"}
   actor@1: model<actor> <- train(actor@0, rollout) {lr=0.1}:
     given actor@2: model<actor>
     logp: float[rollout.token] <- logprobs(actor@2, rollout)
@@ -108,10 +108,10 @@ phase warmup(actor@0: model<actor>, prompts@0: cursor<prompts>) {steps=100}:
   yield actor@1, prompts@1
 
 phase step(actor@0: model<actor>, ref@0: model<ref>, scale@0: float, seen@0: keyed<seen>, prompts@0: cursor<prompts>) {staleness=2}:
-  prompts@2: cursor<prompts>, rollout: table[rollout; token=rollout.token; sampled=1.0; data=?], hit: float[rollout] <- collect(prompts@0, actor@0) {rows=8, rounds=64} per batch because "how many rows are kept is known at the end":
+  prompts@2: cursor<prompts>, rollout: table[rollout; token=rollout.token; sampled=1.0; data=?], hit: float[rollout] <- collect(prompts@0, actor@0) {rows=8, rounds=64, axis="prompts"} per batch because "how many rows are kept is known at the end":
     given prompts@1: cursor<prompts>
     prompts: table[prompts; data=?], prompts@3: cursor<prompts> <- read(prompts@1)
-    rollout.1: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4, max_tokens=8}
+    rollout.1: table[rollout; token=rollout.token; sampled=1.0; data=?] <- generate(actor@0, prompts) {n=4, max_tokens=8, key="rollout"}
     hit.1: float[rollout] <- call(rollout.1) {func="correct", names=[]}
     kept: bool[prompts] = std(hit.1, to=prompts) > 0
     rollout.2: table[rollout; token=rollout.token; sampled=1.0; data=?], hit.2: float[rollout] <- keep(kept, rollout.1, hit.1) {axis="prompts"}
@@ -122,7 +122,7 @@ phase step(actor@0: model<actor>, ref@0: model<ref>, scale@0: float, seen@0: key
     both = (hit - centre) * scale@0
     twice = both + both
   seen@1: keyed<seen> <- assign(seen@0, hit, both) per batch because "rows of one key may be anywhere in the batch"
-  actor@1: model<actor> <- minibatch(actor@0, rollout, twice) {axis="prompts", parts=4, epochs=2}:
+  actor@1: model<actor> <- minibatch(actor@0, rollout, twice) {axis="prompts", parts=4, epochs=2, key="slices"}:
     given actor@2: model<actor>
     actor@3: model<actor> <- train(actor@2, rollout, twice, ref@0) {lr=0.1}:
       given actor@4: model<actor>
