@@ -44,7 +44,6 @@ import numpy as np
 import ray
 
 import rlgraph
-from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.ir.mesh import mesh
@@ -114,10 +113,9 @@ class Ours:
         plan = Plan(program.name, (Pool(HOST, 0), Pool("all", most)), (host, self.copies(most)), (), ())
         self.backend = RayBackend(program, plan, Settings(folder=folder), seconds=120)
         graph = program.phases[-1].graph
-        self.frame = Frame(graph.values(), self.backend.dtype, elsewhere=True)
-        self.backend.begin_step(1)
+        self.frame = self.backend.frame(program.phases[-1], 1)
         for value in graph.inputs:
-            self.frame.values[value.name] = self.backend.handles[value.name.rsplit("@", 1)[0]]
+            self.frame.values[value.name] = self.backend.first[value.name.rsplit("@", 1)[0]]
         for self.node in graph.walk():
             if self.node.op == "tensor":
                 break

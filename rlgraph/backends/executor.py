@@ -29,6 +29,8 @@ class Made:
     values: dict[str, Any] = field(default_factory=dict)
     rows: list[Rows] = field(default_factory=list)
     """Of axes that are new, outer ones first; parents are counted within the block."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What it reported."""
 
 
 class Backend(Protocol):
@@ -209,6 +211,7 @@ class _Run:
             frame.add_rows(Rows(rows.axis, rows.size, parent, rows.ids))
         for name, value in made.values.items():
             frame.values[name] = join([frame.values[name], value]) if name in frame.values else value
+        frame.metrics.update(made.metrics)
 
     # What is ready
 

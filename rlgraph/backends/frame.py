@@ -7,13 +7,14 @@ rows, so that no order of slices can mix rows up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
+from rlgraph.backends.step import Step
 from rlgraph.engines.sequences import ragged_index
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
@@ -26,10 +27,13 @@ class Frame:
     types: Mapping[str, Type]
     """Of every value of the phase, by name."""
     dtype: torch.dtype
+    step: Step
     elsewhere: bool = False
     """Its values are in other processes."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What its own nodes reported."""
     _indexes: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
 
     def size(self, axis: str) -> int:
@@ -64,7 +68,7 @@ class Frame:
 
     def child(self) -> Frame:
         """A frame that sees the same rows and values and can add its own."""
-        return Frame(self.types, self.dtype, self.elsewhere, dict(self.rows), dict(self.values), dict(self._indexes))
+        return replace(self, rows=dict(self.rows), values=dict(self.values), metrics={}, _indexes=dict(self._indexes))
 
     def slice(self, axis: str, places: Tensor, names: Iterable[str]) -> tuple[Frame, Places]:
         """The named values for some rows of an axis and all that lies in them; outer axes stay whole."""
@@ -84,7 +88,7 @@ class Frame:
                 kept[key] = rows.take(chosen[key], parent)
             else:
                 kept[key] = rows
-        found = Frame(self.types, self.dtype, self.elsewhere, kept)
+        found = replace(self, rows=kept, values={}, metrics={}, _indexes={})
         for name in names:
             found.values[name] = self._take(name, chosen)
         return found, chosen

@@ -1,119 +1,163 @@
-"""Nodes with a body: how often it runs, on which rows, and what comes out. The same on every backend."""
+"""Regions: how often one runs, on which rows, and what comes out. The same on every backend.
+
+A loop is a node whose region runs as often as its policy says. A policy is a function: it makes frames, runs the region
+on each with `Loop.run`, and returns the frame in which the exported values are, by the names that they have outside.
+What is carried from one run to the next is no business of most policies.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from rlgraph.backends.executor import Executor, Made
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.rows import Rows
+from rlgraph.backends.step import Step
 from rlgraph.errors import Diagnostic, RunError
-from rlgraph.ir.graph import Node, carried
-from rlgraph.ir.types import axes_of
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.types import Axis, axes_of
+
+Run = Callable[[Graph, Frame], None]
+"""Runs every node of a graph; the values are in the frame afterwards."""
 
 
-def minibatch(node: Node, frame: Frame, run: Executor, seed: str) -> Made:
-    """The body for each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
-    axis, region = node.attr("axis"), node.regions[0]
-    handles = [frame.values[name] for name in node.inputs[: carried(node)]]
-    size = frame.size(axis)
-    captured = node.inputs[carried(node) :]
-    made: list[tuple[Frame, dict[str, torch.Tensor]]] = []
-    for epoch in range(node.attr("epochs")):
-        order = torch.arange(size)
-        if node.attr("shuffle"):
-            places = list(range(size))
-            random.Random(f"{seed}/{node.attr('key')}/{epoch}").shuffle(places)
-            order = torch.tensor(places, dtype=torch.long)
-        made = []
-        for part in torch.tensor_split(order, max(1, min(node.attr("parts"), size))):
-            body, places_of = frame.slice(axis, part.sort().values, captured)
-            body.values.update(zip((value.name for value in region.inputs), handles, strict=True))
-            run.run(region, body)
-            handles = [body.values[name] for name in region.outputs[: len(handles)]]
-            made.append((body, places_of))
-    return exported(node, frame, made, axis, handles)
+def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) -> list[Any]:
+    """Runs a region once: what is carried goes in, its last versions come out; all else that it makes is in the
+    frame."""
+    frame.values.update(zip((value.name for value in region.inputs), carried, strict=True))
+    run(region, frame)
+    return [frame.values[name] for name in region.outputs[: len(carried)]]
 
 
-def exported(
-    node: Node, frame: Frame, parts: list[tuple[Frame, dict[str, torch.Tensor]]], axis: str, handles: list[object]
-) -> Made:
-    """The outputs of a region node whose body ran on slices of an axis."""
-    count, region = carried(node), node.regions[0]
-    names = dict(zip(region.outputs[count:], (value.name for value in node.outputs[count:]), strict=True))
+def assembled(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Frame:
+    """A frame with what a node exports, put together from the slices of an axis on which its region ran."""
     whole = frame.child()
-    if names:
-        whole.assemble(parts, axis, names)
-    return _made(node, frame, whole, handles)
+    if node.exported:
+        whole.assemble(parts, axis, {inner: value.name for inner, value in node.exported})
+    return whole
 
 
-def _made(node: Node, frame: Frame, whole: Frame, handles: list[object]) -> Made:
-    count = carried(node)
-    values = dict(zip((value.name for value in node.outputs[:count]), handles, strict=True))
-    values.update({value.name: whole.values[value.name] for value in node.outputs[count:]})
+def made_of(node: Node, frame: Frame, whole: Frame, carried: Sequence[Any], metrics: Mapping[str, float]) -> Made:
+    """What a node with a region makes; `whole` has its exports."""
+    values = dict(zip((value.name for value in node.carried_out), carried, strict=True))
     rows: dict[str, Rows] = {}
-    for value in node.outputs[count:]:
-        for own in axes_of(value.type):
-            for axis in own.path():
-                if axis.key not in frame.rows and frame.counts(axis):
-                    rows[axis.key] = whole.rows[axis.key]
-    return Made(values, sorted(rows.values(), key=lambda found: found.axis.depth))
+    for _, value in node.exported:
+        values[value.name] = whole.values[value.name]
+        for axis in _row_axes(value.type):
+            if axis.key not in frame.rows and frame.counts(axis):
+                rows[axis.key] = whole.rows[axis.key]
+    return Made(values, sorted(rows.values(), key=lambda found: found.axis.depth), dict(metrics))
 
 
-def every(node: Node, frame: Frame, run: Executor, step: int) -> Made:
-    """The body on every so many steps, counted from 1."""
-    region = node.regions[0]
-    handles = [frame.values[name] for name in node.inputs[: carried(node)]]
-    if step % node.attr("steps") == 0:
-        body = frame.child()
-        body.values.update(zip((value.name for value in region.inputs), handles, strict=True))
-        run.run(region, body)
-        handles = [body.values[name] for name in region.outputs[: len(handles)]]
-    return _made(node, frame, frame, handles)
+# Loops
 
 
-def collect(node: Node, frame: Frame, run: Executor, note: Callable[[str], None]) -> Made:
-    """The body on fresh batches until enough rows are kept; the surplus begins the next step's."""
-    region, axis, wanted = node.regions[0], node.attr("axis"), node.attr("rows")
-    count = carried(node)
-    handles = [frame.values[name] for name in node.inputs[:count]]
-    place = next(at for at, value in enumerate(region.inputs) if value.name.rsplit("@", 1)[0].endswith(".surplus"))
-    inner, outer = region.outputs[count:], [value.name for value in node.outputs[count:]]
-    parts: list[Frame] = [handles[place]] if handles[place] is not None else []  # type: ignore[list-item]
-    kept = sum(part.size(axis) for part in parts)
-    rounds = 0
+@dataclass
+class Loop:
+    """A loop while it runs."""
+
+    node: Node
+    frame: Frame
+    """Around it."""
+    execute: Run
+    note: Callable[[str], None]
+    """Tells who watches how far it is."""
+    carried: list[Any]
+    """As the last run left it."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def run(self, body: Frame) -> Frame:
+        """Runs the region once more; its values are in the frame afterwards."""
+        self.carried = run_region(self.execute, self.node.region, body, self.carried)
+        self.metrics.update(body.metrics)
+        return body
+
+
+def always(node: Node, step: Step) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a loop runs its region."""
+
+    run: Callable[[Loop], Frame]
+    when: Callable[[Node, Step], bool] = always
+    """Whether it does in a step; where not, what is carried stays as it is."""
+
+
+def run_loop(policy: Policy, node: Node, frame: Frame, execute: Run, note: Callable[[str], None]) -> Made:
+    """What a loop makes."""
+    loop = Loop(node, frame, execute, note, [frame.values[name] for name in node.carried_in])
+    whole = policy.run(loop) if policy.when(node, frame.step) else frame
+    return made_of(node, frame, whole, loop.carried, loop.metrics)
+
+
+def once(loop: Loop) -> Frame:
+    """On the rows that there are; nothing is exported."""
+    loop.run(loop.frame.child())
+    return loop.frame
+
+
+def every(node: Node, step: Step) -> bool:
+    """Every so many steps, counted from 1."""
+    return bool(step.number % node.attr("steps") == 0)
+
+
+def minibatch(loop: Loop) -> Frame:
+    """For each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
+    node, frame = loop.node, loop.frame
+    axis = node.attr("axis")
+    size = frame.size(axis)
+    parts: list[tuple[Frame, Places]] = []
+    for epoch in range(node.attr("epochs")):
+        order = list(range(size))
+        if node.attr("shuffle"):
+            frame.step.shuffler(node.attr("key"), epoch).shuffle(order)
+        parts = []
+        for chosen in torch.tensor(order, dtype=torch.long).tensor_split(max(1, min(node.attr("parts"), size))):
+            body, places = frame.slice(axis, chosen.sort().values, node.captured)
+            parts.append((loop.run(body), places))
+    return assembled(node, frame, parts, axis)
+
+
+def collect(loop: Loop) -> Frame:
+    """On fresh batches until enough rows are kept; the surplus begins the next step's."""
+    node, frame = loop.node, loop.frame
+    axis, wanted = node.attr("axis"), node.attr("rows")
+    place = next(at for at, value in enumerate(node.region.inputs) if _surplus(value.name))
+    parts: list[Frame] = [] if loop.carried[place] is None else [loop.carried[place]]
+    kept, rounds = sum(part.size(axis) for part in parts), 0
     while kept < wanted:
         if rounds == node.attr("rounds"):
-            raise RunError(
-                Diagnostic(
-                    "E0737",
-                    f"{kept} of {wanted} rows were kept after {rounds} batches",
-                    node.span,
-                    "keep more of them, raise `rounds`, or lower the number of rows",
-                )
-            )
-        body = frame.child()
-        body.values.update(zip((value.name for value in region.inputs), handles, strict=True))
-        run.run(region, body)
-        handles = [body.values[name] for name in region.outputs[:count]]
-        parts.append(body)
-        kept, rounds = kept + body.size(axis), rounds + 1
-        note(f"{kept} of {wanted} rows kept")
-    whole = frame.child()
-    whole.append(parts, inner)
-    root = next(own for name in inner for own in _row_axes(frame, name) if own.key == axis)
-    top = list(root.path())[-1].key
+            message = f"{kept} of {wanted} rows were kept after {rounds} batches"
+            hint = "keep more of them, raise `rounds`, or lower the number of rows"
+            raise RunError(Diagnostic("E0737", message, node.span, hint))
+        parts.append(loop.run(frame.child()))
+        kept, rounds = kept + parts[-1].size(axis), rounds + 1
+        loop.note(f"{kept} of {wanted} rows kept")
+    whole, names = frame.child(), [inner for inner, _ in node.exported]
+    whole.append(parts, names)
+    top = list(whole.rows[axis].axis.path())[-1].key
     last = int(whole.index(axis, top)[wanted - 1]) + 1
-    now, _ = whole.slice(top, torch.arange(last), inner)
-    later, _ = whole.slice(top, torch.arange(last, whole.size(top)), inner)
-    handles[place] = later if later.size(top) else None
-    for name, new in zip(inner, outer, strict=True):
-        now.values[new] = now.values[name]
-    return _made(node, frame, now, handles)
+    now, _ = whole.slice(top, torch.arange(last), names)
+    later, _ = whole.slice(top, torch.arange(last, whole.size(top)), names)
+    loop.carried[place] = later if later.size(top) else None
+    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
+    return now
 
 
-def _row_axes(frame: Frame, name: str) -> list:  # type: ignore[type-arg]
-    return [axis for own in axes_of(frame.types[name]) for axis in own.path()]
+LOOPS: Mapping[str, Policy] = {"every": Policy(once, every), "minibatch": Policy(minibatch), "collect": Policy(collect)}
+"""By operation."""
+
+
+def _surplus(name: str) -> bool:
+    return name.rsplit("@", 1)[0].endswith(".surplus")
+
+
+def _row_axes(kind: Any) -> list[Axis]:
+    return [axis for own in axes_of(kind) for axis in own.path()]

@@ -12,9 +12,8 @@ from torch import Tensor
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.nodes import chosen, kept
-from rlgraph.backends.loops import collect, every, minibatch
 from rlgraph.backends.ray.weights import Weights
-from rlgraph.backends.steps import Observer, Steps
+from rlgraph.backends.steps import Steps
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ops.nodes import MODEL_CALLS
@@ -25,7 +24,6 @@ _WITH_MODELS = ("generate", "interact", "train", *MODEL_CALLS)
 class Orders(Protocol):
     """Has groups do the work of nodes."""
 
-    step: int
     nodes: dict[int, int]
     """For each node, by its `id`, its number in the program."""
 
@@ -52,8 +50,6 @@ class Placed(Steps):
     plan: Plan
     dispatch: Orders
     weights: Weights
-    observer: Observer
-    seed: int
     replays = False
     """What is sampled comes from a recording."""
 
@@ -71,13 +67,7 @@ class Placed(Steps):
 
     # Nodes
 
-    def fire(self, node: Node, frame: Frame) -> Made:
-        if node.op == "minibatch":
-            return minibatch(node, frame, self.executor, f"{self.seed}/{self.dispatch.step}")
-        if node.op == "collect":
-            return collect(node, frame, self.executor, self.observer.opening)
-        if node.op == "every":
-            return every(node, frame, self.executor, self.dispatch.step)
+    def work(self, node: Node, frame: Frame) -> Made:
         if node.op == "size" and node.attr("axis") in frame.rows:
             return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
         if node.op == "update":

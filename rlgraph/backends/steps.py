@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
 import torch
 
-from rlgraph.backends.executor import Executor
+from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.loops import LOOPS, Policy, run_loop, run_region
+from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import Handle, Type
 
@@ -67,7 +69,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """What one step reported."""
 
     number: int
@@ -79,45 +81,71 @@ class Step:
     """About the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
 
 
+Things = Mapping[str, Any]
+"""Values of things that live across steps, by name."""
+
+
 class Steps:
-    """Runs a program's phases one after the other. A backend says what happens around and inside a step."""
+    """Runs a program's phases one after the other. A backend says what nodes do, and what there is to do after a step.
+
+    All that a step has is in its frame; what it leaves to the next one are the values of things."""
 
     program: Program
+    seed: int
     executor: Executor
+    observer: Observer
     dtype: torch.dtype
     elsewhere = False
     """The values of its frames are in other processes."""
-    handles: MutableMapping[str, Any]
-    """Values of things that live across steps, by name."""
+    first: Things
+    """As they are before the first step."""
+    loops: Mapping[str, Policy] = LOOPS
+    """By operation."""
 
-    def steps(self, wanted: int | None) -> Iterator[Step]:
+    def steps(self, wanted: int | None) -> Iterator[StepResult]:
         """Runs phase after phase, then the main step `wanted` times (None: for ever)."""
-        number = 0
+        things, number = self.first, 0
         for phase in self.program.phases:
             turns = phase.steps if phase.steps is not None else wanted
             for _ in count() if turns is None else range(turns):
-                number += 1
-                yield self.step(phase, number)
+                number, began = number + 1, self.now()
+                frame = self.frame(phase, number)
+                things = self.run(phase, frame, things)
+                extra = self.finish(frame.step, things)
+                yield StepResult(number, phase.name, self.now() - began, frame.metrics, extra)
 
-    def step(self, phase: Phase, number: int) -> Step:
-        began = time.perf_counter()
-        self.begin_step(number)
-        frame = Frame(phase.graph.values(), self.dtype, self.elsewhere)
-        for value in phase.graph.inputs:
-            frame.values[value.name] = self.handles[_name(value.name, value.type)]
+    def frame(self, phase: Phase, number: int) -> Frame:
+        """For a step of a phase."""
+        return Frame(phase.graph.values(), self.dtype, Step(number, phase.name, self.seed), self.elsewhere)
+
+    def run(self, phase: Phase, frame: Frame, things: Things) -> Things:
+        """Runs a step. A phase is a region, and carries what lives across steps."""
+        names = [_name(value.name, value.type) for value in phase.graph.inputs]
         with torch.no_grad():
-            self.executor.run(phase.graph, frame)
-        for value, last in zip(phase.graph.inputs, phase.graph.outputs, strict=True):
-            self.handles[_name(value.name, value.type)] = frame.values[last]
-        metrics, extra = self.end_step()
-        return Step(number, phase.name, time.perf_counter() - began, metrics, extra)
+            last = run_region(self.executor.run, phase.graph, frame, [things[name] for name in names])
+        return {**things, **dict(zip(names, last, strict=True))}
 
-    def begin_step(self, number: int) -> None:
+    def fire(self, node: Node, frame: Frame) -> Made:
+        """Does the work of a node on the rows of a frame."""
+        policy = self.loops.get(node.op)
+        if policy is not None:
+            return run_loop(policy, node, frame, self.executor.run, self.observer.opening)
+        return self.work(node, frame)
+
+    # Of a backend
+
+    def work(self, node: Node, frame: Frame) -> Made:
+        """Does the work of a node that is no loop."""
         raise NotImplementedError
 
-    def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What the program reported, and what there is to say about the machine."""
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        """A step is over, and left these things; all else that it made can be forgotten. What there is to say about the
+        machine."""
         raise NotImplementedError
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.perf_counter()
 
 
 def _name(value: str, kind: Type) -> str:

@@ -18,7 +18,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 
 if TYPE_CHECKING:
     from rlgraph.backends.local.session import Settings
-    from rlgraph.backends.steps import Observer, Step
+    from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.engines.transformers.engine import TransformersEngine
 
 Name = Literal["local", "ray"]
@@ -51,7 +51,7 @@ class Options:
 class Backend(Protocol):
     """Runs a program; it is open from its construction on."""
 
-    def steps(self, wanted: int | None) -> Iterator[Step]: ...
+    def steps(self, wanted: int | None) -> Iterator[StepResult]: ...
 
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""

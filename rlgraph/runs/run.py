@@ -20,7 +20,7 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import RunError
 
 if TYPE_CHECKING:
-    from rlgraph.backends.steps import Observer, Step
+    from rlgraph.backends.steps import Observer, StepResult
 
 
 @dataclass
@@ -183,7 +183,7 @@ def _give_back(made: Run, folder: RunFolder | None) -> None:
         made.folder = None
 
 
-def _record(step: Step, phases: bool) -> dict[str, Any]:
+def _record(step: StepResult, phases: bool) -> dict[str, Any]:
     where = {"phase": step.phase} if phases else {}
     return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics, **step.extra}
 

@@ -15,7 +15,7 @@ from rlgraph.runs.trace import Trace
 from rlgraph.ir.graph import Node
 
 if TYPE_CHECKING:
-    from rlgraph.backends.steps import Observer, Step
+    from rlgraph.backends.steps import Observer, StepResult
 
 UPDATES = ("train", "update")
 """Operations after whose half a model would be neither old nor new."""
@@ -107,7 +107,7 @@ class Watch:
         self.display.begin(phases)
         self._began = self._now()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StepResult) -> None:
         """A step is done. Raises KeyboardInterrupt if that was asked for while it could not be."""
         now = self._now()
         self.span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)

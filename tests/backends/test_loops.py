@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.loops import LOOPS, Loop, Policy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 
@@ -456,3 +459,45 @@ def test_tables_made_in_a_loop_are_whole_after_it(folder: Path, shuffle: str) ->
     rollouts, above, twices = ids
     assert [row[2:] for row in rollouts] == [(place, n) for place in range(5) for n in range(2)]
     assert [row[2] for row in twices] == above == [place for place in range(5) for _ in range(4)]
+
+
+# A loop of one's own
+
+
+WHEN = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, max_tokens=4)
+    late = where(mean(prompts.place) > 4, 1, 0)
+    every 1:
+        train actor(lr=0.05):
+            minimize mean(-actor.logprobs(rollout))
+        report late = late
+    report length = mean(rollout.length)
+"""
+)
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None:
+    """All that it takes is a policy: what is carried, captured and exported is no business of it."""
+
+    def when(loop: Loop) -> Frame:
+        if loop.frame.values[loop.node.attr("condition")]:
+            loop.run(loop.frame.child())
+        return loop.frame
+
+    program = compile_text(WHEN)
+    (phase,) = program.phases
+    nodes = tuple(
+        replace(node, op="when", attrs=(("condition", "late"),)) if node.op == "every" else node
+        for node in phase.graph.nodes
+    )
+    run = Run(program.map_graphs({phase.name: replace(phase.graph, nodes=nodes)}), folder, block=block)
+    run.backend.loops = {**LOOPS, "when": Policy(when)}
+    steps = run.steps(4)
+    assert [seen.metrics.get("late") for seen in steps] == [None, 1.0, None, 1.0], "batches of rows 0 to 4, and 5 to 9"
+    before = [run.initial["actor"], *(seen.weights["actor"] for seen in steps)]
+    same = [all(torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(before)]
+    assert same == [True, False, True, False]

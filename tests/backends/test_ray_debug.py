@@ -14,7 +14,7 @@ from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
-from rlgraph.backends.local.run import LocalBackend, Settings, Step
+from rlgraph.backends.local.run import LocalBackend, Settings, StepResult
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.cli import status
 from rlgraph.ir.graph import Program
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def local(name: str, folder: Path, block: int | None) -> tuple[list[Step], Weights]:
+def local(name: str, folder: Path, block: int | None) -> tuple[list[StepResult], Weights]:
     swaps, changes = PROGRAMS[name]
     backend = LocalBackend(compile_text(shipped(name, swaps), changes), Settings(folder=folder, block=block))
     try:
@@ -44,7 +44,7 @@ def local(name: str, folder: Path, block: int | None) -> tuple[list[Step], Weigh
 
 def debugged(
     name: str, folder: Path, block: int | None, schedule: Callable[[Program], str]
-) -> tuple[list[Step], Weights]:
+) -> tuple[list[StepResult], Weights]:
     """The weights are those of their owners."""
     swaps, changes = PROGRAMS[name]
     text = shipped(name, swaps)

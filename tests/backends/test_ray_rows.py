@@ -19,6 +19,7 @@ from rlgraph.backends.ray.rows import Ledger
 from rlgraph.backends.ray.split import split
 from rlgraph.backends.ray.store import Piece, Store, from_wire, long, short, size, to_wire
 from rlgraph.backends.rows import Rows, TableData
+from rlgraph.backends.step import Step
 from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.types import Axis, Table, Tensor
 
@@ -195,7 +196,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
     )
     for _ in range(data.draw(st.integers(1, 5))):
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
-        frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, elsewhere=True)
+        frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(1, "step"), elsewhere=True)
         frame.add_rows(Rows(PROMPTS, len(places)))
         frame.values["x"] = whole.pick(torch.tensor(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
@@ -220,7 +221,7 @@ def test_what_two_ranks_need_is_packed_once() -> None:
     processes = Stores(WHO)
     remote, _ = _remote(0, 4, ("b", 0))
     processes.stores["b", 0].put(remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.arange(4.0), (None,)))
-    frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, elsewhere=True)
+    frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(1, "step"), elsewhere=True)
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
     ledger = Ledger(processes)  # type: ignore[arg-type]
@@ -240,7 +241,7 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     """Every row is in one share, with its own prompt; prompts of no row are in none where rows are shared out."""
     parents = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     types = {"p": Tensor("float", PROMPTS), "r": Tensor("float", ROLLOUT), "one": Tensor("float")}
-    frame = Frame(types, torch.float64)
+    frame = Frame(types, torch.float64, Step(1, "step"))
     frame.add_rows(Rows(PROMPTS, len(counts), None, tuple(("p", 0, place) for place in range(len(counts)))))
     frame.add_rows(Rows(ROLLOUT, len(parents), parents, tuple(("r", 0, place) for place in range(len(parents)))))
     frame.values |= {

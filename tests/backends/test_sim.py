@@ -18,7 +18,7 @@ from rlgraph.backends.local.run import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.steps import Silent, Step
+from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Batch, Cost
 from rlgraph.cost.tasks import Workload
@@ -82,7 +82,7 @@ def program(name: str, folder: Path, schedule: Callable[[Program], str], more: s
 
 def simulated(
     made: Compiled, steps: int = 2, plan: Plan | None = None, workload: Workload = WORKLOAD, fixed: Fixed | None = None
-) -> tuple[SimBackend, list[Step]]:
+) -> tuple[SimBackend, list[StepResult]]:
     threads = threading.active_count()
     backend = SimBackend(made.program, plan or made.plan, fixed or Fixed(), workload)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.run import LocalBackend, Settings, Step
+from rlgraph.backends.local.run import LocalBackend, Settings, StepResult
 from rlgraph.backends.rows import TableData
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
@@ -138,7 +138,7 @@ class Drawn:
 class Seen:
     """What one step did."""
 
-    step: Step
+    step: StepResult
     drawn: list[Drawn] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     """What the user's functions returned, one call after another."""
@@ -164,7 +164,7 @@ class Run:
         self.backend = LocalBackend(program, Settings(folder=folder, **settings))
         self.models = {name: state.engine.model for name, state in self.backend.session.models.items()}
         self.initial = {name: copy.deepcopy(net.state_dict()) for name, net in self.models.items()}
-        self.now = Seen(Step(0, "", 0.0))
+        self.now = Seen(StepResult(0, "", 0.0))
         self.also: Callable[[Node, Frame], None] | None = None
         self.backend.watch = self.watch
         for name, state in self.backend.session.models.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -358,8 +357,8 @@ def sample(node: Node, frame: Frame, session: Session) -> Made:
     kind = _table(node)
     assert held is not None, "the checker has seen a push above"
     count = min(node.attr("rows"), len(held.ids))
-    draw = random.Random(f"{session.settings.seed}/{node.attr('key')}/{session.step}")
-    taken = held.take(torch.tensor(sorted(draw.sample(range(len(held.ids)), count)), dtype=torch.long))
+    places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
+    taken = held.take(torch.tensor(sorted(places), dtype=torch.long))
     assert kind.token
     rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
     return Made({node.outputs[0].name: taken.table}, rows)
@@ -385,9 +384,8 @@ def take_over(node: Node, session: Session, target: str, source: str) -> None:
 
 
 def report(node: Node, frame: Frame, session: Session) -> Made:
-    for name, source in zip(node.attr("names"), node.inputs, strict=True):
-        session.metrics[name] = float(frame.values[source])
-    return Made()
+    named = zip(node.attr("names"), node.inputs, strict=True)
+    return Made(metrics={name: float(frame.values[source]) for name, source in named})
 
 
 def _table(node: Node) -> Table:

@@ -8,14 +8,17 @@ from pathlib import Path
 
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.nodes import work
+from rlgraph.backends.local.nodes import WORK
 from rlgraph.backends.local.session import Session, Settings
 from rlgraph.backends.local.training import train
-from rlgraph.backends.loops import collect, every, minibatch
-from rlgraph.backends.steps import Observer, Silent, Step, Steps
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Silent, StepResult, Steps, Things
 from rlgraph.ir.graph import Node, Program
 
-__all__ = ["LocalBackend", "Observer", "Settings", "Silent", "Step"]
+__all__ = ["LocalBackend", "Observer", "Settings", "Silent", "StepResult"]
+
+
+_WORK = {**WORK, "train": train}
 
 
 class LocalBackend(Steps):
@@ -25,18 +28,15 @@ class LocalBackend(Steps):
         self.observer = observer or Silent()
         self.session = Session(program, settings, self.observer.opening)
         self.session.remember(self.session.models)
-        self.program, self.settings = program, settings
-        self.dtype, self.handles = self.session.dtype, self.session.handles
+        self.program, self.seed = program, settings.seed
+        self.dtype, self.first = self.session.dtype, self.session.first
         self.executor = Executor(self, settings.block)
         self.watch: Callable[[Node, Frame], None] | None = None
         """Sees the frame after each node, for tests and debugging."""
 
-    def begin_step(self, number: int) -> None:
-        self.session.step, self.session.metrics = number, {}
-
-    def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.session.end_step()
-        return dict(self.session.metrics), {}
+        return {}
 
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""
@@ -61,23 +61,14 @@ class LocalBackend(Steps):
     def fire(self, node: Node, frame: Frame) -> Made:
         self.observer.firing(node)
         began = time.perf_counter()
-        made = self._fire(node, frame)
+        made = super().fire(node, frame)
         if self.watch:
             self.watch(node, _after(frame, made))
         self.observer.fired(node, time.perf_counter() - began, drawn_tokens(node, made))
         return made
 
-    def _fire(self, node: Node, frame: Frame) -> Made:
-        session = self.session
-        if node.op == "train":
-            return train(node, frame, session)
-        if node.op == "minibatch":
-            return minibatch(node, frame, self.executor, f"{self.settings.seed}/{session.step}")
-        if node.op == "collect":
-            return collect(node, frame, self.executor, self.observer.opening)
-        if node.op == "every":
-            return every(node, frame, self.executor, session.step)
-        return work(node, frame, session)
+    def work(self, node: Node, frame: Frame) -> Made:
+        return _WORK[node.op](node, frame, self.session)
 
 
 def drawn_tokens(node: Node, made: Made) -> int:

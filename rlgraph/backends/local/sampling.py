@@ -15,6 +15,7 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.session import ModelState, Session, engine_failure
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
+from rlgraph.backends.step import Step
 from rlgraph.engines.base import EngineError, Generation, Sampling, State
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
@@ -39,8 +40,8 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     ids = _ids(parents, kind, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, model)
-    keys = session.row_keys(node.attr("key"), ids)
-    draw = _Draw(node, session, model, None, count, _sampling(node, model), weights)
+    keys = frame.step.row_keys(node.attr("key"), ids)
+    draw = _Draw(node, frame.step, session, model, None, count, _sampling(node, model), weights)
     for (start, stop), made in zip(
         pairwise(accumulate(sizes, initial=0)), draw.parts(ids, encoded, keys, sizes), strict=True
     ):
@@ -162,6 +163,7 @@ class _Draw:
     """How rows are drawn: from the recording that is replayed, or else by the engine."""
 
     node: Node
+    step: Step
     session: Session
     model: ModelState
     turn: int | None
@@ -180,7 +182,7 @@ class _Draw:
                 if self.session.recorder and self.model.engine.speaks:
                     rows = slice(start * self.count, stop * self.count)
                     asked = _repeat(encoded[start:stop], self.count)
-                    self.session.recorder.write(self.node, self.session.step, self.turn, ids[rows], asked, made)
+                    self.session.recorder.write(self.node, self.step.number, self.turn, ids[rows], asked, made)
                 yield made
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
@@ -190,7 +192,7 @@ class _Draw:
     ) -> Iterator[Generation]:
         if self.session.replay:
             assert len(sizes) == 1, "a recording is there at once"
-            yield self.session.replay.read(self.node, self.session.step, self.turn, ids, _repeat(encoded, self.count))
+            yield self.session.replay.read(self.node, self.step.number, self.turn, ids, _repeat(encoded, self.count))
             return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
         if len(sizes) == 1:
@@ -252,7 +254,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
             open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
             if not open_:
                 break
-            _turn(node, session, model, weights, ids, episodes, games, open_, turn)
+            _turn(node, frame.step, session, model, weights, ids, episodes, games, open_, turn)
     finally:
         for game in games:
             game.close()
@@ -298,6 +300,7 @@ class _Episode:
 
 def _turn(
     node: Node,
+    step: Step,
     session: Session,
     model: ModelState,
     weights: State | None,
@@ -309,14 +312,14 @@ def _turn(
 ) -> None:
     """One action of every open episode. Rows with the same room left are sampled together."""
     most = node.attr("max_tokens")
-    keys = session.row_keys(node.attr("key"), ids, turn)
+    keys = step.row_keys(node.attr("key"), ids, turn)
     by_room: dict[int, list[int]] = {}
     for at in open_:
         by_room.setdefault(episodes[at].room(most), []).append(at)
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        draw = _Draw(node, session, model, turn, 1, sampling, weights)
+        draw = _Draw(node, step, session, model, turn, 1, sampling, weights)
         [made] = draw.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = made.logprobs.split(made.sequences.counts().tolist())

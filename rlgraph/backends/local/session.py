@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlgraph.backends.recording import Recorder, Replay
@@ -93,14 +91,12 @@ class Session:
         self.program, self.settings = program, settings
         self._open_engine = open_engine
         self.workers = Workers()
-        self.step = 0
         self.models: dict[str, ModelState] = {}
         self.readers: dict[str, Reader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
-        self.handles: dict[str, Any] = {}
-        """Values of things that live across steps, by name."""
-        self.metrics: dict[str, float] = {}
+        self.first: dict[str, Any] = {}
+        """Values of things that live across steps, as they are before the first one, by name."""
         self.recorder = Recorder(settings.record) if settings.record else None
         self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
         try:
@@ -125,20 +121,20 @@ class Session:
             raise ProgramError(problems)
         self.dtype = width(self.program)
         for state in self.program.states:
-            self.handles[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
+            self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
         self.initial = {state.name: state.initial for state in self.program.states}
 
     def _open_outside(self, outside: Outside) -> None:
         base = self.settings.folder
         if outside.kind == "buffer":
-            self.handles[outside.name] = None
+            self.first[outside.name] = None
             return
         args, options = outside.record.plain()
         spec = Spec(outside.record.name, args, options, outside.record.span)
         if outside.kind == "data":
             check_source(spec)
             self.readers[outside.name] = Reader(open_source(spec, base, self.workers), outside.name, self.settings.seed)
-            self.handles[outside.name] = Cursor()
+            self.first[outside.name] = Cursor()
         elif outside.kind == "func":
             self.functions[outside.name] = open_function(spec, base, self.workers)
         else:
@@ -155,7 +151,7 @@ class Session:
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
             ) from None
         self.models[model.name] = ModelState(engine, model)
-        self.handles[model.name] = model.name
+        self.first[model.name] = model.name
 
     def remember(self, models: Iterable[str]) -> None:
         """From now on keeps the weights of these models that sampling with a lag needs."""
@@ -163,12 +159,6 @@ class Session:
         for state in (self.models[name] for name in models):
             if lag and not state.model.frozen:
                 state.past = deque([state.engine.state()], maxlen=lag + 1)
-
-    def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
-        """A number for each row: a function of (program seed, node, step, row) and of nothing else, uint64."""
-        head = f"{self.settings.seed}/{name}/{self.step}/{extra}/".encode()
-        raw = b"".join(hashlib.blake2b(head + repr(row).encode(), digest_size=8).digest() for row in rows)
-        return np.frombuffer(raw, dtype=np.uint64)
 
     def end_step(self) -> None:
         """Publishes the weights of models that changed in this step."""

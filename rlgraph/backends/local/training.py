@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.local.nodes import sequences_for, work
 from rlgraph.backends.local.session import Session, engine_failure
-from rlgraph.backends.loops import exported
+from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
@@ -24,29 +25,28 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
     idle: other copies of the model have all the rows; this one only takes the same step.
     """
-    state = session.models[frame.values[node.inputs[0]]]
-    region, axis = node.regions[0], node.attr("micro")
-    captured = node.inputs[1:]
+    region, axis, model = node.region, node.attr("micro"), frame.values[node.inputs[0]]
+    state = session.models[model]
     parts: dict[int, tuple[Frame, Places]] = {}
     lock = threading.Lock()
     blocks = [] if idle else _blocks(node, frame, session) if axis else [None]
 
     def micro(block: int) -> Micro:
-        body, places = _part(frame, axis, blocks[block], captured)
-        body.values[region.inputs[0].name] = frame.values[node.inputs[0]]
+        body, places = _part(frame, axis, blocks[block], node.captured)
         asked = [inner for inner in region.nodes if inner.op in MODEL_CALLS]
 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
             for inner, answer in zip(asked, answers, strict=True):
                 body.values[inner.name] = answer.to(frame.dtype)
-            _straight(region, body, session)
-            value = body.values[region.outputs[0]]
-            body.values = {name: _detached(body.values[name]) for name in region.outputs[1:]}
+            [value] = run_region(partial(_straight, session), region, body, [model])
+            body.values = {name: _detached(body.values[name]) for name, _ in node.exported}
             with lock:
                 parts[block] = body, places
+            assert isinstance(value, Tensor)
             return value
 
+        body.values[region.inputs[0].name] = model
         return Micro(tuple(_call(inner, body, session) for inner in asked), loss)
 
     try:
@@ -57,9 +57,9 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     state.touched = True
     if not parts:
         # A rank without the answers has nothing to export either.
-        return Made({node.outputs[0].name: frame.values[node.inputs[0]]})
+        return Made({node.outputs[0].name: model})
     ordered = [parts[block] for block in range(len(blocks))]
-    return exported(node, frame, ordered, axis or "", [frame.values[node.inputs[0]]])
+    return made_of(node, frame, assembled(node, frame, ordered, axis or ""), [model], {})
 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
@@ -75,7 +75,7 @@ def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[st
     return frame.slice(axis, places, names)
 
 
-def _straight(region: Graph, frame: Frame, session: Session) -> None:
+def _straight(session: Session, region: Graph, frame: Frame) -> None:
     """A micro-batch is one block: its nodes run one after the other; the model has answered already."""
     for inner in region.nodes:
         if inner.op in MODEL_CALLS:
@@ -94,7 +94,7 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
     """Rows of the unit for each micro-batch, by the padded tokens of what the model reads for them."""
     axis = node.attr("micro")
     lengths = torch.zeros(frame.size(axis), dtype=torch.long)
-    for inner in node.regions[0].nodes:
+    for inner in node.region.nodes:
         if inner.op not in MODEL_CALLS or inner.inputs[1] not in frame.values:
             continue
         kind, table = frame.types[inner.inputs[1]], frame.values[inner.inputs[1]]

@@ -15,7 +15,8 @@ from rlgraph.backends.ray.processes import What
 from rlgraph.backends.ray.remote import PieceRef, Single
 from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.weights import Weights
-from rlgraph.backends.steps import Observer, Silent
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Silent, Things
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
 
@@ -67,25 +68,22 @@ class RayBackend(Placed):
         except BaseException:
             self.processes.stop()
             raise
-        self.handles: dict[str, Any] = {model.name: model.name for model in program.models}
-        self.handles |= {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things}
+        self.first: dict[str, Any] = {model.name: model.name for model in program.models}
+        self.first |= {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things}
         # What `collect` has left over is a frame of references: the controller keeps it itself.
-        self.handles |= {each.name: None for each in program.outside if each.record.name == "surplus"}
+        self.first |= {each.name: None for each in program.outside if each.record.name == "surplus"}
         self.executor = Executor(self, settings.block or block_of(plan), clock)
 
     # Steps
 
-    def begin_step(self, number: int) -> None:
-        self.dispatch.begin_step(number)
-
-    def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
         told = self.weights.end_step()
         self.dispatch.end_step()
-        needed = live(self.handles.values())
+        needed = live(things.values())
         who = self.processes.who
         references = [self.processes.call(each, "retain", sorted(needed.get(each, ()))) for each in who]
         self.processes.get(references, What(who, "the end of the step"))
-        return dict(self.dispatch.metrics), told
+        return told
 
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""

@@ -35,8 +35,6 @@ class Dispatch:
         self.ledger = Ledger(processes)
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
         self.axes = axes(program)
-        self.step = 0
-        self.metrics: dict[str, float] = {}
         self._number, self._counting = 0, threading.Lock()
         self._work: dict[tuple[Address, int], int] = {}
         """For each process and work of this step the observer's number."""
@@ -68,11 +66,9 @@ class Dispatch:
             done.append((body, parts[copy][1]))
         return _together(node, frame, done, axis)
 
-    def begin_step(self, number: int) -> None:
-        self.step, self.metrics, self._work = number, {}, {}
-
     def end_step(self) -> None:
         self.ledger.forget()
+        self._work = {}
 
     def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
         """Which rows `keep` or `pick` takes. The rows themselves stay where they are."""
@@ -92,6 +88,7 @@ class Dispatch:
             self._number += 1
             number = self._number
         copies, speakers = group.copies(), group.speakers()
+        step = next(frame.step for frame in frames.values() if frame is not None)
         with self.queues.turn(group.pool):
             sent = [
                 (address, frame is not None and address[1] == speakers[copy], delivery)
@@ -107,7 +104,7 @@ class Dispatch:
                 order = Order(
                     number,
                     self.nodes[id(node)],
-                    self.step,
+                    step,
                     delivery.inputs,
                     delivery.rows,
                     frames[group.mesh.at(address[1], "dp")] is None,
@@ -126,8 +123,6 @@ class Dispatch:
             self.trace(node, number, group, [(address, delivery) for address, _, delivery in sent], answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
-        for receipt in receipts.values():
-            self.metrics.update(receipt.metrics)
         return number, receipts
 
     def parts(
@@ -157,7 +152,7 @@ class Dispatch:
                     order = Order(
                         numbers[mine[0]],
                         self.nodes[id(node)],
-                        self.step,
+                        frame.step,
                         delivery.inputs,
                         delivery.rows,
                         False,
@@ -247,7 +242,7 @@ class Dispatch:
             size = receipt.sizes[value.name]
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
             values[value.name] = Single(ref) if size is None else Remote.of(ref)
-        return Made(values, rows)
+        return Made(values, rows, receipt.metrics)
 
 
 def _together(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Made:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Places
+from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node, Program
 
 Part = tuple[Key, Places, int | None]
@@ -59,7 +60,7 @@ class Order:
     """Pieces that are made carry it."""
     node: int
     """Its place among the program's nodes."""
-    step: int
+    step: Step
     inputs: dict[str, Wanted | Whole | Given]
     rows: tuple[RowsOf, ...]
     """Outer axes first."""

@@ -87,7 +87,7 @@ class Worker:
         if job.group.name != HOST:
             return []
         models = {model.name for model in job.program.models}
-        held = {name: value for name, value in self.session.handles.items() if name not in models}
+        held = {name: value for name, value in self.session.first.items() if name not in models}
         for name, value in held.items():
             self.store.put((0, 0, name), Piece(Handle("buffer", name), value))
         return list(held)
@@ -134,7 +134,6 @@ class Worker:
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
-        session.step, session.metrics = order.step, {}
         for name, version in order.versions.items():
             session.models[name].version = version
         with torch.no_grad():
@@ -162,7 +161,7 @@ class Worker:
         for (number, _), (rows, made) in zip(
             order.parts, generate_parts(node, frame, self.session, sizes), strict=True
         ):
-            asked = Frame(frame.types, self.dtype)
+            asked = Frame(frame.types, self.dtype, order.step)
             asked.add_rows(rows)
             yield self.receipt(number, order.keeps, node, asked, made, start, came)
             start, came = time.time(), ()
@@ -174,13 +173,11 @@ class Worker:
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
-        return Receipt(
-            start, time.time(), rows, named, sizes, metrics=dict(self.session.metrics), tokens=tokens, came=came
-        )
+        return Receipt(start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came)
 
     def frame(self, phase: str, order: Order) -> Frame:
         """The rows and values that an order names."""
-        frame = Frame(self.types[phase], self.dtype)
+        frame = Frame(self.types[phase], self.dtype, order.step)
         for told in order.rows:
             parent = (
                 None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from rlgraph.backends.sim.log import Log, Prediction
 from rlgraph.backends.sim.orders import SimOrders
 from rlgraph.backends.sim.weights import Counted
 from rlgraph.backends.sim.works import Work
-from rlgraph.backends.steps import Observer, Silent, Step
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Silent, Things
 from rlgraph.cost.tasks import Workload
-from rlgraph.ir.graph import Phase, Program, Value
+from rlgraph.ir.graph import Program, Value
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
 
@@ -43,7 +43,7 @@ class SimBackend(Placed):
         self.dispatch = self.orders = SimOrders(program, queues, workload, seed, self.log)
         self.weights = Counted(program, plan, queues, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
-        self.handles = {_name(value): self._first(value) for value in things}
+        self.first = {_name(value): self._first(value) for value in things}
         self.executor = Executor(self, block_of(plan), self.clock)
 
     @property
@@ -51,16 +51,12 @@ class SimBackend(Placed):
         """What was done in all steps, in the order in which it ended."""
         return self.log.works
 
-    def step(self, phase: Phase, number: int) -> Step:
-        began = self.clock.now
-        return replace(super().step(phase, number), seconds=self.clock.now - began)
+    def now(self) -> float:
+        return self.clock.now
 
-    def begin_step(self, number: int) -> None:
-        self.orders.begin_step(number)
-
-    def end_step(self) -> tuple[dict[str, float], dict[str, float]]:
-        """No metrics: there is nothing to compute them from. Rows and tokens that the step was about."""
-        return {}, self.weights.end_step() | {"rows": float(self.orders.rows), "tokens": float(self.orders.tokens)}
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        """Rows and tokens that the step was about."""
+        return self.weights.end_step() | self.orders.end_step()
 
     def abort(self, why: BaseException) -> None:
         """The clock ends what waits."""

@@ -18,6 +18,7 @@ from rlgraph.backends.ray.orders import numbered
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.step import Step
 from rlgraph.cost.predict import Batch, Cost
 from rlgraph.cost.tasks import DRAWING, Workload
 from rlgraph.errors import Diagnostic, ProgramError
@@ -33,7 +34,6 @@ class SimOrders:
     def __init__(self, program: Program, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
         self.program, self.queues, self.workload, self.seed, self.log = program, queues, workload, seed, log
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
-        self.step = 0
         self.rows, self.tokens = 0, 0
         """That were sampled or encoded in this step; tokens with their prompts."""
         self._awake: dict[str, tuple[str, str]] = {}
@@ -41,10 +41,12 @@ class SimOrders:
         self._sent: dict[tuple[str, str], np.ndarray] = {}
         """For each value and group the numbers of the rows that have come there."""
 
-    def begin_step(self, number: int) -> None:
-        self.step = number
+    def end_step(self) -> dict[str, float]:
+        """Rows and tokens that the step was about."""
+        told = {"rows": float(self.rows), "tokens": float(self.tokens)}
         self._sent = {}
         self.rows, self.tokens = 0, 0
+        return told
 
     # Nodes
 
@@ -103,7 +105,7 @@ class SimOrders:
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
-            kept = torch.from_numpy(mask.shares(self.key(node)) < self.workload.kept)
+            kept = torch.from_numpy(mask.shares(self.key(node, frame.step)) < self.workload.kept)
             return kept[frame.index(node.attr("axis"), axis.key)].nonzero()[:, 0]
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
@@ -111,12 +113,12 @@ class SimOrders:
         if bool((counts == 0).any()):
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
-        places = frame.values[node.inputs[1]].shares(self.key(node)) * counts.numpy()
+        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts.numpy()
         return counts.cumsum(0) - counts + torch.from_numpy(places.astype(np.int64))
 
-    def key(self, node: Node) -> str:
+    def key(self, node: Node, step: Step) -> str:
         """Of what is drawn for a node in this step."""
-        return f"{self.seed}/{self.step}/{node.name}"
+        return f"{self.seed}/{step.number}/{node.name}"
 
     # Time
 
@@ -194,7 +196,9 @@ class SimOrders:
         made = replace(
             _rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count)
         )
-        made = replace(made, response=made.drawn(self.workload.answers(node.attr("max_tokens")), self.key(node)))
+        made = replace(
+            made, response=made.drawn(self.workload.answers(node.attr("max_tokens")), self.key(node, frame.step))
+        )
         rows = []
         if axis.key != above.key:
             rows.append(Rows(axis, made.rows, torch.repeat_interleave(torch.arange(asked.rows), count)))
@@ -204,7 +208,7 @@ class SimOrders:
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)
-        taken = random.Random(self.key(node)).sample(range(held.rows), count)
+        taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
         return Made({node.name: replace(held.take(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:

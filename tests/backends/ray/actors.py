@@ -19,7 +19,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
-from rlgraph.backends.steps import Silent, Step
+from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.ir.graph import Program
 
 REPLAYED, SAMPLED = 5, 2
@@ -54,7 +54,7 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 class Local:
     """A run in one process, and where it left what it sampled and its trained models."""
 
-    steps: list[Step]
+    steps: list[StepResult]
     recording: Path
     models: Path
 
@@ -111,7 +111,7 @@ class OnActors:
     local: Local
     compiled: Compiled
     backend: RayBackend
-    steps: list[Step]
+    steps: list[StepResult]
     spans: list[Span]
     sampled: Path
     """What its last steps drew."""
