@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import time
 import warnings
@@ -37,6 +36,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
@@ -286,9 +286,9 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
     timed.buffers = max(timed.buffers, int(peak))
 
 
-def work(rank: int, port: int, size: Size, rounds: int, bucket: int) -> None:
+def work(rank: int, address: str, size: Size, rounds: int, bucket: int) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0)
+    store = attend(address, 300)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=rank, world_size=WORLD)
     groups = {team: dist.new_group(team) for team in ((0, 1), (2, 3), (0, 2), (1, 3), (0, 2, 3), ALL)}
     mailbox = Mailbox(rank, range(WORLD), store)
@@ -334,10 +334,9 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=64, help="MiB")
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    meeting = listen("127.0.0.1")
     size = Size(asked.hidden, asked.layers, asked.ffn, asked.vocab)
-    torch.multiprocessing.spawn(work, (port, size, asked.rounds, asked.bucket << 20), nprocs=WORLD)
+    torch.multiprocessing.spawn(work, (meeting.address, size, asked.rounds, asked.bucket << 20), nprocs=WORLD)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.ray.links import Links
-from rlgraph.backends.ray.shards import free_address
-from rlgraph.engines.joining import join
+from rlgraph.engines.joining import Meeting, join, listen
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
 from rlgraph.exchange.exchange import Exchange
@@ -74,10 +73,12 @@ class End:
     def __init__(self, place: int, spec: ModelSpec) -> None:
         torch.set_num_threads(1)
         self.place, self.spec, self.links = place, spec, Links(120)
+        self.meetings: list[Meeting] = []
         self.trains = place < TRAINERS
 
     def address(self) -> str:
-        return free_address()
+        self.meetings.append(listen("127.0.0.1"))
+        return self.meetings[-1].address
 
     def open(self, address: str) -> tuple[Local, ...]:
         """Starts the engine; what it holds."""

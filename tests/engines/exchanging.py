@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local
@@ -38,13 +38,12 @@ class Crew:
 
 @contextmanager
 def crew(size: int) -> Iterator[Crew]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    meeting = listen("127.0.0.1")
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for place in range(size):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=_serve, args=(place, size, port, theirs), daemon=True))
+        processes.append(context.Process(target=_serve, args=(place, size, meeting.address, theirs), daemon=True))
         processes[-1].start()
         pipes.append(ours)
     try:
@@ -57,9 +56,9 @@ def crew(size: int) -> Iterator[Crew]:
             process.kill()
 
 
-def _serve(place: int, size: int, port: int, pipe: Connection) -> None:
+def _serve(place: int, size: int, address: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, size, place == 0, wait_for_workers=False)
+    store = attend(address, 30)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
     mailbox = Mailbox(place, range(size), store, seconds=30)
     while (asked := pipe.recv()) is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from rlgraph.engines.joining import listen
 from rlgraph.ir.mesh import Mesh
 
 SECONDS = 60
@@ -33,9 +33,9 @@ class Ranks:
 
     def run(self, mesh: Mesh, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `job(mesh, *arguments)` returns on each rank of the mesh; what it raises on the first that fails."""
-        address = _free_address()
+        meeting = listen("127.0.0.1")
         for jobs in self._jobs[: mesh.size]:
-            jobs.put((mesh, address, job, arguments))
+            jobs.put((mesh, meeting.address, job, arguments))
         found = dict(self._results.get(timeout=SECONDS) for _ in range(mesh.size))
         for rank in range(mesh.size):
             if isinstance(found[rank], str):
@@ -71,9 +71,3 @@ def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments:
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

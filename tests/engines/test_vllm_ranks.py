@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.engines.base import Sampling
+from rlgraph.engines.joining import listen
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
@@ -30,8 +30,12 @@ PATIENCE = 120
 """Seconds."""
 
 
-def _rank(rank: int, address: str, results: Any) -> None:
+def _rank(rank: int, addresses: Any, results: Any) -> None:
     torch.set_num_threads(1)
+    if rank == 0:
+        meeting = listen("127.0.0.1")
+        addresses.put(meeting.address)
+    address = meeting.address if rank == 0 else addresses.get(timeout=PATIENCE)
     # Rows wait for a place, and for room in the cache: the ranks have to decide alike.
     engine = VllmEngine.open(spec(), mesh(tp=2), rank, address=address, rows=12, row_tokens=128, cache_bytes=0)
     made = [engine.generate(PROMPTS, 4, sampling, KEYS) for sampling in SAMPLINGS]
@@ -40,12 +44,9 @@ def _rank(rank: int, address: str, results: Any) -> None:
 
 
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, address, results), daemon=True) for rank in (0, 1)]
+    addresses, results = context.Queue(), context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, addresses, results), daemon=True) for rank in (0, 1)]
     try:
         for process in ranks:
             process.start()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.engines.base import Engine
+from rlgraph.engines.joining import attend
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local
@@ -42,11 +41,8 @@ class Links:
         self._exchanges: dict[str, Exchange] = {}
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
-        """Joins the processes of a link; place 0 listens at the address."""
-        host, port = address.rsplit(":", 1)
-        store = dist.TCPStore(
-            host, int(port), places, place == 0, timedelta(seconds=self._seconds), wait_for_workers=False
-        )
+        """Joins the processes of a link, one of which listens at the address."""
+        store = attend(address, self._seconds)
         self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
 
     def prepare(

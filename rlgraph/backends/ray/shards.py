@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,13 +59,10 @@ class Opener:
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
 
 
-def free_address() -> str:
-    """host:port of this machine that nobody listens on."""
+def host() -> str:
+    """This machine's address for the others."""
     ray = _cluster()
-    host = ray.util.get_node_ip_address() if ray else "127.0.0.1"
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
 
 def node() -> str:

@@ -28,6 +28,7 @@ from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, W
 from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
+from rlgraph.engines.joining import Meeting, listen
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
@@ -68,13 +69,15 @@ class Worker:
         self.session: Session
         self.parts: Iterator[Receipt]
         self.links = Links(job.seconds)
+        self.meetings: list[Meeting] = []
         self.folder: ModelFolder
 
     # Opening
 
     def address(self) -> str:
-        """host:port that is free here, for a rendezvous."""
-        return shards.free_address()
+        """host:port where this process listens from now on, for a rendezvous."""
+        self.meetings.append(listen(shards.host()))
+        return self.meetings[-1].address
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""

@@ -80,7 +80,7 @@ class VllmEngine(OnlyGenerates):
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: "host:port" where the tensor-parallel ranks of this copy meet: a free port on the first one's machine.
+        address: "host:port" where the tensor-parallel ranks of this copy meet: the first one listens there.
         limits: the fields of `rlgraph.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         prepare()
