@@ -256,8 +256,8 @@ def generated() -> dict[str, str]:
         ]
         made[f"functions.{kind}"] = _table(("function", "meaning", "result"), rows)
     for kind, methods in own.METHODS.items():
-        for name, signature in methods.items():
-            made[f"method.{kind}.{name}"] = _options(signature)
+        for name, method in methods.items():
+            made[f"method.{kind}.{name}"] = _options(method.signature)
     for name, signature in own.STATEMENTS.items():
         made[f"statement.{name}"] = _options(signature)
     groups = {
@@ -327,7 +327,7 @@ def _kind(opt) -> str:  # type: ignore[no-untyped-def]
         "rate": "number or schedule",
         "texts": "text or list of texts",
         "any": "constant",
-    }.get(opt.kind, opt.kind)
+    }.get(opt.type, opt.type)
     if opt.low is not None and opt.high is not None:
         return f"{name}, {opt.low:g} to {opt.high:g}"
     return f"{name}, at least {opt.low:g}" if opt.low else name

@@ -162,9 +162,9 @@ def _freed(asked: Question) -> Iterator[Other]:
 
 def shown(line: Placement) -> str:
     """A placement as the user wrote it, on one line."""
-    subjects = ", ".join(map(str, line.subjects))
+    work = ", ".join(map(str, line.work))
     options = [
         *([f"engine={line.engine}"] if line.engine else []),
         *(f"{name}={size}" for name, size in line.splits().items()),
     ]
-    return f"place {subjects} on {line.pool}" + (f"({', '.join(options)})" if options else "")
+    return f"place {work} on {line.pool}" + (f"({', '.join(options)})" if options else "")

@@ -10,7 +10,7 @@ from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.lines import position, span
+from rlgraph.dsl.logical_lines import position, span
 from rlgraph.errors import Diagnostic, Related, Source, Span
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
@@ -178,10 +178,10 @@ class Builder(Transformer_NonRecursive[Token, Any]):
 
     def place(self, c: list[Any]) -> tree.Place:
         on = next(at for at, child in enumerate(c) if isinstance(child, Token) and child.type == "ON")
-        subjects = tuple(child for child in c[:on] if not isinstance(child, Token))
-        return tree.Place(subjects, self._name(c[on + 1]), self._options("place", c[on + 2]), self._line(c))
+        work = tuple(child for child in c[:on] if not isinstance(child, Token))
+        return tree.Place(work, self._name(c[on + 1]), self._options("place", c[on + 2]), self._line(c))
 
-    def subject(self, c: list[Any]) -> tree.Expr:
+    def work(self, c: list[Any]) -> tree.Expr:
         name = self._name(c[0])
         return name if len(c) == 1 else tree.Attribute(name, str(c[2]), self._at(c[2]), self._span(c))
 

@@ -7,10 +7,11 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit, fresh, inner_axis, new_axis
 from rlgraph.dsl.rows import sample
 from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, describe, nearest
-from rlgraph.dsl.signatures import METHODS
+from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import table_of
 from rlgraph.ir.graph import Constant, Model, Node, Ref, Value
 from rlgraph.ir.types import Table, Tensor
+from rlgraph.ops import NODES
 
 
 def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
@@ -41,34 +42,33 @@ def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
         if owners:
             more = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in known)}"
         raise context.stop("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, more)
-    options = constants.options(context, known[name], expr.options, expr.span, context.block.scope)
-    wanted = {"generate": 1, "interact": 2}.get(name, 1)
-    if len(expr.args) != wanted:
-        said = {"generate": "the rows to answer", "interact": "an environment and the rows to start from"}
+    called = known[name]
+    options = constants.options(context, called.signature, expr.options, expr.span, context.block.scope)
+    if len(expr.args) != 1 + called.environment:
         shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
-        example = {"generate": "prompts, max_tokens=512", "interact": "shell, tasks, max_turns=8, max_tokens=4096"}
         raise context.stop(
             "E0405",
-            f"`{name}` takes {said.get(name, 'a table')} by place, and this is {shown}",
+            f"`{name}` takes {called.takes} by place, and this is {shown}",
             expr.span,
-            f"`{model.name}.{name}({example.get(name, 'rollout')})`",
+            f"`{model.name}.{name}({called.example})`",
         )
-    if name in ("generate", "interact"):
-        if context.block.training:
-            raise context.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
-        return _generate(context, expr, name, model, options, hint)
-    return _forward(context, expr, name, model, options, hint)
+    if not NODES[name].generates:
+        return _scored(context, expr, called, model, options, hint)
+    if context.block.training:
+        raise context.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
+    return _generated(context, expr, called, model, options, hint)
 
 
-def _forward(
-    context: Context, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str
+def _scored(
+    context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> Ref:
     """What a model computes for rows that are there."""
+    name = called.signature.name
     table = table_of(context, expr.args[0], f"`{name}`")
     if options.get("temperature", 0) is None:
-        # At temperature 0 nothing is drawn; the probabilities meant are the model's own.
+        # At temperature 0 nothing is sampled; the probabilities meant are the model's own.
         options["temperature"] = table.type.temperature or 1.0
-    axis = table.type.axis if name == "score" else table.type.token
+    axis = table.type.axis if called.by_row else table.type.token
     value = Value(fresh(context, hint or f"{model.name}.{name}"), Tensor("float", axis))
     handle = context.block.versions[model.name]
     emit(context, Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
@@ -77,11 +77,11 @@ def _forward(
     return Ref(value.name, Tensor("float", axis), expr.span)
 
 
-def _generate(
-    context: Context, expr: tree.Call, name: str, model: Model, options: dict[str, Constant], hint: str
+def _generated(
+    context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> TableValue:
     """A new table of rows that the model samples."""
-    if name == "interact":
+    if called.environment:
         env = context.evaluate(expr.args[0])
         if not isinstance(env, OutsideName) or env.outside.kind != "env":
             raise context.stop(
@@ -91,23 +91,24 @@ def _generate(
                 'declare `env NAME = python("file.py:Class")`',
             )
         options["env"] = env.outside.name
+    name, answers = called.signature.name, not called.environment
     source = context.evaluate(expr.args[-1])
     if isinstance(source, TableValue):
         given, parent, data = source.name, source.type.axis, source.type.data
-        if data is not None and "prompt" not in data and name == "generate":
+        if data is not None and "prompt" not in data and answers:
             raise context.stop(
                 "E0204",
                 "the table has no column `prompt`",
                 expr.args[-1].span,
                 f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "",
             )
-    elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and name == "generate":
+    elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         given, parent, data = source.name, source.type.axis, None
     else:
         raise context.stop(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
         )
-    label = fresh(context, hint or ("rollout" if name == "generate" else "episode"))
+    label = fresh(context, hint or called.makes)
     least, most = options.get("min_tokens", 0), options["max_tokens"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         place = next(option.value.span for option in expr.options if option.name == "min_tokens")
@@ -118,7 +119,7 @@ def _generate(
     temperature = options["temperature"]
     assert isinstance(temperature, float)
     token = inner_axis(context, "token", label, row)
-    turn = inner_axis(context, "turn", label, row) if name == "interact" else None
+    turn = inner_axis(context, "turn", label, row) if called.environment else None
     kind = Table(row, token, turn, True, temperature, data)
     attrs = {**options, "key": label}
     if isinstance(attrs.get("stop"), str):

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe, nearest
-from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Opt, Required, Signature
+from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
 from rlgraph.errors import Related, Span
+from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
 
@@ -204,15 +205,15 @@ def options(
 
 
 def value(
-    reporter: Reporter, opt: Opt, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
+    reporter: Reporter, opt: Attribute, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
 ) -> Constant:
     """A value of an option, of the right kind and in its range."""
     value = evaluate(reporter, expr, scope)
     where = f"`{opt.name}` of `{signature.name}`"
     about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
     if not _is(opt, value):
-        raise reporter.stop("E0403", f"{where} is {_KINDS[opt.kind]}, not {_show(value)}", expr.span, about)
-    if opt.kind in ("float", "rate") and isinstance(value, int):
+        raise reporter.stop("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
+    if opt.type in ("float", "rate") and isinstance(value, int):
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if opt.low is not None and value < opt.low:
@@ -237,7 +238,7 @@ def _constructor(name: str) -> bool:
     return name in CONSTRUCTORS or (name not in TENSOR and nearest(name, CONSTRUCTORS) != "")
 
 
-_KINDS = {
+_TYPES = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -248,21 +249,18 @@ _KINDS = {
     "any": "a constant",
 }
 
+_RECORDS: Mapping[str, tuple[str, ...]] = {"rate": RATES, "source": ("random",)}
+"""Of the types that hold more than plain constants: the constructors that make them."""
 
-def _is(opt: Opt, value: Constant) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+
+def _is(opt: Attribute, value: Constant) -> bool:
     if value is None:
         return opt.default is None
-    return {
-        "int": isinstance(value, int) and not isinstance(value, bool),
-        "float": number,
-        "bool": isinstance(value, bool),
-        "text": isinstance(value, str),
-        "texts": isinstance(value, str) or (isinstance(value, tuple) and all(isinstance(v, str) for v in value)),
-        "rate": number or (isinstance(value, Record) and value.name in RATES),
-        "source": (isinstance(value, str) and value != "") or (isinstance(value, Record) and value.name == "random"),
-        "any": True,
-    }[opt.kind]
+    if isinstance(value, Record) and opt.type in _RECORDS:
+        return value.name in _RECORDS[opt.type]
+    if opt.type == "texts" and isinstance(value, str):
+        return True
+    return fits(opt.type, value) and not (opt.type == "source" and value == "")
 
 
 def _show(value: Constant) -> str:

@@ -11,9 +11,9 @@ from lark import Token
 
 from rlgraph.dsl import words
 from rlgraph.dsl.align import Row, align
-from rlgraph.dsl.lines import Line, position, read
-from rlgraph.dsl.mistakes import OPERANDS
+from rlgraph.dsl.logical_lines import Line, position, read
 from rlgraph.dsl.parse import parse
+from rlgraph.dsl.syntax_errors import OPERANDS
 from rlgraph.dsl.tree import Comment
 from rlgraph.errors import Source
 

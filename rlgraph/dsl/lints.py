@@ -122,7 +122,7 @@ class _Losses:
         self.types: Mapping[str, Type] = phase.graph.values()
         self.model = ""
         """That is being trained."""
-        self.drawn: dict[str, Node] = {}
+        self.generated: dict[str, Node] = {}
         """Tables straight from a model, nothing dropped."""
         self.sampler: dict[str, str] = {}
         """Of values that are a table's column `logprobs`: the table."""
@@ -155,7 +155,7 @@ class _Losses:
     def other(self, node: Node) -> None:
         made = node.outputs[0].name if node.outputs else ""
         if node.op in ("generate", "interact"):
-            self.drawn[made] = node
+            self.generated[made] = node
         elif node.op == "column" and node.attr("name") == "logprobs":
             self.sampler[made] = node.inputs[0]
             self.leaf[made] = (made, False)
@@ -226,8 +226,8 @@ class _Losses:
     def policy(self, leaf: str) -> str:
         """The model whose log-probabilities a value holds."""
         table = self.sampler.get(leaf)
-        if table in self.drawn:
-            return self.handle(self.drawn[table])
+        if table in self.generated:
+            return self.handle(self.generated[table])
         return self.forward.get(leaf, ("",))[0]
 
     def leaf_of(self, expr: Expr) -> tuple[str, bool] | None:
@@ -280,7 +280,7 @@ class _Losses:
         return _Ratio(table, first in self.live and not detached, expr.span)
 
     def is_policy(self, model: str, table: str) -> bool:
-        return table in self.drawn and self.handle(self.drawn[table]) == model
+        return table in self.generated and self.handle(self.generated[table]) == model
 
     def applied_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
         for one in left:
@@ -302,7 +302,7 @@ class _Losses:
 
     def stale(self, found: frozenset[_Ratio]) -> None:
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
-            if ratio.live and self.drawn[ratio.table].attr("lag"):
+            if ratio.live and self.generated[ratio.table].attr("lag"):
                 self.warnings.append(
                     _warn(
                         "W0502",
@@ -322,7 +322,7 @@ class _Losses:
             if expr.name not in self.forward:
                 return self.slopes.get(expr.name, _VARIES)
             model, table = self.forward[expr.name]
-            own = self.is_policy(model, table) and self.drawn[table].attr("temperature") != 0
+            own = self.is_policy(model, table) and self.generated[table].attr("temperature") != 0
             return _Slope("constant", (expr.span,)) if own else _VARIES
         assert isinstance(expr, Apply)
         if expr.op in ("neg", "float", "mean", "sum"):

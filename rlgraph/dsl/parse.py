@@ -11,12 +11,12 @@ from lark import Token, Tree, UnexpectedToken
 from rlgraph.dsl import tree
 from rlgraph.dsl.build import Builder
 from rlgraph.dsl.depth import MAX_DEPTH, too_deep
-from rlgraph.dsl.lines import Line, Lines, read
-from rlgraph.dsl.mistakes import explain
+from rlgraph.dsl.logical_lines import Line, Lines, read
+from rlgraph.dsl.syntax_errors import explain
 from rlgraph.dsl.tables import parser
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
-MAX_MISTAKES = 20
+MAX_DIAGNOSTICS = 20
 
 Session = Any
 """lark's `InteractiveParser`, whose methods have no types."""
@@ -65,7 +65,7 @@ def _parse(found: Lines, start: Literal["file", "expression"]) -> tree.File | tr
 
 def _in_order(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     unique = {(d.span.line, d.span.column, d.code): d for d in mistakes}
-    return [unique[key] for key in sorted(unique)][:MAX_MISTAKES]
+    return [unique[key] for key in sorted(unique)][:MAX_DIAGNOSTICS]
 
 
 def _feed(found: Lines, start: str) -> Tree[Token] | None:
@@ -89,7 +89,7 @@ def _feed(found: Lines, start: str) -> Tree[Token] | None:
             continue
         if mistake is not None:
             found.diagnostics.append(mistake)
-        if len(found.diagnostics) >= MAX_MISTAKES or start == "expression":
+        if len(found.diagnostics) >= MAX_DIAGNOSTICS or start == "expression":
             return None
         has_block = after is not None and after.level > line.level
         session = (_replace(before, _headers(line)) if has_block else None) or before

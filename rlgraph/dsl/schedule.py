@@ -16,10 +16,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, S
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.plan import HOST
 from rlgraph.ir.types import Handle, Table, Type
-from rlgraph.ops.nodes import MODEL_CALLS
-
-OPERATIONS = ("generate", "interact", *MODEL_CALLS, "train")
-"""What is placed: the work that is done with a model's weights."""
+from rlgraph.ops import MODEL_OPERATIONS, NODES
 
 SPLITS = ("tp", "pp", "dp", "ep", "cp")
 
@@ -32,7 +29,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Work:
     """`actor.train`, or `actor`: all work of the model that is not placed by itself."""
 
     model: str
@@ -47,7 +44,7 @@ class Subject:
 class Placement:
     """Work that runs on a pool; what is None the compiler chooses."""
 
-    subjects: tuple[Subject, ...]
+    work: tuple[Work, ...]
     pool: str
     engine: str | None = None
     tp: int | None = None
@@ -118,10 +115,11 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
     for node in graph.nodes:
         held = types[node.inputs[0]] if node.inputs else None
         inner = training
-        if isinstance(held, Handle) and held.kind == "model" and node.op in OPERATIONS:
+        if isinstance(held, Handle) and held.kind == "model" and NODES[node.op].with_model:
             # What the trained model computes for its own loss is part of the training.
-            inner = held.name if node.op == "train" else training
-            if node.op == "train" or held.name != training:
+            trains = NODES[node.op].trains
+            inner = held.name if trains else training
+            if trains or held.name != training:
                 yield held.name, node.op
         for region in node.regions:
             yield from _work(region, types, inner)
@@ -133,7 +131,7 @@ class _Checker(Reporter):
         self.program, self.scope = program, scope
         self.uses = operations(program)
         self.pools: dict[str, Pool] = {}
-        self.placed: dict[str, Subject] = {}
+        self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
         self.unclear: set[str] = set()
         """Pools that are declared, and wrong."""
@@ -181,8 +179,8 @@ class _Checker(Reporter):
                 except Stop:
                     self.unclear.add(line.name)
         places = [line for line in item.body if isinstance(line, tree.Place)]
-        subjects = [self.subjects(line) for line in places]
-        for line, placed in zip(places, subjects, strict=True):
+        works = [self.all_work(line) for line in places]
+        for line, placed in zip(places, works, strict=True):
             try:
                 placements.append(self.place(line, placed))
             except Stop:
@@ -229,39 +227,39 @@ class _Checker(Reporter):
 
     # Placements
 
-    def subjects(self, line: tree.Place) -> list[Subject]:
-        found: list[Subject] = []
-        for expr in line.subjects:
+    def all_work(self, line: tree.Place) -> list[Work]:
+        found: list[Work] = []
+        for expr in line.work:
             try:
-                found.append(self.subject(expr))
+                found.append(self.one_work(expr))
             except Stop:
                 continue
         return found
 
-    def subject(self, expr: tree.Expr) -> Subject:
+    def one_work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
         if base.id not in self.uses:
             hint = nearest(base.id, self.uses) or f"it has {', '.join(f'`{name}`' for name in self.uses) or 'none'}"
             raise self.stop("E0904", f"the program has no model `{base.id}`", base.span, hint)
         used = self.uses[base.id]
-        subject = Subject(base.id, None, expr.span)
+        work = Work(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):
-            subject = replace(subject, operation=self.operation(expr, base.id))
+            work = replace(work, operation=self.operation(expr, base.id))
         elif not used:
             raise self.stop("E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out")
-        if str(subject) in self.placed:
-            first = Related(self.placed[str(subject)].span, "the first place")
-            raise self.stop("E0905", f"`{subject}` is placed twice", expr.span, "keep one of them", (first,))
-        self.placed[str(subject)] = subject
-        return subject
+        if str(work) in self.placed:
+            first = Related(self.placed[str(work)].span, "the first place")
+            raise self.stop("E0905", f"`{work}` is placed twice", expr.span, "keep one of them", (first,))
+        self.placed[str(work)] = work
+        return work
 
     def operation(self, expr: tree.Attribute, model: str) -> str:
-        used = sorted(self.uses[model], key=OPERATIONS.index)
+        used = sorted(self.uses[model], key=MODEL_OPERATIONS.index)
         if expr.name in used:
             return expr.name
         kind = self.program.model(model).kind
-        legal = {*METHODS[kind], "train"}
+        legal = {*METHODS[kind], *(name for name, op in NODES.items() if op.trains)}
         shown = (
             f"the program does not use `{model}.{expr.name}`"
             if expr.name in legal
@@ -273,7 +271,7 @@ class _Checker(Reporter):
         )
         raise self.stop("E0904", shown, expr.name_span, hint)
 
-    def place(self, line: tree.Place, subjects: Sequence[Subject]) -> Placement:
+    def place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
         options = tuple(self.quoted(option) for option in line.options)
         given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
@@ -289,9 +287,9 @@ class _Checker(Reporter):
                     "split them by `tp`, `pp` and `dp`",
                 )
         if engine is not None:
-            self.engine(engine, spans, splits, subjects)
+            self.engine(engine, spans, splits, works)
         else:
-            self.some_engine(spans, splits, subjects)
+            self.some_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
         size = math.prod(splits.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
         if pool.devices % size:
@@ -306,7 +304,7 @@ class _Checker(Reporter):
                 (Related(pool.span, "it is declared here"),),
             )
         places = tuple((name, option.span) for name, option in spans.items())
-        return Placement(tuple(subjects), pool.name, engine, **splits, span=line.span, spans=places)
+        return Placement(tuple(works), pool.name, engine, **splits, span=line.span, spans=places)
 
     def quoted(self, option: tree.Option) -> tree.Option:
         """`engine=megatron`: the name of an engine needs no quotes."""
@@ -315,7 +313,7 @@ class _Checker(Reporter):
         return option
 
     def engine(
-        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], subjects: Sequence[Subject]
+        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
     ) -> None:
         if name not in ENGINES:
             hint = nearest(name, ENGINES) or f"there are {', '.join(f'`{known}`' for known in ENGINES)}"
@@ -327,28 +325,26 @@ class _Checker(Reporter):
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
-        for subject in subjects:
-            work = {subject.operation} if subject.operation else self.left(subject.model)
-            missing = sorted(operation for operation in work if operation and operation not in able.operations)
+        for work in works:
+            asked = {work.operation} if work.operation else self.left(work.model)
+            missing = sorted(operation for operation in asked if operation and operation not in able.operations)
             if missing:
                 others = [other for other, engine in ENGINES.items() if engine.operations.issuperset(missing)]
-                more = "" if subject.operation else f"place `{subject.model}.{missing[0]}` by itself, on "
+                more = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
                 self.say(
                     "E0908",
-                    f"`{name}` cannot do the `{missing[0]}` of `{subject.model}`",
-                    subject.span,
+                    f"`{name}` cannot do the `{missing[0]}` of `{work.model}`",
+                    work.span,
                     f"{more}{' or '.join(f'`{other}`' for other in others)}{'' if more else ' can'}",
                 )
 
-    def some_engine(
-        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], subjects: Sequence[Subject]
-    ) -> None:
+    def some_engine(self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]) -> None:
         """Where no engine is named: one can do each kind of work, split as it is said."""
         wanted = [name for name, size in splits.items() if size > 1]
         able = [engine for engine in ENGINES.values() if set(wanted) <= set(engine.splits)]
-        for subject in subjects:
-            work = {subject.operation} if subject.operation else self.left(subject.model)
-            missing = sorted(op for op in work if op and not any(op in engine.operations for engine in able))
+        for work in works:
+            asked = {work.operation} if work.operation else self.left(work.model)
+            missing = sorted(op for op in asked if op and not any(op in engine.operations for engine in able))
             if missing:
                 shown = " and ".join(f"`{name}`" for name in wanted)
                 legal = (
@@ -356,10 +352,10 @@ class _Checker(Reporter):
                     for name, engine in ENGINES.items()
                     if missing[0] in engine.operations
                 )
-                more = ", ".join(legal) if subject.operation else f"place `{subject.model}.{missing[0]}` by itself"
+                more = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
                 self.say(
                     "E0908",
-                    f"no engine can do the `{missing[0]}` of `{subject.model}` split by {shown}",
+                    f"no engine can do the `{missing[0]}` of `{work.model}` split by {shown}",
                     spans[wanted[-1]].span,
                     more,
                 )

@@ -5,94 +5,94 @@ The checker, the language reference and the suggestions in diagnostics all read 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from rlgraph.ir.graph import Constant
-
-Kind = Literal["int", "float", "bool", "text", "texts", "rate", "source", "any"]
-"""`rate`: a number or a schedule (`cosine(...)`); `source`: a path, a hub name or `random(...)`."""
-
-
-class Required:
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = Required()
-
-
-@dataclass(frozen=True, slots=True)
-class Opt:
-    name: str
-    kind: Kind
-    default: Constant | Required = REQUIRED
-    low: float | None = None
-    high: float | None = None
-    doc: str = ""
+from rlgraph.ir.attributes import REQUIRED, Attribute
+from rlgraph.ops import NODES
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     name: str
-    args: tuple[Opt, ...] = ()
+    args: tuple[Attribute, ...] = ()
     """Given by place."""
-    options: tuple[Opt, ...] = ()
+    options: tuple[Attribute, ...] = ()
     """Given by name."""
     doc: str = ""
     open: bool = False
     """Other options are allowed too and handed on: those of a task, a file format, a configuration."""
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How the language calls an operation of a model."""
+
+    signature: Signature
+    takes: str = "a table"
+    """By place, in words."""
+    example: str = "rollout"
+    environment: bool = False
+    """Before its rows it takes an environment."""
+    makes: str = ""
+    """What the rows that it makes are called where nobody names them."""
+    by_row: bool = False
+    """It gives a number for each row, not for each token."""
+
+
 def _table(*signatures: Signature) -> dict[str, Signature]:
     return {signature.name: signature for signature in signatures}
 
 
-_SAMPLING = (
-    Opt("n", "int", 1, 1, 65536, "samples for each row; above 1 they are a new axis inside it"),
-    Opt("temperature", "float", 1.0, 0.0, 100.0, "0 takes the likeliest token"),
-    Opt("top_p", "float", 1.0, 1e-6, 1.0, "draw from the likeliest tokens that together have this probability"),
-    Opt("top_k", "int", 0, 0, None, "draw from this many of the likeliest tokens; 0: from all"),
-)
+def _options(operation: str, *names: str) -> tuple[Attribute, ...]:
+    """The attributes of an operation that a user gives; of some names only, if there are any."""
+    given = (each for each in NODES[operation].attributes if each.by == "user")
+    return tuple(each for each in given if each.name in names or not names)
 
-METHODS: dict[str, dict[str, Signature]] = {
-    "causal_lm": _table(
-        Signature(
-            "generate",
-            options=(
-                *_SAMPLING,
-                Opt("max_tokens", "int", REQUIRED, 0, None, "tokens of an answer at most, its end included"),
-                Opt("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
-                Opt("stop", "texts", (), doc="an answer ends with any of these tokens"),
+
+_OF_THE_ROWS = tuple(replace(each, default=None) for each in _options("logprobs"))
+"""A temperature that is not said is that of the rows."""
+
+METHODS: dict[str, dict[str, Method]] = {
+    "causal_lm": {
+        "generate": Method(
+            Signature(
+                "generate",
+                options=_options("generate"),
+                doc="Answers that the model samples to the rows of a table (its column `prompt`), or to a text column.",
             ),
-            doc="Answers that the model samples to the rows of a table (its column `prompt`), or to a text column.",
+            takes="the rows to answer",
+            example="prompts, max_tokens=512",
+            makes="rollout",
         ),
-        Signature(
-            "interact",
-            options=(
-                *_SAMPLING,
-                Opt("max_turns", "int", REQUIRED, 1, None, "times the model may act"),
-                Opt("max_tokens", "int", REQUIRED, 1, None, "tokens of an episode at most, the environment's included"),
+        "interact": Method(
+            Signature(
+                "interact",
+                options=_options("interact"),
+                doc="Episodes with an environment: the model acts, the environment answers. Its tokens carry no loss.",
             ),
-            doc="Episodes with an environment: the model acts, the environment answers. Its tokens carry no loss.",
+            takes="an environment and the rows to start from",
+            example="shell, tasks, max_turns=8, max_tokens=4096",
+            environment=True,
+            makes="episode",
         ),
-        Signature(
-            "logprobs",
-            options=(Opt("temperature", "float", None, 1e-6, 100.0, "that at which the rows were drawn"),),
-            doc="Log-probability of each token that carries loss.",
+        "logprobs": Method(
+            Signature("logprobs", options=_OF_THE_ROWS, doc="Log-probability of each token that carries loss.")
         ),
-        Signature(
-            "entropy",
-            options=(Opt("temperature", "float", None, 1e-6, 100.0, "that at which the rows were drawn"),),
-            doc="Entropy in nats of the distribution that each token was drawn from.",
+        "entropy": Method(
+            Signature(
+                "entropy",
+                options=_OF_THE_ROWS,
+                doc="Entropy in nats of the distribution that each token was drawn from.",
+            )
         ),
-    ),
-    "value_lm": _table(Signature("values", doc="Value of the state before each token that carries loss.")),
-    "reward_lm": _table(Signature("score", doc="Score of each row, read at its last token.")),
+    },
+    "value_lm": {"values": Method(Signature("values", doc="Value of the state before each token that carries loss."))},
+    "reward_lm": {"score": Method(Signature("score", doc="Score of each row, read at its last token."), by_row=True)},
 }
+"""Of each kind of model, by the name of the operation."""
 
 _MODEL = (
-    Opt(
+    Attribute(
         "dtype",
         "text",
         None,
@@ -101,41 +101,51 @@ _MODEL = (
 )
 
 MODELS = _table(
-    Signature("causal_lm", (Opt("source", "source"),), _MODEL, "A language model."),
-    Signature("value_lm", (Opt("source", "source"),), _MODEL, "A language model with a scalar head on each token."),
-    Signature("reward_lm", (Opt("source", "source"),), _MODEL, "A language model with one score for a row."),
+    Signature("causal_lm", (Attribute("source", "source"),), _MODEL, "A language model."),
+    Signature(
+        "value_lm", (Attribute("source", "source"),), _MODEL, "A language model with a scalar head on each token."
+    ),
+    Signature("reward_lm", (Attribute("source", "source"),), _MODEL, "A language model with one score for a row."),
 )
 
 CONSTRUCTORS = _table(
     Signature(
         "random",
-        (Opt("family", "text"),),
+        (Attribute("family", "text"),),
         (
-            Opt("seed", "int", 0, 0, None, "of the weights"),
-            Opt("tokenizer", "any", None, doc="a folder, or chars(...), words(...), bytes()"),
+            Attribute("seed", "int", 0, 0, None, "of the weights"),
+            Attribute("tokenizer", "any", None, doc="a folder, or chars(...), words(...), bytes()"),
         ),
         "Random weights for a Hugging Face model type; other options are its configuration's own.",
         open=True,
     ),
-    Signature("chars", (Opt("alphabet", "text"),), doc="A tokenizer with a token for each of these characters."),
-    Signature("words", (Opt("words", "text"),), doc="A tokenizer with a token for each of these words."),
+    Signature("chars", (Attribute("alphabet", "text"),), doc="A tokenizer with a token for each of these characters."),
+    Signature("words", (Attribute("words", "text"),), doc="A tokenizer with a token for each of these words."),
     Signature("bytes", doc="A tokenizer with a token for each byte."),
     Signature(
         "cosine",
-        (Opt("peak", "float", REQUIRED, 0.0),),
-        (Opt("steps", "int", REQUIRED, 1), Opt("warmup", "int", 0, 0), Opt("final", "float", 0.0, 0.0)),
+        (Attribute("peak", "float", REQUIRED, 0.0),),
+        (
+            Attribute("steps", "int", REQUIRED, 1),
+            Attribute("warmup", "int", 0, 0),
+            Attribute("final", "float", 0.0, 0.0),
+        ),
         "A rate that rises for `warmup` updates and falls as a cosine until update `steps`.",
     ),
     Signature(
         "linear",
-        (Opt("peak", "float", REQUIRED, 0.0),),
-        (Opt("steps", "int", REQUIRED, 1), Opt("warmup", "int", 0, 0), Opt("final", "float", 0.0, 0.0)),
+        (Attribute("peak", "float", REQUIRED, 0.0),),
+        (
+            Attribute("steps", "int", REQUIRED, 1),
+            Attribute("warmup", "int", 0, 0),
+            Attribute("final", "float", 0.0, 0.0),
+        ),
         "A rate that rises for `warmup` updates and falls on a line until update `steps`.",
     ),
     Signature(
         "constant",
-        (Opt("peak", "float", REQUIRED, 0.0),),
-        (Opt("warmup", "int", 0, 0),),
+        (Attribute("peak", "float", REQUIRED, 0.0),),
+        (Attribute("warmup", "int", 0, 0),),
         "A rate that rises for `warmup` updates and stays.",
     ),
 )
@@ -143,35 +153,40 @@ CONSTRUCTORS = _table(
 RATES = ("cosine", "linear", "constant")
 
 _BATCH = (
-    Opt("batch", "int", None, 1, None, "rows drawn at a time; all of them if it is left out"),
-    Opt("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
-    Opt("limit", "int", None, 1, None, "use this many rows only"),
+    Attribute("batch", "int", None, 1, None, "rows drawn at a time; all of them if it is left out"),
+    Attribute("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
+    Attribute("limit", "int", None, 1, None, "use this many rows only"),
 )
 _CALLED = (
-    Opt("timeout", "float", None, 0.0, None, "seconds for a call"),
-    Opt("workers", "int", None, 1, 256, "processes that the calls are spread over"),
+    Attribute("timeout", "float", None, 0.0, None, "seconds for a call"),
+    Attribute("workers", "int", None, 1, 256, "processes that the calls are spread over"),
 )
 
 DATA = _table(
-    Signature("jsonl", (Opt("path", "text"),), _BATCH, "A file with a JSON object on each line."),
-    Signature("parquet", (Opt("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
+    Signature("jsonl", (Attribute("path", "text"),), _BATCH, "A file with a JSON object on each line."),
+    Signature("parquet", (Attribute("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
     Signature(
         "hub",
-        (Opt("name", "text"),),
-        (*_BATCH, Opt("split", "text", None), Opt("config", "text", None)),
+        (Attribute("name", "text"),),
+        (*_BATCH, Attribute("split", "text", None), Attribute("config", "text", None)),
         "A data set of the Hugging Face hub (extra `datasets`).",
     ),
     Signature(
         "python",
-        (Opt("function", "text"),),
-        (*_BATCH, Opt("timeout", "float", None, 0.0)),
+        (Attribute("function", "text"),),
+        (*_BATCH, Attribute("timeout", "float", None, 0.0)),
         "Rows from a Python generator or list: `file.py:function`; other options are its arguments.",
         open=True,
     ),
     Signature(
         "reasoning_gym",
-        (Opt("task", "text"),),
-        (*_BATCH, Opt("size", "int", None, 1), Opt("seed", "int", None, 0), Opt("start", "int", None, 0)),
+        (Attribute("task", "text"),),
+        (
+            *_BATCH,
+            Attribute("size", "int", None, 1),
+            Attribute("seed", "int", None, 0),
+            Attribute("start", "int", None, 0),
+        ),
         "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.",
         open=True,
     ),
@@ -180,8 +195,8 @@ DATA = _table(
 FUNCS = _table(
     Signature(
         "python",
-        (Opt("function", "text"),),
-        (*_CALLED, Opt("batch", "int", None, 1, None, "rows a call")),
+        (Attribute("function", "text"),),
+        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call")),
         "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.",
         open=True,
     ),
@@ -193,7 +208,7 @@ FUNCS = _table(
 ENVS = _table(
     Signature(
         "python",
-        (Opt("class", "text"),),
+        (Attribute("class", "text"),),
         _CALLED,
         "`file.py:Class` with reset(row), step(action) and close().",
         open=True,
@@ -204,7 +219,7 @@ BUFFERS = _table(
     Signature(
         "fifo",
         (),
-        (Opt("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
+        (Attribute("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
         "Rows of earlier steps, the newest `capacity` of them.",
     ),
 )
@@ -213,51 +228,41 @@ OUTSIDE = {"data": DATA, "func": FUNCS, "env": ENVS, "buffer": BUFFERS}
 
 STATEMENTS = _table(
     Signature(
-        "train",
-        options=(
-            Opt("lr", "rate", REQUIRED, 0.0, None, "learning rate, or a schedule by update"),
-            Opt("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
-            Opt("weight_decay", "float", 0.0, 0.0, None, "of AdamW"),
-            Opt("beta1", "float", 0.9, 0.0, 1.0, "of AdamW"),
-            Opt("beta2", "float", 0.999, 0.0, 1.0, "of AdamW"),
-            Opt("eps", "float", 1e-8, 0.0, None, "of AdamW"),
-        ),
-        doc="One AdamW step of the model on the value that its body minimizes.",
+        "train", options=_options("train"), doc="One AdamW step of the model on the value that its body minimizes."
     ),
     Signature(
         "minibatch",
-        options=(
-            Opt("parts", "int", 1, 1, None, "slices"),
-            Opt("epochs", "int", 1, 1, None, "passes over all slices"),
-            Opt("shuffle", "bool", False, doc="each pass with other slices"),
-        ),
+        options=_options("minibatch"),
         doc="The body for each slice of an axis and of all that lies in it.",
     ),
     Signature(
         "collect",
-        (Opt("rows", "int", REQUIRED, 1, None, "rows to keep"),),
-        (Opt("rounds", "int", 64, 1, None, "give up after so many batches"),),
+        _options("collect", "rows"),
+        _options("collect", "rounds"),
         "The body on fresh batches until enough rows are kept; what is too much is carried over to the next step.",
     ),
     Signature(
-        "async", options=(Opt("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),)
+        "async",
+        options=(Attribute("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),),
     ),
-    Signature("phase", options=(Opt("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)),
-    Signature("update", options=(Opt("ema", "float", None, 0.0, 1.0, "share of the old weights that stays"),)),
-    Signature("sample", (Opt("rows", "int", REQUIRED, 1, None, "rows to draw"),)),
+    Signature(
+        "phase", options=(Attribute("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)
+    ),
+    Signature("update", options=_options("update")),
+    Signature("sample", _options("sample")),
     Signature(
         "place",
         options=(
-            Opt("engine", "text", None, doc="transformers, megatron or vllm"),
-            Opt("tp", "int", None, 1, None, "devices over which each layer is split"),
-            Opt("pp", "int", None, 1, None, "stages in which the layers lie one after another"),
-            Opt("dp", "int", None, 1, None, "copies that share the rows"),
-            Opt("ep", "int", None, 1, None, "devices over which experts are split"),
-            Opt("cp", "int", None, 1, None, "devices over which each row's tokens are split"),
+            Attribute("engine", "text", None, doc="transformers, megatron or vllm"),
+            Attribute("tp", "int", None, 1, None, "devices over which each layer is split"),
+            Attribute("pp", "int", None, 1, None, "stages in which the layers lie one after another"),
+            Attribute("dp", "int", None, 1, None, "copies that share the rows"),
+            Attribute("ep", "int", None, 1, None, "devices over which experts are split"),
+            Attribute("cp", "int", None, 1, None, "devices over which each row's tokens are split"),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),
-    Signature("stream", options=(Opt("block", "int", REQUIRED, 1, None, "rows that travel together"),)),
+    Signature("stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows that travel together"),)),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops import NODES, table_of
 
 
 def chosen_inside(program: Program) -> Iterator[Diagnostic]:
@@ -14,7 +14,7 @@ def chosen_inside(program: Program) -> Iterator[Diagnostic]:
     process or a micro-batch works on has to be known before."""
     for phase in program.phases:
         for node in phase.graph.walk():
-            if node.op == "train":
+            if NODES[node.op].trains:
                 yield from _chosen(node)
 
 
@@ -22,7 +22,7 @@ def _chosen(train: Node) -> Iterator[Diagnostic]:
     region = train.regions[0]
     tied = {region.inputs[0].name}
     for node in region.nodes:
-        if node.op in MODEL_CALLS and node.inputs[1] in tied:
+        if NODES[node.op].scores and table_of(node) in tied:
             yield Diagnostic(
                 "E0509",
                 f"the `{node.op}` of rows that this loss itself chooses",

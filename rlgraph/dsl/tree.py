@@ -309,9 +309,9 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`place actor.train, critic on POOL(engine=megatron, tp=4)`; a subject is a Name or an Attribute of a Name."""
+    """`place actor.train, critic on POOL(engine=megatron, tp=4)`; `work` are Names and Attributes of Names."""
 
-    subjects: tuple[Expr, ...]
+    work: tuple[Expr, ...]
     pool: Name
     options: tuple[Option, ...]
     span: Span = _span()

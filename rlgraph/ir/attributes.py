@@ -8,8 +8,9 @@ from typing import Literal
 
 from rlgraph.ir.graph import Constant, Record
 
-AttributeType = Literal["int", "float", "bool", "text", "texts", "rate", "name", "names", "axis"]
-"""`rate`: a number or a schedule of one; `name`, `names`: of things in the program; `axis`: the key of an axis."""
+AttributeType = Literal["int", "float", "bool", "text", "texts", "rate", "name", "names", "axis", "source", "any"]
+"""`rate`: a number or a schedule of one (`cosine(...)`); `name`, `names`: of things in the program; `axis`: the key of
+an axis; `source`: a path, a hub name or `random(...)`."""
 
 
 class Required:
@@ -39,7 +40,7 @@ class Attribute:
         """What is wrong with a value, or nothing; `axes` are the keys of those in the program."""
         if value is None and self.default is None:
             return ""
-        if not _is(self.type, value):
+        if not fits(self.type, value):
             return f"`{self.name}` is {self.type}, not {value!r}"
         if self.type == "axis" and value not in axes:
             return f"`{self.name}` is an axis, and no axis is called {value!r}"
@@ -50,7 +51,8 @@ class Attribute:
         return ""
 
 
-def _is(type_: AttributeType, value: Constant) -> bool:
+def fits(type_: AttributeType, value: Constant) -> bool:
+    """Whether a value is of a type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if type_ == "int":
         return number and isinstance(value, int)
@@ -60,6 +62,10 @@ def _is(type_: AttributeType, value: Constant) -> bool:
         return number or isinstance(value, Record)
     if type_ == "bool":
         return isinstance(value, bool)
+    if type_ == "any":
+        return True
+    if type_ == "source":
+        return isinstance(value, (str, Record))
     if type_ in ("texts", "names"):
         return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
     return isinstance(value, str)

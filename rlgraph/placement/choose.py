@@ -13,8 +13,7 @@ from rlgraph.clusters.cluster import Cluster
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Workload, main_step, tasks
-from rlgraph.dsl.schedule import Placement, Pool, Schedule
-from rlgraph.dsl.schedule import Subject as Placed
+from rlgraph.dsl.schedule import Placement, Pool, Schedule, Work
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Holding, Plan
@@ -137,8 +136,8 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
 
 def _placement(part: Part, pool: str, option: Option) -> Placement:
     spot = option.spot
-    subjects = tuple(Placed(part.model, operation) for operation in part.operations)
-    return Placement(subjects, pool, spot.engine, tp=spot.tp, pp=spot.pp, dp=spot.dp)
+    work = tuple(Work(part.model, operation) for operation in part.operations)
+    return Placement(work, pool, spot.engine, tp=spot.tp, pp=spot.pp, dp=spot.dp)
 
 
 def _name(held: Sequence[Part]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
+from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.dsl.signatures import ENGINES
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine as spec_of
@@ -30,7 +30,7 @@ from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import Kind
 from rlgraph.models.shape import Shape, UnsupportedModel
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""
@@ -93,8 +93,8 @@ class _Placer:
         self.program, self.schedule, self.machine = program, schedule, machine
         self.shapes, self.installed = shapes, installed
         self.pools = {pool.name: pool.devices for pool in schedule.pools} or {"all": machine.devices}
-        self.work = {model: sorted(found, key=OPERATIONS.index) for model, found in operations(program).items()}
-        self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
+        self.work = {model: sorted(found, key=MODEL_OPERATIONS.index) for model, found in operations(program).items()}
+        self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
         self.seats: dict[tuple[str, str], _Seat] = {}
 
     # Seats
@@ -170,7 +170,7 @@ class _Placer:
 
     def wrong(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
         engine, shape, dtype = seat.engine, self.shapes.get(model.name), dtype_of(model, self.program)
-        subject = next(s.span for s in pin.subjects if s.model == model.name)
+        subject = next(s.span for s in pin.work if s.model == model.name)
         named = pin.at("engine") if pin.engine else subject
         if dtype not in _DTYPES:
             yield Diagnostic(
@@ -276,7 +276,7 @@ def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span)
         yield from ((pin.at(axis), text) for text in alone if text not in whole)
 
 
-_SCORING = tuple(name for name in OPERATIONS if name not in DRAWING)
+_SCORING = tuple(name for name in MODEL_OPERATIONS if name not in DRAWING)
 _DTYPES = {"float32", "bfloat16"}
 """Of Megatron's and vLLM's weights; transformers takes any. Megatron's bfloat16 needs a GPU."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlgraph.dsl.schedule import OPERATIONS
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ops import MODEL_OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Walk:
 
     def group(self, node: Node, inherited: str) -> str:
         held = self.types[node.inputs[0]] if node.inputs else None
-        if node.op not in OPERATIONS or not isinstance(held, Handle):
+        if node.op not in MODEL_OPERATIONS or not isinstance(held, Handle):
             return inherited
         roles = {(role.model, role.operation): role.group for role in self.plan.roles}
         # What the trained model computes for its own loss is no role of its own.

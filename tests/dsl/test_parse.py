@@ -1,6 +1,6 @@
 """Text to syntax tree; and what is said about texts that are no programs, whole, caret included.
 
-`mistakes.txt` holds programs and, after `---`, all that is said about them. `python tests/dsl/test_parse.py`
+`syntax_errors.txt` holds programs and, after `---`, all that is said about them. `python tests/dsl/test_parse.py`
 writes what is said now; read the difference before you keep it.
 """
 
@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from lark import Token
 
 from rlgraph.dsl import tables, tree, words
-from rlgraph.dsl.parse import MAX_MISTAKES, parse, parse_expression
+from rlgraph.dsl.parse import MAX_DIAGNOSTICS, parse, parse_expression
 from rlgraph.errors import ProgramError, Source
 
-MISTAKES = Path(__file__).with_name("mistakes.txt")
+CASES = Path(__file__).with_name("syntax_errors.txt")
 SHIPPED = sorted((Path(__file__).parents[2] / "rlgraph").glob("*/*.rl[fs]"))
 
 
 def cases() -> list[tuple[str, str]]:
-    """The programs of `mistakes.txt` and what is said about each."""
-    blocks = MISTAKES.read_text(encoding="utf-8").split("\n===\n")
+    """The programs of `syntax_errors.txt` and what is said about each."""
+    blocks = CASES.read_text(encoding="utf-8").split("\n===\n")
     pairs = (block.strip("\n").split("\n---\n") for block in blocks)
     return [(program, said) for program, said in pairs]
 
@@ -295,7 +295,7 @@ def test_invisible_characters_are_named(char: str) -> None:
 def test_mistakes_are_limited() -> None:
     with pytest.raises(ProgramError) as caught:
         file("step:\n" + "    x = = 3\n" * 1000)
-    assert len(caught.value.diagnostics) == MAX_MISTAKES
+    assert len(caught.value.diagnostics) == MAX_DIAGNOSTICS
 
 
 def test_mistakes_come_in_the_order_of_the_text() -> None:
@@ -396,4 +396,4 @@ def test_every_code_is_explained_with_examples() -> None:
 
 
 if __name__ == "__main__":
-    MISTAKES.write_text("\n===\n".join(f"{program}\n---\n{said(program)}" for program, _ in cases()) + "\n", "utf-8")
+    CASES.write_text("\n===\n".join(f"{program}\n---\n{said(program)}" for program, _ in cases()) + "\n", "utf-8")

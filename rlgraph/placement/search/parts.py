@@ -9,12 +9,12 @@ from typing import Literal, cast
 from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
-from rlgraph.dsl.schedule import OPERATIONS, Placement, Schedule, operations
+from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.families import Kind
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
 from rlgraph.placement.place import Shapes, dtype_of
 
 
@@ -57,10 +57,10 @@ class Part:
 def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Part]:
     """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule
     takes a part apart."""
-    pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.subjects}
+    pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
     found, wrong = [], []
     for model in program.models:
-        done = sorted(operations(program)[model.name], key=OPERATIONS.index)
+        done = sorted(operations(program)[model.name], key=MODEL_OPERATIONS.index)
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not done
         for drawing in (False, True):

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from lark import Token
 
 from rlgraph.dsl import words
-from rlgraph.dsl.lines import Line, Lines, position
+from rlgraph.dsl.logical_lines import Line, Lines, position
 from rlgraph.errors import Diagnostic, Related, Span
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
@@ -36,17 +36,17 @@ def explain(found: Lines, line: Line, at: int, accepts: set[str], statement: boo
 
     The line is a `statement`, or an expression by itself.
     """
-    mistake = _Mistake(found, line, at, accepts)
+    token = _Unexpected(found, line, at, accepts)
     if not statement:
-        return mistake.in_expression()
+        return token.in_expression()
     if at == 0:
-        return mistake.line_start()
+        return token.line_start()
     if at == len(line.tokens):
-        return mistake.line_end()
-    return mistake.block_on_the_line() or mistake.python_word() or mistake.no_statement() or mistake.inside()
+        return token.line_end()
+    return token.block_on_the_line() or token.python_word() or token.no_statement() or token.inside()
 
 
-class _Mistake:
+class _Unexpected:
     """One token at which a line stops making sense, and the questions to ask about it."""
 
     def __init__(self, found: Lines, line: Line, at: int, accepts: set[str]) -> None:
