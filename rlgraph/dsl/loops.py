@@ -23,7 +23,6 @@ from rlgraph.ir.graph import (
     Ref,
     Value,
     captures,
-    refs,
     substitute,
     tensor_node,
 )
@@ -285,8 +284,8 @@ class _Exports:
 
     def clone(self, node: Node, ref: Ref) -> Ref:
         expr = next(let.expr for let in node.body if let.name == ref.name)
-        types: dict[str, Tensor] = dict(_ref_types(expr))
-        expr = substitute(expr, {name: self.ref(Ref(name, types[name])) for name in set(refs(expr))})
+        # In the order in which they stand: a program is the same graph in every process.
+        expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in dict(_ref_types(expr)).items()})
         name = fresh(self.context, ref.name)
         self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
         return Ref(name, ref.type, ref.span)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -47,6 +50,27 @@ def test_defs_that_double_do_not_explode() -> None:
     with pytest.raises(ProgramError) as caught:
         check(Source("a.rlf", HEAD + defs + STEP + "    report x = mean(f39(x))\n"))
     assert [d.code for d in caught.value.diagnostics] == ["E0210"]
+
+
+LOOP = """    minibatch rollout(parts=2):
+        train actor(lr=1):
+            gap = mean(actor.logprobs(rollout) * rollout.age - actor.entropy(rollout) * rollout.length)
+            minimize gap
+    report gap = gap
+"""
+
+
+def test_a_program_is_the_same_graph_in_every_process() -> None:
+    script = (
+        "import sys; from rlgraph.dsl.check import check; from rlgraph.errors import Source; "
+        "from rlgraph.ir.text import print_program; print(print_program(check(Source('a.rlf', sys.argv[1]))[0]))"
+    )
+    made = set()
+    for seed in ("0", "1", "2", "3"):
+        command = [sys.executable, "-c", script, HEAD + STEP + LOOP]
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        made.add(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(made) == 1
 
 
 DEEP = {
