@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from rlgraph.placement.memory import least_memory
-from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import not_built, not_installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.placement.memory import least_memory
+from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 
 if TYPE_CHECKING:
     from rlgraph.backends.local.session import Settings

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rlgraph.runs.jsonlines import finite
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.runs.jsonlines import finite
 
 METRICS = "metrics.jsonl"
 OURS = ("program.rlf", "run.json", "graph.txt", METRICS, "tensorboard", "models")

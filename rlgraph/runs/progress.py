@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
-from rlgraph.runs.jsonlines import emit
 from rlgraph.ir.graph import Node
+from rlgraph.runs.jsonlines import emit
 
 
 class Display(Protocol):

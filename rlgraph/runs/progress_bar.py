@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rlgraph.runs.progress import Count, rate
 from rlgraph.ir.graph import Node
+from rlgraph.runs.progress import Count, rate
 
 
 @dataclass

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.errors import RunError
 from rlgraph.runs.backends import Options, open_backend
 from rlgraph.runs.display import display
-from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.trace import Trace, check_writable
 from rlgraph.runs.trained import TrainedModel
 from rlgraph.runs.watch import Interrupts, Watch
-from rlgraph.compilation.compilation import Compilation
-from rlgraph.errors import RunError
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult

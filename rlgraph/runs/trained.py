@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlgraph.runs.backends import Backend
     from rlgraph.engines.sources import ModelSpec
     from rlgraph.engines.transformers.engine import TransformersEngine
+    from rlgraph.runs.backends import Backend
 
 
 class Weights(Protocol):

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Display
 from rlgraph.runs.trace import Trace
-from rlgraph.ir.graph import Node
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult

@@ -1,9 +1,20 @@
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 # The formulas of the algorithms.
 sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 # The models are tiny: more threads would only wait for one another, above all where tests run side by side.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def precision() -> Iterator[None]:
+    """Numbers are compared to more digits than float32 has."""
+    from double import in_double
+
+    with in_double():
+        yield

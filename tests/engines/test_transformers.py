@@ -180,7 +180,7 @@ def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) 
 
 
 def test_adamw_and_clipping_are_torchs() -> None:
-    model, twin = engine(), engine()
+    model, twin = engine("gpt2"), engine("gpt2")
     options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2, clip_norm=0.5)
     adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2)
     for step in range(3):

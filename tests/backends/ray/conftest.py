@@ -15,3 +15,8 @@ def cluster() -> Iterator[None]:
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def precision() -> None:
+    """transformers as it is: processes compute with it."""
