@@ -56,7 +56,7 @@ def main() -> None:
 
 def found(problem: Problem, gap: float, among: Sequence[Blocks] | None = None) -> Found | None:
     """Our search, among all partitions or among some."""
-    every = list(partitions(problem.parts, problem.cluster, ()))
+    every = list(partitions(problem.components, problem.cluster, ()))
     return Search(problem, gap).run([blocks for blocks in every if among is None or blocks in among])
 
 
@@ -108,7 +108,7 @@ def shapes(options: argparse.Namespace) -> None:
     wanted += [Case("ppo", "13B", count, "70B") for count in options.devices or DEVICES[1:]]
     for case in wanted:
         problem = case.problem(PaperOptions if options.paper_splits else Options)
-        every = list(partitions(problem.parts, problem.cluster, ()))
+        every = list(partitions(problem.components, problem.cluster, ()))
         best = {
             name: found(problem, options.gap, [b for b in every if belongs(problem, b)])
             for name, belongs in SHAPES.items()

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import rlgraph
-from rlgraph.analysis.simulate import Simulation, simulated, subjects
+from rlgraph.analysis.simulate import Simulation, model_configs, simulated
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.recording import recording
 from rlgraph.clusters.read import read_cluster
@@ -218,7 +218,7 @@ def simulation(case: Case, compiled: Compiled, calibration: Calibration, known: 
     plan = replace(plan, pools=tuple(pools))
     cluster = calibration.on(read_cluster(f"1x{first}:{calibration.device.name}"))
     kind = Here if case.threads else Predictor
-    predictor = kind(plan, subjects(compiled), cluster, calibration.constants, case.threads or 1)
+    predictor = kind(plan, model_configs(compiled), cluster, calibration.constants, case.threads or 1)
     return simulated(compiled, plan, cluster, predictor, known, steps=4)
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from rlgraph.cost import memory, time, work
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.peak import usable
-from rlgraph.cost.spot import Spot, Subject
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import MICROS, Option
-from rlgraph.placement.search.parts import Part
 from rlgraph.placement.search.problem import Block, Blocks, Problem
 
 WIDTH = 2049
@@ -27,33 +27,33 @@ WIDTH = 2049
 
 @dataclass(frozen=True)
 class Piece:
-    """A part on some devices: what an `Option` says, for splits that we do not choose."""
+    """A component on some devices: what an `Option` says, for splits that we do not choose."""
 
     seconds: tuple[float, ...]
     resident: float
     active: float
     """More bytes while it works."""
-    spot: Spot
+    deployment: Deployment
 
 
 def deepspeed(problem: Problem) -> float:
     """Seconds of a step as DeepSpeed-Chat places it; infinite where it does not fit."""
-    blocks = (Block(tuple(range(len(problem.parts))), 0),)
+    blocks = (Block(tuple(range(len(problem.components))), 0),)
     return _best(problem, blocks, (problem.cluster.devices,), gathered=True)
 
 
 def openrlhf(problem: Problem) -> float:
     """The same of OpenRLHF: what trains or generates gets twice the devices of what only reads."""
-    shares = [1 if part.work == "read" else 2 for part in problem.parts]
+    shares = [1 if component.work == "read" else 2 for component in problem.components]
     devices = _shared(problem.cluster.devices, shares)
     return _best(problem, tuple(Block((number,), 0) for number in range(len(shares))), devices, gathered=True)
 
 
 def nemo(problem: Problem) -> float:
     """The same of NeMo-Aligner; infinite where there is no critic."""
-    near = tuple(number for number, part in enumerate(problem.parts) if part.model in ("actor", "ref"))
-    far = tuple(number for number in range(len(problem.parts)) if number not in near)
-    if not any(problem.parts[number].work == "train" for number in far):
+    near = tuple(number for number, component in enumerate(problem.components) if component.model in ("actor", "ref"))
+    far = tuple(number for number in range(len(problem.components)) if number not in near)
+    if not any(problem.components[number].work == "train" for number in far):
         return inf
     half = problem.cluster.devices // 2
     tensors = (1, 2, 4, 8)
@@ -74,24 +74,29 @@ def _power_below_a_machine(count: int) -> int:
 
 
 def _best(problem: Problem, blocks: Blocks, devices: tuple[int, ...], gathered: bool, tensor: int = 0) -> float:
-    """The fastest choice of knobs, one part after the other in the memory that is left; all is trained with
+    """The fastest choice of knobs, one component after the other in the memory that is left; all is trained with
     `tensor`."""
     chosen: dict[int, Piece] = {}
     for block, count in zip(blocks, devices, strict=True):
-        order = sorted(block.parts, key=lambda at: ("train", "read", "draw").index(problem.parts[at].work))
+        order = sorted(
+            block.components, key=lambda at: ("train", "read", "generate").index(problem.components[at].work)
+        )
         found = _pool(problem, order, chosen, count, gathered, tensor)
         if found is None:
             return inf
         chosen |= found
-    way = problem.way(blocks)
-    syncs = [_sync(problem, chosen[a], chosen[b], way.home[a] == way.home[b], gathered) for a, b in problem.syncs]
-    return problem.step({number: piece.seconds for number, piece in chosen.items()}, syncs, way)
+    colocation = problem.colocation(blocks)
+    syncs = [
+        _sync(problem, chosen[a], chosen[b], colocation.home[a] == colocation.home[b], gathered)
+        for a, b in problem.syncs
+    ]
+    return problem.step({number: piece.seconds for number, piece in chosen.items()}, syncs, colocation)
 
 
 def _pool(
     problem: Problem, order: Sequence[int], before: Mapping[int, Piece], devices: int, gathered: bool, tensor: int
 ) -> dict[int, Piece] | None:
-    """Of the parts of one pool; None where they do not fit together."""
+    """Of the components of one pool; None where they do not fit together."""
     room = usable(problem.cluster.islands[0], problem.constants)
     least = {
         number: min(
@@ -114,62 +119,69 @@ def _pool(
 def _pieces(
     problem: Problem, number: int, devices: int, gathered: bool, tensor: int, chosen: Mapping[int, Piece]
 ) -> Iterator[Piece]:
-    """The ways to do a part's work. Without ZeRO, what generates is split as what is chosen for training, once that
-    is."""
-    part, island = problem.parts[number], problem.cluster.islands[0]
-    if gathered and part.work != "draw":
-        yield from _zero(problem, part, devices)
+    """The options of a component's work. Without ZeRO, what generates is split as what is chosen for training, once
+    that is."""
+    component, island = problem.components[number], problem.cluster.islands[0]
+    if gathered and component.work != "generate":
+        yield from _zero(problem, component, devices)
         return
-    trained = next((chosen[a].spot for a, b in problem.syncs if b == number and a in chosen and not gathered), None)
-    for option in problem.options.all(number, part, island, devices):
-        if option.offload or option.spot.tp > island.per_node:
+    trained = next(
+        (chosen[a].deployment for a, b in problem.syncs if b == number and a in chosen and not gathered), None
+    )
+    for option in problem.options.all(number, component, island, devices):
+        if option.offload or option.deployment.tp > island.per_node:
             continue
-        if tensor and part.work == "train" and option.spot.tp != tensor:
+        if tensor and component.work == "train" and option.deployment.tp != tensor:
             continue
         if trained is None:
-            yield Piece(option.seconds, option.resident, option.peak - option.resident, option.spot)
-        elif option.spot.tp == trained.tp:
-            yield _staged(problem, part, option, trained)
+            yield Piece(option.seconds, option.resident, option.peak - option.resident, option.deployment)
+        elif option.deployment.tp == trained.tp:
+            yield _staged(problem, component, option, trained)
 
 
-def _staged(problem: Problem, part: Part, option: Option, trained: Spot) -> Piece:
+def _staged(problem: Problem, component: Component, option: Option, trained: Deployment) -> Piece:
     """Generating with the stages of training: a token passes one after the other, and each has its share of the weights
     and of the cache."""
-    tasks = [problem.tasks[number] for number in part.tasks]
-    spot = replace(option.spot, dp=trained.dp, kv_bytes=option.spot.kv_bytes * trained.pp)
+    tasks = [problem.tasks[number] for number in component.tasks]
+    deployment = replace(option.deployment, dp=trained.dp, kv_bytes=option.deployment.kv_bytes * trained.pp)
     passes = [
-        time.generate(part.subject, spot, problem.constants, task.batches[0]).seconds * task.times for task in tasks
+        time.generate(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
+        for task in tasks
     ]
-    weights = work.stage_parameters(part.subject.shape, part.subject.kind, 1) * part.subject.item / trained.tp
+    weights = (
+        work.stage_parameters(component.config.shape, component.config.kind, 1) * component.config.item / trained.tp
+    )
     held = option.resident - weights * (1 - 1 / trained.pp)
-    return Piece(tuple(passes), held, option.peak - option.resident, spot)
+    return Piece(tuple(passes), held, option.peak - option.resident, deployment)
 
 
-def _zero(problem: Problem, part: Part, devices: int) -> Iterator[Piece]:
+def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piece]:
     """ZeRO's third stage: all weights, gradients and moments are shared out, and gathered for each micro-batch. Copies
     on one machine use its adapters together. As everywhere in the cost model, computing hides no communication."""
     island, constants = problem.cluster.islands[0], problem.constants
-    weights = work.stage_parameters(part.subject.shape, part.subject.kind, 1)
+    weights = work.stage_parameters(component.config.shape, component.config.kind, 1)
     reach = island.device.link if devices <= island.per_node else island.network * island.per_node
-    gather = weights * part.subject.item * (devices - 1) / devices / (reach * constants.collective)
-    trains = part.work == "train"
+    gather = weights * component.config.item * (devices - 1) / devices / (reach * constants.collective)
+    trains = component.work == "train"
     for rows in MICROS:
         for recompute in (False, True)[: 1 + trains]:
-            spot = Spot("megatron", island, 1, 1, devices, rows * WIDTH, recompute)
+            deployment = Deployment("megatron", island, 1, 1, devices, rows * WIDTH, recompute)
             seconds, active = [], 0.0
-            for op, batches in part.batches(problem.tasks):
+            for op, batches in component.batches(problem.tasks):
                 kind = "train" if op == "train" else "forward"
-                pace = time.pace(kind, part.subject, spot, constants, batches)
+                latency = time.latency(kind, component.config, deployment, constants, batches)
                 mine = sum(batch.share(devices) for batch in batches)
-                sent = gather * (3 if op == "train" else 1) * pace.turns(mine)
+                sent = gather * (3 if op == "train" else 1) * latency.turns(mine)
                 update = time.ADAM_BYTES * weights / devices / island.device.bandwidth if op == "train" else 0.0
-                seconds.append(pace.seconds(mine) + sent + update)
-                need = (memory.training if op == "train" else memory.reading)(part.subject, spot, batches)
-                active = max(active, need.active.total)
-            layer = weights / part.subject.shape.layers * part.subject.item
-            held = weights * (part.subject.item + (16 if trains else 0)) / devices
-            times = [problem.tasks[number].times for number in part.tasks]
-            yield Piece(tuple(s * t for s, t in zip(seconds, times, strict=True)), held, active + 2 * layer, spot)
+                seconds.append(latency.seconds(mine) + sent + update)
+                footprint = (memory.training if op == "train" else memory.reading)(
+                    component.config, deployment, batches
+                )
+                active = max(active, footprint.active.total)
+            layer = weights / component.config.shape.layers * component.config.item
+            held = weights * (component.config.item + (16 if trains else 0)) / devices
+            times = [problem.tasks[number].times for number in component.tasks]
+            yield Piece(tuple(s * t for s, t in zip(seconds, times, strict=True)), held, active + 2 * layer, deployment)
 
 
 def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gathered: bool) -> float:
@@ -177,13 +189,13 @@ def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gather
     if not gathered:
         return 0.0
     if not together:
-        return time.sync(_subject(problem), source.spot, target.spot, False, problem.constants).seconds
+        return time.sync(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
     # Each device gathers all weights and keeps its share (HybridFlow, table 2).
-    island, subject = problem.cluster.islands[0], _subject(problem)
-    size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
-    reach = island.device.link if source.spot.dp <= island.per_node else island.network * island.per_node
+    island, config = problem.cluster.islands[0], _config(problem)
+    size = work.stage_parameters(config.shape, config.kind, 1) * config.item
+    reach = island.device.link if source.deployment.dp <= island.per_node else island.network * island.per_node
     return size / (reach * problem.constants.transfer) + problem.constants.sync
 
 
-def _subject(problem: Problem) -> Subject:
-    return problem.parts[problem.syncs[0][0]].subject
+def _config(problem: Problem) -> ModelConfig:
+    return problem.components[problem.syncs[0][0]].config

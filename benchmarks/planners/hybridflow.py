@@ -25,7 +25,7 @@ def hybridflow(problem: Problem) -> Chosen | None:
     """The plan that its cost prefers; None if nothing fits."""
     search = _Algorithm1(problem)
     best, kept = inf, None
-    for sets in partitions(list(dict.fromkeys(part.model for part in problem.parts))):
+    for sets in partitions(list(dict.fromkeys(component.model for component in problem.components))):
         least = [search.least(own) for own in sets]
         if None in least:
             continue
@@ -61,7 +61,7 @@ def allocations(units: int, least: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """A set on some units: an option for each part, and its seconds in each stage."""
+    """A set on some units: an option for each component, and its seconds in each stage."""
 
     options: dict[int, Option]
     stages: tuple[float, ...]
@@ -90,15 +90,15 @@ class _Algorithm1:
     def fit(self, models: tuple[str, ...], units: int) -> _Fitted | None:
         problem, devices = self.problem, units * self.unit
         # Training first, generation in the memory that is left.
-        numbers = [at for at, part in enumerate(problem.parts) if part.model in models]
-        numbers.sort(key=lambda at: ("train", "read", "draw").index(problem.parts[at].work))
+        numbers = [at for at, component in enumerate(problem.components) if component.model in models]
+        numbers.sort(key=lambda at: ("train", "read", "generate").index(problem.components[at].work))
         options = {number: self.legal(number, devices) for number in numbers}
         chosen = fastest_that_fit(problem, self.island, options)
         if chosen is None:
             return None
         stages = [0.0, 0.0, 0.0]
         for number, option in chosen.items():
-            for task, seconds in zip(problem.parts[number].tasks, option.seconds, strict=True):
+            for task, seconds in zip(problem.components[number].tasks, option.seconds, strict=True):
                 op = problem.tasks[task].op
                 stages[0 if op == "generate" else 2 if op == "train" else 1] += seconds
         return _Fitted(chosen, tuple(stages))
@@ -106,10 +106,10 @@ class _Algorithm1:
     def legal(self, number: int, devices: int) -> list[Option]:
         """Tensor parallelism within a machine, and as many copies as there are devices for."""
         found: dict[object, Option] = {}
-        for option in self.problem.options.all(number, self.problem.parts[number], self.island, devices):
-            spot = option.spot
-            key = (replace(spot, dp=1), option.offload)
-            if spot.tp <= self.island.per_node and (key not in found or spot.dp > found[key].spot.dp):
+        for option in self.problem.options.all(number, self.problem.components[number], self.island, devices):
+            deployment = option.deployment
+            key = (replace(deployment, dp=1), option.offload)
+            if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):
                 found[key] = option
         return list(found.values())
 
@@ -121,7 +121,9 @@ class _Algorithm1:
         return sum(map(max, zip(*(each.stages for each in found if each), strict=True)))
 
     def plan(self, sets: Sets, allocation: Sequence[int]) -> Chosen:
-        numbers = {models: tuple(at for at, p in enumerate(self.problem.parts) if p.model in models) for models in sets}
+        numbers = {
+            models: tuple(at for at, p in enumerate(self.problem.components) if p.model in models) for models in sets
+        }
         blocks = tuple(Block(numbers[models], 0) for models in sets)
         options: dict[int, Option] = {}
         for models, units in zip(sets, allocation, strict=True):

@@ -17,20 +17,22 @@ class Chosen:
     devices: tuple[int, ...]
     """Of each block."""
     options: tuple[Option, ...]
-    """For each part."""
+    """For each component."""
 
     def seconds(self, problem: Problem) -> float:
         """Of a step."""
-        way = problem.way(self.blocks)
+        colocation = problem.colocation(self.blocks)
         syncs = [
-            problem.sync(source, self.options[source], self.options[target], way.home[source] == way.home[target])
+            problem.sync(
+                source, self.options[source], self.options[target], colocation.home[source] == colocation.home[target]
+            )
             for source, target in problem.syncs
         ]
-        return problem.step({at: option.seconds for at, option in enumerate(self.options)}, syncs, way)
+        return problem.step({at: option.seconds for at, option in enumerate(self.options)}, syncs, colocation)
 
     def fits(self, problem: Problem) -> bool:
         return all(
-            problem.fits([self.options[number] for number in block.parts], problem.island(block))
+            problem.fits([self.options[number] for number in block.components], problem.island(block))
             for block in self.blocks
         )
 
@@ -38,7 +40,8 @@ class Chosen:
 def fastest_that_fit(
     problem: Problem, island: Island, options: Mapping[int, Sequence[Option]]
 ) -> dict[int, Option] | None:
-    """One part of a pool after the other gets its fastest option beside what is chosen and the least of what is not."""
+    """One component of a pool after the other gets its fastest option beside what is chosen and the least of what is
+    not."""
     if not all(options.values()):
         return None
     least = {number: min(own, key=lambda o: (o.resident, o.peak)) for number, own in options.items()}

@@ -17,11 +17,11 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.planning import find_shapes
 from rlgraph.cost.constants import GPU
+from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.spot import Spot
 from rlgraph.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Options
-from rlgraph.placement.search.parts import Part, parts
 from rlgraph.placement.search.problem import Problem
 
 MODELS = {
@@ -58,10 +58,12 @@ def text(name: str) -> str:
 class PaperOptions(Options):
     """Training is split as in the paper, its pipelines no longer than there."""
 
-    def splits(self, part: Part, island: Island) -> Iterator[Spot]:
-        for spot in super().splits(part, island):
-            if part.work != "train" or (spot.tp == PER_NODE and spot.pp <= STAGES[part.subject.shape.layers]):
-                yield spot
+    def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
+        for deployment in super().splits(component, island):
+            if component.work != "train" or (
+                deployment.tp == PER_NODE and deployment.pp <= STAGES[component.config.shape.layers]
+            ):
+                yield deployment
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,14 @@ class Case:
         return read_cluster(f"{self.devices // PER_NODE}x{PER_NODE}:a100-80gb@200Gb/s/node")
 
     @cached_property
-    def work(self) -> tuple[tuple[Task, ...], list[Part]]:
-        """The tasks of a step and the parts that do them."""
+    def work(self) -> tuple[tuple[Task, ...], list[Component]]:
+        """The tasks of a step and the components that do them."""
         sizes = {"base": self.base, "judge": self.judge or self.base}
         compiled = rlgraph.compile(text(self.program), set={name: f'"{MODELS[size]}"' for name, size in sizes.items()})
         program = compiled.program
         fixed = Lengths((float(TOKENS),))
         found = tasks(program, main_step(program), Workload(fixed, fixed))
-        return found, parts(program, compiled.schedule, find_shapes(program, Path()), found)
+        return found, components(program, compiled.schedule, find_shapes(program, Path()), found)
 
     def problem(self, kind: type[Options] = Options) -> Problem:
         """With nothing worked out yet."""

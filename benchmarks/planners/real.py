@@ -1,9 +1,9 @@
 """ReaL's placement (arXiv 2406.14088, section 5): a Metropolis search, on our problem and with our cost model.
 
-A state says for each part its pool and its split, and for each pool its devices. A move draws a part and something new
-for it: a split, another pool, or a size of its pool. A worse state is taken with probability exp(-beta * what it
-loses), where the loss is a share of the first state's time; what does not fit counts three times. The first state has
-each part as fast as it can be on all devices. Several chains with different betas share the time.
+A state says for each component its pool and its split, and for each pool its devices. A move draws a component and
+something new for it: a split, another pool, or a size of its pool. A worse state is taken with probability exp(-beta *
+what it loses), where the loss is a share of the first state's time; what does not fit counts three times. The first
+state has each component as fast as it can be on all devices. Several chains with different betas share the time.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class _Walk:
     def options(self, number: int, devices: int) -> list[Option]:
         key = (number, devices)
         if key not in self.known:
-            part = self.problem.parts[number]
-            self.known[key] = list(self.problem.options.all(number, part, self.island, devices))
+            component = self.problem.components[number]
+            self.known[key] = list(self.problem.options.all(number, component, self.island, devices))
         return self.known[key]
 
     def first(self) -> Chosen:
-        whole, count = self.island.devices, len(self.problem.parts)
+        whole, count = self.island.devices, len(self.problem.components)
         options = tuple(min(self.options(number, whole), key=lambda o: sum(o.seconds)) for number in range(count))
         return Chosen((Block(tuple(range(count)), 0),), (whole,), options)
 
@@ -81,9 +81,9 @@ class _Walk:
 
     def moved(self, state: Chosen) -> Chosen | None:
         """A neighbour; None where what was drawn cannot be."""
-        number = self.dice.randrange(len(self.problem.parts))
-        at = next(place for place, block in enumerate(state.blocks) if number in block.parts)
-        pools = [(set(block.parts), devices) for block, devices in zip(state.blocks, state.devices, strict=True)]
+        number = self.dice.randrange(len(self.problem.components))
+        at = next(place for place, block in enumerate(state.blocks) if number in block.components)
+        pools = [(set(block.components), devices) for block, devices in zip(state.blocks, state.devices, strict=True)]
         kind = self.dice.random()
         if kind < 0.6:
             return self.split(state, number, state.devices[at])
@@ -104,7 +104,7 @@ class _Walk:
         return Chosen(state.blocks, state.devices, tuple(options))
 
     def made(self, state: Chosen, pools: list[tuple[set[int], int]]) -> Chosen | None:
-        """With other pools; parts whose devices change keep their split as far as that can be."""
+        """With other pools; components whose devices change keep their split as far as that can be."""
         over = sum(devices for _, devices in pools) - self.island.devices
         if over > 0:
             # The largest pool gives what is missing.
@@ -125,7 +125,7 @@ class _Walk:
 
 
 def _unlike(option: Option, old: Option) -> tuple[bool, ...]:
-    mine, other = option.spot, old.spot
+    mine, other = option.deployment, old.deployment
     return (
         (mine.tp, mine.pp) != (other.tp, other.pp),
         (mine.micro_tokens, mine.recompute, mine.kv_bytes) != (other.micro_tokens, other.recompute, other.kv_bytes),

@@ -10,7 +10,7 @@ from rlgraph.placement.search.search import Found
 
 def models(problem: Problem, blocks: Blocks) -> list[set[str]]:
     """Those of each pool."""
-    return [{problem.parts[number].model for number in block.parts} for block in blocks]
+    return [{problem.components[number].model for number in block.components} for block in blocks]
 
 
 def paper(problem: Problem, blocks: Blocks) -> bool:
@@ -48,6 +48,6 @@ def named(problem: Problem, found: Found | None) -> str:
         return "nothing fits"
     pools = []
     for block, devices in zip(found.blocks, found.devices, strict=True):
-        names = " ".join(problem.parts[number].name for number in block.parts)
+        names = " ".join(problem.components[number].name for number in block.components)
         pools.append(f"{names} {devices}")
     return " | ".join(pools)

@@ -33,14 +33,16 @@ def show_choice(choice: Choice) -> Iterator[str]:
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:
     cells = []
-    for part, option in zip(choice.problem.parts, choice.found.options, strict=True):
-        if choice.plan.role(part.model, part.operations[0]).pool == pool:
-            spot = option.spot
-            split = " x ".join(f"{axis}{size}" for axis, size in (("dp", spot.dp), ("pp", spot.pp), ("tp", spot.tp)))
-            how = [spot.engine, split]
-            if spot.micro_tokens:
-                how.append(f"micro-batches of {spot.micro_tokens} tokens")
-            how += ["recomputed"] * spot.recompute + ["off-loaded"] * option.offload
-            names = [choice.problem.tasks[number].name for number in part.tasks]
-            cells.append((part.name, f"{sum(option.seconds):.3g} s", ", ".join(how), ", ".join(names)))
+    for component, option in zip(choice.problem.components, choice.found.options, strict=True):
+        if choice.plan.role(component.model, component.operations[0]).pool == pool:
+            deployment = option.deployment
+            split = " x ".join(
+                f"{axis}{size}" for axis, size in (("dp", deployment.dp), ("pp", deployment.pp), ("tp", deployment.tp))
+            )
+            how = [deployment.engine, split]
+            if deployment.micro_tokens:
+                how.append(f"micro-batches of {deployment.micro_tokens} tokens")
+            how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
+            names = [choice.problem.tasks[number].name for number in component.tasks]
+            cells.append((component.name, f"{sum(option.seconds):.3g} s", ", ".join(how), ", ".join(names)))
     yield from (f"  {line}" for line in table("<><<", cells))

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.cost import time
-from rlgraph.cost.predict import piece, wake
+from rlgraph.cost.predict import onload, task_cost
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops.nodes import DRAWING
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option
-from rlgraph.placement.search.parts import Part
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Found
 
@@ -46,11 +46,11 @@ class Stretch:
 
 def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     """The works that the step is made of, first to last; their seconds add up to those of the step."""
-    home = problem.way(found.blocks).home
+    home = problem.colocation(found.blocks).home
     chosen = dict(enumerate(found.options))
     syncs = [problem.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
     seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs)
-    pools = problem.way(found.blocks).pools
+    pools = problem.colocation(found.blocks).pools
     begun = starts(problem.order, seconds, pools)
     return tuple(
         _stretch(problem, found, job, begun[job], seconds[job]) for job in _chain(problem.order, begun, seconds, pools)
@@ -82,12 +82,12 @@ def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools
 def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float) -> Stretch:
     count = len(problem.syncs)
     if job < count:
-        part = problem.parts[problem.syncs[job][1]]
-        return Stretch(f"weights of {part.model}", "weights", start, seconds, _brought(problem, found, job))
-    task, number = problem.tasks[job - count], problem.part_of[job - count]
+        component = problem.components[problem.syncs[job][1]]
+        return Stretch(f"weights of {component.model}", "weights", start, seconds, _brought(problem, found, job))
+    task, number = problem.tasks[job - count], problem.component_of[job - count]
     if number is None:
         return Stretch(task.name, "host", start, seconds, {"overhead": seconds} if seconds else {})
-    parts = parts_of(problem, problem.parts[number], found.options[number], task)
+    parts = parts_of(problem, problem.components[number], found.options[number], task)
     return Stretch(task.name, kind_of(task), start, seconds, parts)
 
 
@@ -96,21 +96,27 @@ def kind_of(task: Task) -> str:
     return "generation" if task.op in DRAWING else "training" if task.op == "train" else "reading"
 
 
-def parts_of(problem: Problem, part: Part, option: Option, task: Task) -> dict[str, float]:
-    """What the seconds of a task go to where its part is done so."""
-    cost = asdict(piece(task.op, part.subject, option.spot, problem.constants, task.batches))
+def parts_of(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:
+    """What the seconds of a task go to where its component is done so."""
+    cost = asdict(task_cost(task.op, component.config, option.deployment, problem.constants, task.batches))
     if option.offload:
-        held = option.way.fixed + option.way.shared / option.copies - option.spot.kv_bytes
-        cost["offload"] = wake(part.kind, held, option.spot, part.work == "draw" and part.trained).seconds
+        held = option.strategy.fixed + option.strategy.shared / option.copies - option.deployment.kv_bytes
+        cost["offload"] = onload(
+            component.kind, held, option.deployment, component.work == "generate" and component.trained
+        ).seconds
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 
 
 def _brought(problem: Problem, found: Found, sync: int) -> dict[str, float]:
     source, target = problem.syncs[sync]
     ends = found.options[source], found.options[target]
-    home = problem.way(found.blocks).home
+    home = problem.colocation(found.blocks).home
     together = home[source] == home[target]
     if together and ends[0].split == ends[1].split:
         return {}
-    cost = asdict(time.sync(problem.parts[source].subject, ends[0].spot, ends[1].spot, together, problem.constants))
+    cost = asdict(
+        time.sync(
+            problem.components[source].config, ends[0].deployment, ends[1].deployment, together, problem.constants
+        )
+    )
     return {name: seconds for name, seconds in cost.items() if seconds}

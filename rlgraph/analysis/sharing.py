@@ -15,13 +15,13 @@ from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.ir.graph import Program
 from rlgraph.placement.choose import Choice, candidates, search
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.partitions import sizes
-from rlgraph.placement.search.parts import Part
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Found
 
 Sharing = frozenset[frozenset[int]]
-"""The parts of each pool."""
+"""The components of each pool."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def ways(choice: Choice) -> list[Way]:
     own = sharing(choice.found.blocks)
     every = candidates(problem, choice.question)
     found, seen = [], set[Sharing]()
-    for name, wanted in _named(problem.parts, choice.question.program).items():
+    for name, wanted in _named(problem.components, choice.question.program).items():
         if wanted in seen:
             continue
         seen.add(wanted)
@@ -60,43 +60,46 @@ def ways(choice: Choice) -> list[Way]:
 
 
 def sharing(blocks: Blocks) -> Sharing:
-    return frozenset(frozenset(block.parts) for block in blocks)
+    return frozenset(frozenset(block.components) for block in blocks)
 
 
 def pools(problem: Problem, found: Found) -> str:
-    """Which parts share devices: `actor + ref (8), critic (4)`."""
+    """Which components share devices: `actor + ref (8), critic (4)`."""
     blocks = zip(found.blocks, found.devices, strict=True)
-    return ", ".join(f"{' + '.join(held(problem, block.parts))} ({devices:,})" for block, devices in blocks)
+    return ", ".join(f"{' + '.join(held(problem, block.components))} ({devices:,})" for block, devices in blocks)
 
 
 def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
-    """The models of a pool; of a model with a part elsewhere what it does here."""
-    parts = [problem.parts[number] for number in numbers]
-    own = Counter(part.model for part in parts)
-    whole = Counter(part.model for part in problem.parts)
-    names = [part.model if own[part.model] == whole[part.model] else _part_name(part) for part in parts]
+    """The models of a pool; of a model with a component elsewhere what it does here."""
+    components = [problem.components[number] for number in numbers]
+    own = Counter(component.model for component in components)
+    whole = Counter(component.model for component in problem.components)
+    names = [
+        component.model if own[component.model] == whole[component.model] else _component_name(component)
+        for component in components
+    ]
     return list(dict.fromkeys(names))
 
 
-def _part_name(part: Part) -> str:
-    return part.name if part.work == "draw" else f"{part.model}.{part.work}"
+def _component_name(component: Component) -> str:
+    return component.name if component.work == "generate" else f"{component.model}.{component.work}"
 
 
-def _named(parts: Sequence[Part], program: Program) -> dict[str, Sharing]:
-    """The parts in each pool of each way."""
+def _named(components: Sequence[Component], program: Program) -> dict[str, Sharing]:
+    """The components in each pool of each way."""
     by_model: dict[str, set[int]] = {}
-    for number, part in enumerate(parts):
-        by_model.setdefault(part.model, set()).add(number)
-    drawing = {part.model for part in parts if part.work == "draw"}
-    copies = {model.name for model in program.models if model.copy_of in drawing and model.frozen}
-    drawn = {number for number, part in enumerate(parts) if part.work == "draw"}
-    beside = {number for number, part in enumerate(parts) if part.model in drawing | copies}
-    every = set(range(len(parts)))
+    for number, component in enumerate(components):
+        by_model.setdefault(component.model, set()).add(number)
+    generating = {component.model for component in components if component.work == "generate"}
+    copies = {model.name for model in program.models if model.copy_of in generating and model.frozen}
+    generation = {number for number, component in enumerate(components) if component.work == "generate"}
+    beside = {number for number, component in enumerate(components) if component.model in generating | copies}
+    every = set(range(len(components)))
     found = {
         "all colocated": [every],
         "split": [beside, every - beside],
         "standalone": list(by_model.values()),
-        "disaggregated": [drawn, every - drawn],
+        "disaggregated": [generation, every - generation],
     }
     return {name: frozenset(map(frozenset, held)) for name, held in found.items() if all(held)}
 
@@ -115,38 +118,36 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
     needed = []
     for block in blocks:
         island = problem.island(block)
-        fewest = [_fewest(problem, number, island) for number in block.parts]
+        fewest = [_fewest(problem, number, island) for number in block.components]
         if None in fewest:
-            return f"`{problem.parts[block.parts[fewest.index(None)]].name}` does not fit on {island.device.name}"
+            name = problem.components[block.components[fewest.index(None)]].name
+            return f"`{name}` does not fit on {island.device.name}"
         needed.append((max(size or 0 for size in fewest), block))
     total = sum(size for size, _ in needed)
     if total > problem.cluster.devices:
-        told = ", ".join(f"{size} for {_parts(problem, block.parts)}" for size, block in needed)
+        told = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
         return f"{total} devices are needed ({told}), and there are {problem.cluster.devices}"
-    crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.parts))
+    crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
     room = usable(problem.island(crowd), problem.constants)
-    return (
-        f"together {_parts(problem, crowd.parts)} need {show(_least(problem, blocks, crowd.parts), 'bytes')} on each "
-        "device, "
-        f"and {show(room, 'bytes')} can be used"
-    )
+    names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
+    return f"together {names} need {show(least, 'bytes')} on each device, and {show(room, 'bytes')} can be used"
 
 
 def _fewest(problem: Problem, number: int, island: Island) -> int | None:
-    """The devices that a part needs at least; None if it does not fit on all of them."""
+    """The devices that a component needs at least; None if it does not fit on all of them."""
     return next(
-        (size for size in sizes(island) if problem.options.of(number, problem.parts[number], island, size)), None
+        (size for size in sizes(island) if problem.options.of(number, problem.components[number], island, size)), None
     )
 
 
-def _least(problem: Problem, blocks: Blocks, parts: Sequence[int]) -> float:
-    """Bytes of a device of a pool that has all devices: each part at its smallest."""
-    island = problem.island(next(block for block in blocks if block.parts == parts))
-    options = [problem.options.of(number, problem.parts[number], island, island.devices) for number in parts]
+def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
+    """Bytes of a device of a pool that has all devices: each component at its smallest."""
+    island = problem.island(next(block for block in blocks if block.components == components))
+    options = [problem.options.of(number, problem.components[number], island, island.devices) for number in components]
     stay = [min(option.resident for option in own) for own in options]
     peaks = [min(option.peak for option in own) for own in options]
     return max(peak + sum(stay) - mine for peak, mine in zip(peaks, stay, strict=True))
 
 
-def _parts(problem: Problem, parts: Sequence[int]) -> str:
-    return ", ".join(f"`{name}`" for name in held(problem, parts))
+def _names(problem: Problem, components: Sequence[int]) -> str:
+    return ", ".join(f"`{name}`" for name in held(problem, components))

@@ -20,8 +20,8 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.target import workload as read_workload
 from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import Predictor
-from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Workload, main_step
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.plan import HOST, Plan
@@ -212,7 +212,7 @@ def simulate(
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
     constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
-    predictor = Predictor(plan, subjects(compiled), cluster, constants)
+    predictor = Predictor(plan, model_configs(compiled), cluster, constants)
     return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
 
 
@@ -276,13 +276,13 @@ def _cluster_of(plan: Plan) -> Cluster:
     return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
 
 
-def subjects(compiled: Compilation) -> Mapping[str, Subject]:
+def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
     """The models that are worked with. Raises ProgramError where one has no known shape."""
     found = {}
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
-            found[model.name] = Subject(
+            found[model.name] = ModelConfig(
                 model.name, shape, cast(ModelKind, model.kind), dtype_of(model, compiled.program)
             )
         elif model.name in dict(compiled.plan.owners):

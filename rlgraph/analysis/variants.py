@@ -12,8 +12,8 @@ from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
 from rlgraph.cost.lengths import Lengths
 from rlgraph.dsl.schedule import Placement, Schedule
+from rlgraph.ops.nodes import DRAWING
 from rlgraph.placement.choose import Choice, Question
-from rlgraph.placement.search.parts import DRAWING
 
 BETTER = 1.1
 """How many times as fast in something a device is that is better."""
@@ -51,7 +51,7 @@ def others(choice: Choice) -> Iterator[Other]:
     if any(island.nodes > 1 for island in asked.cluster.islands):
         yield Other("a network twice as fast", _networks(asked.cluster, 2), with_network(asked, 2))
     yield Other("twice the memory on each device", _memories(asked.cluster, 2), with_memory(asked, 2))
-    answers = drawn(choice)
+    answers = responses(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
         told = f"{half.mean:.0f} tokens on average"
@@ -59,7 +59,7 @@ def others(choice: Choice) -> Iterator[Other]:
     yield from _freed(asked)
 
 
-def drawn(choice: Choice) -> Lengths | None:
+def responses(choice: Choice) -> Lengths | None:
     """The lengths of the answers that a step samples first."""
     return next((task.batches[0].response for task in choice.problem.tasks if task.op in DRAWING), None)
 

@@ -23,7 +23,7 @@ from rlgraph.analysis.variants import with_device, with_lengths, with_memory, wi
 from rlgraph.clusters.devices import known, names
 from rlgraph.clusters.read import MOST_DEVICES
 from rlgraph.clusters.text import Word
-from rlgraph.clusters.units import Kind, parse
+from rlgraph.clusters.units import QuantityKind, parse
 from rlgraph.compilation.choosing import tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.lengths import Lengths, read_lengths
@@ -256,7 +256,7 @@ def _whole(value: Word) -> int:
     return int(value.text)
 
 
-def _quantity(value: Word, kind: Kind) -> float:
+def _quantity(value: Word, kind: QuantityKind) -> float:
     try:
         found = parse(value.text, kind)
     except ValueError as error:

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rlgraph.clusters.cluster import Device
-from rlgraph.clusters.units import Kind, parse
+from rlgraph.clusters.units import QuantityKind, parse
 
 DTYPES = ("bfloat16", "float32", "float64")
 
-FIELDS: Mapping[str, Kind] = {
+FIELDS: Mapping[str, QuantityKind] = {
     **dict.fromkeys(DTYPES, "rate"),
     "memory": "bytes",
     "bandwidth": "bandwidth",

@@ -25,7 +25,7 @@ from typing import Any
 
 from rlgraph.clusters.devices import FIELDS, names
 from rlgraph.clusters.text import Group, Request, Word
-from rlgraph.clusters.units import BASE, Kind
+from rlgraph.clusters.units import BASE, QuantityKind
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
 BAD_FIELD = "E0924"
@@ -34,7 +34,7 @@ UNREADABLE = "E0925"
 _TOP = ("between", "between_latency", "island", "device")
 _ISLAND = ("nodes", "per_node", "device", "network")
 _NEEDED = "each `[[island]]` has `nodes`, `per_node` and `device`"
-_KINDS: Mapping[str, Kind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
+_KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
 
 
 def read_file(path: str) -> Request:

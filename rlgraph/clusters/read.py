@@ -9,7 +9,7 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, Listed, known, made, names
 from rlgraph.clusters.file import read_file
 from rlgraph.clusters.text import Group, Request, Word, read_text, write_text
-from rlgraph.clusters.units import Kind, exact, parse, show
+from rlgraph.clusters.units import QuantityKind, exact, parse, show
 from rlgraph.errors import Diagnostic, ProgramError
 
 UNKNOWN_DEVICE = "E0921"
@@ -140,7 +140,7 @@ def _bandwidth(word: Word, per_node: int) -> float:
     return _quantity(Word(share, word.span), "bandwidth", positive=True) / devices
 
 
-def _quantity(word: Word, kind: Kind, positive: bool) -> float:
+def _quantity(word: Word, kind: QuantityKind, positive: bool) -> float:
     try:
         value = parse(word.text, kind)
     except ValueError as error:

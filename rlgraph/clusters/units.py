@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-Kind = Literal["bytes", "bandwidth", "rate", "time", "price"]
+QuantityKind = Literal["bytes", "bandwidth", "rate", "time", "price"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -17,7 +17,7 @@ _BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | _BINARY
 _BANDWIDTH = {f"{unit}/s": factor for unit, factor in _BYTES.items()}
 _BITS = {f"{prefix}b/s": factor / 8 for prefix, factor in _DECIMAL.items()}
 
-UNITS: Mapping[Kind, Mapping[str, float]] = {
+UNITS: Mapping[QuantityKind, Mapping[str, float]] = {
     "bytes": _BYTES,
     "bandwidth": _BANDWIDTH | _BITS,
     "rate": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
@@ -26,9 +26,9 @@ UNITS: Mapping[Kind, Mapping[str, float]] = {
 }
 """By kind, what one of each unit is in the base unit: bytes, bytes a second, FLOP/s, seconds, US dollars an hour."""
 
-BASE: Mapping[Kind, str] = {"bytes": "B", "bandwidth": "B/s", "rate": "FLOP/s", "time": "s", "price": ""}
+BASE: Mapping[QuantityKind, str] = {"bytes": "B", "bandwidth": "B/s", "rate": "FLOP/s", "time": "s", "price": ""}
 
-EXAMPLES: Mapping[Kind, str] = {
+EXAMPLES: Mapping[QuantityKind, str] = {
     "bytes": "a size such as `80GB` or `24GiB`",
     "bandwidth": "a bandwidth such as `25GB/s` (bytes) or `200Gb/s` (bits)",
     "rate": "a rate such as `312TFLOP/s`",
@@ -36,7 +36,7 @@ EXAMPLES: Mapping[Kind, str] = {
     "price": "US dollars an hour such as `2.69`",
 }
 
-_SHOWN: Mapping[Kind, tuple[str, ...]] = {
+_SHOWN: Mapping[QuantityKind, tuple[str, ...]] = {
     "bytes": ("TB", "GB", "MB", "kB", "B"),
     "bandwidth": ("TB/s", "GB/s", "MB/s", "kB/s", "B/s"),
     "rate": ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
@@ -48,7 +48,7 @@ _SHOWN: Mapping[Kind, tuple[str, ...]] = {
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
 
-def parse(text: str, kind: Kind) -> float:
+def parse(text: str, kind: QuantityKind) -> float:
     """The value in the base unit of its kind. Raises ValueError, which says what was expected, for another unit or
     none, for what is no number, and for what is negative or not finite."""
     found = _QUANTITY.fullmatch(text)
@@ -68,7 +68,7 @@ def parse(text: str, kind: Kind) -> float:
     return value
 
 
-def show(value: float, kind: Kind) -> str:
+def show(value: float, kind: QuantityKind) -> str:
     """For people: four digits, in the unit that suits."""
     unit = _unit(value, kind)
     scaled = value / UNITS[kind][unit]
@@ -76,7 +76,7 @@ def show(value: float, kind: Kind) -> str:
     return f"{scaled:.0f}{unit}" if "e+" in short else f"{short}{unit}"
 
 
-def exact(value: float, kind: Kind) -> str:
+def exact(value: float, kind: QuantityKind) -> str:
     """For reading again, with as few digits as can be: `parse` gives the very same value."""
     units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
     texts = [f"{value / UNITS[kind][unit]:.12g}{unit}" for unit in units]
@@ -84,6 +84,6 @@ def exact(value: float, kind: Kind) -> str:
     return min(same, key=lambda text: sum(map(str.isdigit, text)), default=f"{value!r}{BASE[kind]}")
 
 
-def _unit(value: float, kind: Kind) -> str:
+def _unit(value: float, kind: QuantityKind) -> str:
     units = _SHOWN[kind]
     return next((unit for unit in units if value >= UNITS[kind][unit]), units[-1])

@@ -79,7 +79,7 @@ def question(program: Program, schedule: Schedule, folder: Path, target: Target)
 def memory(choice: Choice) -> dict[str, Peak]:
     """The fullest moment of each pool."""
     asked = choice.question
-    return peaks(choice.plan, choice.problem.tasks, choice.subjects, asked.cluster, asked.constants)
+    return peaks(choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants)
 
 
 def tokens(choice: Choice) -> float:
@@ -93,8 +93,8 @@ def shares(choice: Choice) -> dict[str, float]:
     """What the pools are busy with, as shares of the step: `generate`, `read`, `train`, `weights`."""
     found: dict[str, float] = {}
     problem = choice.problem
-    for part, option in zip(problem.parts, choice.found.options, strict=True):
-        for number, seconds in zip(part.tasks, option.seconds, strict=True):
+    for component, option in zip(problem.components, choice.found.options, strict=True):
+        for number, seconds in zip(component.tasks, option.seconds, strict=True):
             op = problem.tasks[number].op
             kind = "generate" if op in DRAWING else "train" if op == "train" else "read"
             found[kind] = found.get(kind, 0.0) + seconds

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rlgraph.clusters.cluster import Cluster, Device
-from rlgraph.cost.constants import Constants, Host, Kind, Rates
+from rlgraph.cost.constants import Constants, Host, Rates, WorkKind
 
 VERSION = 1
 
@@ -71,7 +71,7 @@ class Calibration:
 
 
 def constants_of(
-    rates: Mapping[tuple[str, Kind], Rates], host: Host, scalars: Mapping[str, float], source: str, base: Constants
+    rates: Mapping[tuple[str, WorkKind], Rates], host: Host, scalars: Mapping[str, float], source: str, base: Constants
 ) -> Constants:
     """Engines and kinds that were not measured keep those of `base`."""
     plain = {name: value for name, value in scalars.items() if name != "reserved"}

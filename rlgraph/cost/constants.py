@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlgraph.enginespec.rates import Rates
-from rlgraph.enginespec.rates import WorkKind as Kind
+from rlgraph.enginespec.rates import Rates, WorkKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    rates: Mapping[tuple[str, Kind], Rates]
+    rates: Mapping[tuple[str, WorkKind], Rates]
     """By engine and kind of work."""
     host: Host = field(default_factory=Host)
     collective: float = 0.8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlgraph.cost import work
-from rlgraph.cost.spot import BLOCK_TOKENS, Spot, Subject
+from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.time import Batch, slots
 from rlgraph.cost.work import Activations, Tokens
 
@@ -50,7 +50,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Footprint:
     """Of one model on one group."""
 
     resident: Bytes = field(default=Bytes())
@@ -68,45 +68,47 @@ class Need:
 # Training
 
 
-def training(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+def training(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv
     1710.03740). Megatron's copies share those out, which is ZeRO's first stage (arXiv 1910.02054), and have wide
     gradients that stay."""
-    weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
-    wide = 0 if subject.item >= 4 else 4
-    own = Bytes((("weights", weights * subject.item),))
-    optimizer = Bytes((("optimizer", weights * (wide + 2 * max(4, subject.item))),))
-    micro, blocks = _micro(subject, spot, batches)
-    kept = _activations(subject, spot, micro)
-    if spot.engine == "megatron":
-        scores = work.scores_bytes(subject.shape, micro, itemsize=subject.item, tp=spot.tp)
-        stays = Bytes((("gradients", weights * max(4, subject.item)), ("buffers", scores)))
-        passes = _pipeline(subject, spot, kept, scores, blocks)
+    weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    wide = 0 if config.item >= 4 else 4
+    own = Bytes((("weights", weights * config.item),))
+    optimizer = Bytes((("optimizer", weights * (wide + 2 * max(4, config.item))),))
+    micro, blocks = _micro(config, deployment, batches)
+    kept = _activations(config, deployment, micro)
+    if deployment.engine == "megatron":
+        scores = work.scores_bytes(config.shape, micro, itemsize=config.item, tp=deployment.tp)
+        stays = Bytes((("gradients", weights * max(4, config.item)), ("buffers", scores)))
+        passes = _pipeline(config, deployment, kept, scores, blocks)
         # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
-        copied = weights * max(4, subject.item) / (1 if _on_cpu(spot) else spot.dp)
-        return Need(own + stays, _larger(passes, Bytes((("buffers", copied),))), optimizer)
-    passes = _passes(subject, spot, kept, blocks, weights * subject.item)
-    return Need(own + optimizer, _larger(passes, _update(subject, spot, weights)))
+        copied = weights * max(4, config.item) / (1 if _on_cpu(deployment) else deployment.dp)
+        return Footprint(own + stays, _larger(passes, Bytes((("buffers", copied),))), optimizer)
+    passes = _passes(config, deployment, kept, blocks, weights * config.item)
+    return Footprint(own + optimizer, _larger(passes, _update(config, deployment, weights)))
 
 
-def _activations(subject: Subject, spot: Spot, micro: Tokens) -> Activations:
+def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Activations:
     return work.activation_bytes(
-        subject.shape,
-        subject.kind,
+        config.shape,
+        config.kind,
         micro,
-        itemsize=subject.item,
-        tp=spot.tp,
-        recompute=spot.recompute,
-        flash=spot.engine != "megatron",
-        fused_norms=not _on_cpu(spot) if spot.engine == "megatron" else _on_cpu(spot) and subject.dtype == "float32",
+        itemsize=config.item,
+        tp=deployment.tp,
+        recompute=deployment.recompute,
+        flash=deployment.engine != "megatron",
+        fused_norms=not _on_cpu(deployment)
+        if deployment.engine == "megatron"
+        else _on_cpu(deployment) and config.dtype == "float32",
     )
 
 
-def _pipeline(subject: Subject, spot: Spot, kept: Activations, scores: float, blocks: float) -> Bytes:
+def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, scores: float, blocks: float) -> Bytes:
     """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
     as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
-    layers = subject.shape.layers / spot.pp
-    first = Bytes((("activations", layers * kept.layer * min(spot.pp, blocks) + kept.working),))
+    layers = config.shape.layers / deployment.pp
+    first = Bytes((("activations", layers * kept.layer * min(deployment.pp, blocks) + kept.working),))
     ends = kept.ends - scores
     return _larger(first, _turn(layers * kept.layer + ends, kept))
 
@@ -118,101 +120,101 @@ def _turn(activations: float, kept: Activations) -> Bytes:
     return Bytes((("activations", activations + kept.working),))
 
 
-def _passes(subject: Subject, spot: Spot, kept: Activations, blocks: float, gradients: float) -> Bytes:
+def _passes(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float, gradients: float) -> Bytes:
     """Of transformers' engine: beside the sum of the gradients those of the last micro-batch are there while the next
     ones are computed, and each of these has its activations at first and its gradients in the end."""
-    shape = subject.shape
-    side = min(spot.threads, blocks)
+    shape = config.shape
+    side = min(deployment.threads, blocks)
     before = Bytes((("gradients", min(2.0, blocks - side) * gradients),))
     turn = _turn(shape.layers * kept.layer + kept.ends, kept)
     # The gradients of a tied embedding and head are two matrices, and their sum a third.
-    tied = 2 * shape.vocab * shape.hidden * subject.item if shape.tied and subject.kind == "causal_lm" else 0
+    tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and config.kind == "causal_lm" else 0
     end = Bytes((("gradients", gradients + tied),))
     return before + _times(_larger(turn, end), side)
 
 
-def _update(subject: Subject, spot: Spot, weights: float) -> Bytes:
+def _update(config: ModelConfig, deployment: Deployment, weights: float) -> Bytes:
     """Of transformers' engine, at the end of a step: gradients, and what becomes of them."""
-    narrow = subject.item < 4
-    if spot.dp > 1:
+    narrow = config.item < 4
+    if deployment.dp > 1:
         # Copies add up one float32 tensor that is made of all gradients.
-        found = weights * (12 if narrow else 2 * subject.item)
+        found = weights * (12 if narrow else 2 * config.item)
     elif narrow:
-        found = weights * (subject.item + 4)
+        found = weights * (config.item + 4)
     else:
-        found = weights * subject.item + (_laid_out(subject) if _on_cpu(spot) else 0.0)
+        found = weights * config.item + (_laid_out(config) if _on_cpu(deployment) else 0.0)
     return Bytes((("gradients", found),))
 
 
-def _laid_out(subject: Subject) -> float:
+def _laid_out(config: ModelConfig) -> float:
     """oneDNN gives the gradients of matrices with more outputs than inputs transposed: AdamW gets copies of them."""
-    shape = subject.shape
+    shape = config.shape
     queries = shape.heads * shape.head_dim
     found = 0
     if not shape.experts and shape.ffn > shape.hidden:
         found += 2 * shape.layers * shape.ffn * shape.hidden
     if queries > shape.hidden:
         found += shape.layers * queries * shape.hidden
-    if subject.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
+    if config.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
         found += shape.vocab * shape.hidden
-    return float(found * subject.item)
+    return float(found * config.item)
 
 
 # Reading
 
 
-def reading(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+def reading(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a forward pass: one layer at a time, and then the head."""
-    shape, item, flash = subject.shape, subject.item, spot.engine != "megatron"
-    weights = work.stage_parameters(shape, subject.kind, spot.pp) / spot.tp
+    shape, item, flash = config.shape, config.item, deployment.engine != "megatron"
+    weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
     own = Bytes((("weights", weights * item),))
-    micro, blocks = _micro(subject, spot, batches)
-    layer = work.forward_bytes(shape, micro, itemsize=item, tp=spot.tp, flash=flash)
-    logits = work.logits_bytes(shape, subject.kind, micro, item, spot.tp, flash)
+    micro, blocks = _micro(config, deployment, batches)
+    layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, flash=flash)
+    logits = work.logits_bytes(shape, config.kind, micro, item, deployment.tp, flash)
     chosen = micro.scored * shape.hidden * item
     active = _larger(Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits))))
     if not flash:
-        own += Bytes((("buffers", work.scores_bytes(shape, micro, itemsize=item, tp=spot.tp)),))
-    return Need(own, _times(active, min(spot.threads, blocks)))
+        own += Bytes((("buffers", work.scores_bytes(shape, micro, itemsize=item, tp=deployment.tp)),))
+    return Footprint(own, _times(active, min(deployment.threads, blocks)))
 
 
 # Generation
 
 
-def drawing(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs."""
-    if spot.engine == "transformers":
-        return _decoding(subject, spot, batches)
+    if deployment.engine == "transformers":
+        return _decoding(config, deployment, batches)
     # On a CPU it computes in float32, whatever it is told.
-    shape, item = subject.shape, 4 if _on_cpu(spot) else subject.item
-    weights = work.stage_parameters(shape, subject.kind, 1) * item / spot.tp
+    shape, item = config.shape, 4 if _on_cpu(deployment) else config.item
+    weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
     width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=0.0)
-    rows = max((min(slots(subject, spot, batch), batch.share(spot.dp)) for batch in batches), default=0.0)
-    own = work.kv_bytes(shape, item) / min(spot.tp, shape.kv_heads)
-    cache = spot.kv_bytes or (max(VLLM_CACHE, own * width) if _on_cpu(spot) else own * rows * width)
-    queries, keys = shape.heads * shape.head_dim / spot.tp, shape.kv_heads * shape.head_dim / spot.tp
-    ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / spot.tp
+    rows = max((min(slots(config, deployment, batch), batch.share(deployment.dp)) for batch in batches), default=0.0)
+    own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
+    cache = deployment.kv_bytes or (max(VLLM_CACHE, own * width) if _on_cpu(deployment) else own * rows * width)
+    queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
+    ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
     fed = min(PREFILL_TOKENS, rows * width)
     read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
     buffers = VLLM_BUFFERS + PREFILL_TOKENS * shape.hidden * item
     # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
     logits = (12.0 + item * (item < 4)) * rows * shape.vocab
     held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
-    return Need(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+    return Footprint(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
 
 
-def _decoding(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+def _decoding(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of transformers' engine: prompts are read all at once, before their rows are decoded together."""
-    own = Bytes((("weights", work.stage_parameters(subject.shape, subject.kind, 1) * subject.item),))
-    return Need(own, max((_decoded(subject, spot, batch) for batch in batches), key=_total, default=Bytes()))
+    own = Bytes((("weights", work.stage_parameters(config.shape, config.kind, 1) * config.item),))
+    return Footprint(own, max((_decoded(config, deployment, batch) for batch in batches), key=_total, default=Bytes()))
 
 
-def _decoded(subject: Subject, spot: Spot, batch: Batch) -> Bytes:
-    shape, item = subject.shape, subject.item
+def _decoded(config: ModelConfig, deployment: Deployment, batch: Batch) -> Bytes:
+    shape, item = config.shape, config.item
     prompt, response = batch.prompt.longest, batch.response.longest
-    rows = max(1.0, batch.share(spot.dp))
-    blocks = min(rows, max(spot.threads, math.ceil(rows * (prompt + response) / CACHE_PLACES)))
-    side = min(spot.threads, blocks)
+    rows = max(1.0, batch.share(deployment.dp))
+    blocks = min(rows, max(deployment.threads, math.ceil(rows * (prompt + response) / CACHE_PLACES)))
+    side = min(deployment.threads, blocks)
     rows = math.ceil(rows / blocks) * side
     first = prompt + min(response, FIRST_ROOM)
     room, before = _room(first, prompt + response)
@@ -224,8 +226,8 @@ def _decoded(subject: Subject, spot: Spot, batch: Batch) -> Bytes:
     # A layer's keys and values are there twice while they move to where there is more room.
     grown = Bytes((("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab)))
     # Logits in float32, less the largest, and added up.
-    drawn = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
-    return _larger(reading_, _larger(grown, drawn))
+    sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+    return _larger(reading_, _larger(grown, sampled))
 
 
 def _room(first: float, needed: float) -> tuple[float, float]:
@@ -239,15 +241,15 @@ def _room(first: float, needed: float) -> tuple[float, float]:
 # Both
 
 
-def _micro(subject: Subject, spot: Spot, batches: Sequence[Batch]) -> tuple[Tokens, float]:
+def _micro(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> tuple[Tokens, float]:
     """The largest micro-batch as it is fed, each row without its last token, and how many of them a copy has. Rows of
     several tables go together; as the engines do it, blocks are of about the same size, of the longest rows or of usual
     ones."""
     widths = [batch.row.longest for batch in batches] or [1.0]
     usual = sum(batch.row.tokens for batch in batches) or 1.0
-    available = max((batch.share(spot.dp) for batch in batches), default=1.0) or 1.0
-    budget = spot.micro_tokens or BLOCK_TOKENS
-    side = max(spot.threads, spot.pp)
+    available = max((batch.share(deployment.dp) for batch in batches), default=1.0) or 1.0
+    budget = deployment.micro_tokens or BLOCK_TOKENS
+    side = max(deployment.threads, deployment.pp)
     rows, blocks = _block(available, budget, sum(widths), side)
     fuller, _ = _block(available, budget, usual, side)
     rows = max(rows, fuller * usual / sum(widths))
@@ -271,8 +273,8 @@ def _block(available: float, budget: float, width: float, side: int) -> tuple[fl
     return math.ceil(available / blocks), blocks
 
 
-def _on_cpu(spot: Spot) -> bool:
-    return spot.island.device.name == "cpu"
+def _on_cpu(deployment: Deployment) -> bool:
+    return deployment.island.device.name == "cpu"
 
 
 def _larger(one: Bytes, other: Bytes) -> Bytes:

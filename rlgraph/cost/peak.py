@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
-from rlgraph.cost.memory import Bytes, Need
-from rlgraph.cost.predict import Predictor, need
-from rlgraph.cost.spot import Subject
+from rlgraph.cost.deployment import ModelConfig
+from rlgraph.cost.memory import Bytes, Footprint
+from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.ir.plan import Group, Plan, Pool
@@ -52,13 +52,13 @@ def usable(island: Island, constants: Constants) -> float:
 def peaks(
     plan: Plan,
     tasks: Sequence[Task],
-    subjects: Mapping[str, Subject],
+    configs: Mapping[str, ModelConfig],
     cluster: Cluster,
     constants: Constants,
     threads: int = 1,
 ) -> dict[str, Peak]:
-    """For each pool with devices. Models without a subject count as nothing. threads: as `Predictor` has them."""
-    predictor = Predictor(plan, subjects, cluster, constants, threads)
+    """For each pool with devices. Models without a config count as nothing. threads: as `Predictor` has them."""
+    predictor = Predictor(plan, configs, cluster, constants, threads)
     found = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
@@ -79,17 +79,17 @@ class _Filling:
             (model, group.name): self.holds(model, group)
             for group in groups
             for model in group.models
-            if model in predictor.subjects
+            if model in predictor.configs
         }
 
     def group(self, task: Task) -> Group | None:
-        if task.model is None or task.model not in self.predictor.subjects:
+        if task.model is None or task.model not in self.predictor.configs:
             return None
         group = self.plan.role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
-    def need(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Need:
-        return need(operation, self.predictor.subjects[model], self.predictor.spot(model, group), batches)
+    def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
+        return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
     def holds(self, model: str, group: Group) -> Bytes:
         """What a group keeps of a model from step to step: what the work needs that keeps most."""
@@ -98,7 +98,7 @@ class _Filling:
             (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
         ]
         done += [(task.op, task.batches) for task, own in self.work if (task.model, own.name) == (model, group.name)]
-        kept = [self.need(operation, model, group, batches).held(copies) for operation, batches in done]
+        kept = [self.footprint(operation, model, group, batches).held(copies) for operation, batches in done]
         return max(kept, key=lambda each: each.total, default=Bytes())
 
     def peak(self, capacity: float) -> Peak:
@@ -119,7 +119,7 @@ class _Filling:
     def parts(self, device: int, task: Task, group: Group) -> Parts:
         """What a device holds during a task of one of its groups."""
         assert task.model
-        active = self.need(task.op, task.model, group, task.batches).active
+        active = self.footprint(task.op, task.model, group, task.batches).active
         more = ((task.model, what, size) for what, size in active.parts)
         found: dict[tuple[str, str], float] = {}
         for model, what, size in (*self.staying(device, (task.model, group.name)), *more):

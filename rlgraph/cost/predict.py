@@ -8,39 +8,41 @@ from dataclasses import replace
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import memory, time
 from rlgraph.cost.constants import Constants
-from rlgraph.cost.memory import Need
-from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.memory import Footprint
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import DRAWING
 
-__all__ = ["Batch", "Cost", "Predictor", "need", "piece", "wake", "work"]
+__all__ = ["Batch", "Cost", "Predictor", "footprint", "task_cost", "onload", "work"]
 
 ROW_BYTES = 20
 """That travel for each token of a row: the token itself, log-probabilities, what is computed for it."""
 
 
-def work(operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+def work(
+    operation: str, config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]
+) -> Cost:
     """The work alone, on all copies of a group."""
     if operation in DRAWING:
-        return time.generate(subject, spot, constants, batches[0])
+        return time.generate(config, deployment, constants, batches[0])
     if operation == "train":
-        return time.train(subject, spot, constants, batches)
-    return time.forward(subject, spot, constants, batches)
+        return time.train(config, deployment, constants, batches)
+    return time.forward(config, deployment, constants, batches)
 
 
-def need(operation: str, subject: Subject, spot: Spot, batches: Sequence[Batch]) -> Need:
+def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """The memory of the work on the fullest rank."""
     if operation in DRAWING:
-        return memory.drawing(subject, spot, batches)
-    return (memory.training if operation == "train" else memory.reading)(subject, spot, batches)
+        return memory.generating(config, deployment, batches)
+    return (memory.training if operation == "train" else memory.reading)(config, deployment, batches)
 
 
-def wake(operation: str, held: float, spot: Spot, synced: bool) -> Cost:
+def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
     """A model that is off-loaded comes from the host's memory, and goes back if it changed. Weights that are brought
     from where they are trained need not come."""
     trips = 2 if operation == "train" else 0 if synced else 1
-    return Cost(memory=trips * held / spot.island.device.host)
+    return Cost(memory=trips * held / deployment.island.device.host)
 
 
 def order(ranks: int, constants: Constants) -> Cost:
@@ -54,30 +56,32 @@ def rows(tokens: float, copies: int, island: Island, constants: Constants) -> Co
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def piece(operation: str, subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+def task_cost(
+    operation: str, config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]
+) -> Cost:
     """A task with a model from its order to its answer, the model being there."""
     tokens = sum(batch.tokens().tokens for batch in batches)
-    found = work(operation, subject, spot, constants, batches) + order(spot.size, constants)
-    return found + rows(tokens, spot.dp, spot.island, constants)
+    found = work(operation, config, deployment, constants, batches) + order(deployment.size, constants)
+    return found + rows(tokens, deployment.dp, deployment.island, constants)
 
 
 class Predictor:
     """The costs of one plan."""
 
     def __init__(
-        self, plan: Plan, subjects: Mapping[str, Subject], cluster: Cluster, constants: Constants, threads: int = 1
+        self, plan: Plan, configs: Mapping[str, ModelConfig], cluster: Cluster, constants: Constants, threads: int = 1
     ) -> None:
         """threads: of engines that compute micro-batches side by side."""
-        self.plan, self.subjects, self.cluster, self.constants = plan, subjects, cluster, constants
+        self.plan, self.configs, self.cluster, self.constants = plan, configs, cluster, constants
         self.threads = threads
         self._pools = {pool.name: pool for pool in plan.pools}
 
-    def spot(self, model: str, group: Group) -> Spot:
+    def deployment(self, model: str, group: Group) -> Deployment:
         """Where and how a group works with a model."""
         how = self.plan.holding(model, group.name)
         island = self.cluster.islands[self.cluster.island(self._pools[group.pool].first)]
         split = group.mesh
-        return Spot(
+        return Deployment(
             group.engine,
             island,
             split.length("tp"),
@@ -91,8 +95,8 @@ class Predictor:
 
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """The work alone, on all copies of the group that does it."""
-        spot = self.spot(model, self.plan.role(model, operation))
-        return work(operation, self.subjects[model], spot, self.constants, batches)
+        deployment = self.deployment(model, self.plan.role(model, operation))
+        return work(operation, self.configs[model], deployment, self.constants, batches)
 
     def order(self, group: str) -> Cost:
         """Until a group has its orders and has answered."""
@@ -104,25 +108,25 @@ class Predictor:
         found = self.plan.group(target)
         if source == target or not found.models:
             return Cost()
-        spot = self.spot(found.models[0], found)
-        return rows(tokens, spot.dp, spot.island, self.constants)
+        deployment = self.deployment(found.models[0], found)
+        return rows(tokens, deployment.dp, deployment.island, self.constants)
 
-    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Until a model that is off-loaded is there, and after it until it is away again; nothing where it stays."""
         held = self.plan.group(group)
         if not self.plan.holding(model, group).offload:
             return Cost()
-        spot = self.spot(model, held)
+        deployment = self.deployment(model, held)
         trained = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trained else operation
-        kept = need(kind, self.subjects[model], replace(spot, kv_bytes=1), batches).held(spot.dp)
-        return wake(kind, kept.total, spot, self.plan.owner(model).name != group)
+        kept = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).held(deployment.dp)
+        return onload(kind, kept.total, deployment, self.plan.owner(model).name != group)
 
     def sync(self, model: str, source: str, target: str) -> Cost:
         """New weights from one group to another."""
         from_, to = self.plan.group(source), self.plan.group(target)
-        ends = self.spot(model, from_), self.spot(model, to)
-        return time.sync(self.subjects[model], *ends, from_.pool == to.pool, self.constants)
+        ends = self.deployment(model, from_), self.deployment(model, to)
+        return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants)
 
     def host(self, op: str, count: float) -> Cost:
         """What the host does with so many rows."""

@@ -17,9 +17,9 @@ from typing import Literal
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost import work
 from rlgraph.cost.constants import Constants, Rates
+from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import link
-from rlgraph.cost.spot import BLOCK_TOKENS, Spot, Subject
 from rlgraph.cost.work import Tokens
 
 SLOTS = 256
@@ -124,7 +124,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LatencyModel:
     """What passes over rows take on one copy: so much for each row, each micro-batch, and each call."""
 
     row: Cost
@@ -154,58 +154,62 @@ class Pace:
         return found + Cost(bubble=found.seconds * (self.stages - 1) / turns, overhead=self.call)
 
 
-def forward(subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+def forward(config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]) -> Cost:
     """Log-probabilities, values or scores of some rows."""
-    return pace("forward", subject, spot, constants, batches).cost(share(batches, spot))
+    return latency("forward", config, deployment, constants, batches).cost(share(batches, deployment))
 
 
-def train(subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]) -> Cost:
+def train(config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]) -> Cost:
     """One optimizer step on some rows."""
-    passes = pace("train", subject, spot, constants, batches).cost(share(batches, spot))
-    return passes + update(subject, spot, constants).cost(spot.dp)
+    passes = latency("train", config, deployment, constants, batches).cost(share(batches, deployment))
+    return passes + update(config, deployment, constants).cost(deployment.dp)
 
 
-def crowded(spot: Spot, rates: Rates) -> float:
+def crowded(deployment: Deployment, rates: Rates) -> float:
     """How many times as long work takes that is not done alone."""
-    return (1 + rates.crowd * (spot.size > 1)) * (1 + rates.lock * (spot.threads > 1))
+    return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
 
 
-def share(batches: Sequence[Batch], spot: Spot) -> float:
+def share(batches: Sequence[Batch], deployment: Deployment) -> float:
     """The rows of the copy, and the thread, that has most of them."""
-    return sum(batch.share(spot.dp * spot.threads) for batch in batches)
+    return sum(batch.share(deployment.dp * deployment.threads) for batch in batches)
 
 
-def pace(
-    kind: Literal["forward", "train"], subject: Subject, spot: Spot, constants: Constants, batches: Sequence[Batch]
-) -> Pace:
+def latency(
+    kind: Literal["forward", "train"],
+    config: ModelConfig,
+    deployment: Deployment,
+    constants: Constants,
+    batches: Sequence[Batch],
+) -> LatencyModel:
     """Of one copy's forward pass, or of its forward and backward passes; it does not depend on how many copies there
     are."""
-    shape, rates = subject.shape, constants.rates[spot.engine, kind]
-    passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if spot.recompute else (3.0, 4)
+    shape, rates = config.shape, constants.rates[deployment.engine, kind]
+    passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     whole = sum(batch.rows for batch in batches) or 1.0
     flops = tokens = blocks = 0.0
     for batch in batches:
         part = batch.rows / whole
-        made, row = batch.blocks(spot.micro_tokens or BLOCK_TOKENS)
-        flops += part * (work.layers_flops(shape, row) / spot.pp + work.head_flops(shape, subject.kind, row))
+        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS)
+        flops += part * (work.layers_flops(shape, row) / deployment.pp + work.head_flops(shape, config.kind, row))
         tokens += part * row.tokens
         blocks += part * made
-    layers = shape.layers / spot.pp
-    inner, beside, _ = spot.links(constants)
-    size = tokens * shape.hidden * subject.item
-    sent = layers * reduces * inner.all_reduce_bytes(size, spot.tp)
-    rounds = layers * reduces * (inner.all_reduce_latency(spot.tp) + (rates.reduce if spot.tp > 1 else 0.0))
-    if spot.pp > 1:
+    layers = shape.layers / deployment.pp
+    inner, beside, _ = deployment.links(constants)
+    size = tokens * shape.hidden * config.item
+    sent = layers * reduces * inner.all_reduce_bytes(size, deployment.tp)
+    rounds = layers * reduces * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
+    if deployment.pp > 1:
         both = 1 if kind == "forward" else 2
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
-    compute = flops * passes / spot.tp / (spot.island.device.peak(subject.dtype) * rates.compute)
-    slower = crowded(spot, rates)
-    return Pace(
+    compute = flops * passes / deployment.tp / (deployment.island.device.peak(config.dtype) * rates.compute)
+    slower = crowded(deployment, rates)
+    return LatencyModel(
         Cost(compute=compute, communication=sent, overhead=rates.row + rates.token * tokens * layers).times(slower),
         Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower),
         rates.call,
         blocks,
-        spot.pp,
+        deployment.pp,
     )
 
 
@@ -241,54 +245,65 @@ class Update:
         return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
 
 
-def update(subject: Subject, spot: Spot, constants: Constants) -> Update:
+def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
     """Of a model that is trained on a split like this one."""
-    rates = constants.rates[spot.engine, "train"]
-    weights = work.stage_parameters(subject.shape, subject.kind, spot.pp) / spot.tp
-    device = spot.island.device
+    rates = constants.rates[deployment.engine, "train"]
+    weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    device = deployment.island.device
     # Megatron scatters sums of float32 gradients and gathers new weights; transformers adds all gradients up.
-    split = spot.engine == "megatron"
-    sent = weights * (4 + subject.item) if split else weights * 8
-    whole = weights * (4 + (subject.item if split else ADAM_BYTES))
+    split = deployment.engine == "megatron"
+    sent = weights * (4 + config.item) if split else weights * 8
+    whole = weights * (4 + (config.item if split else ADAM_BYTES))
     shared = weights * ADAM_BYTES if split else 0.0
     reached = device.bandwidth * rates.memory
-    return Update(spot.island, spot.tp * spot.pp, sent, whole, shared, reached, constants.collective, rates.update)
+    return Update(
+        deployment.island,
+        deployment.tp * deployment.pp,
+        sent,
+        whole,
+        shared,
+        reached,
+        constants.collective,
+        rates.update,
+    )
 
 
 # Generation
 
 
-def generate(subject: Subject, spot: Spot, constants: Constants, batch: Batch) -> Cost:
+def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
     """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded
     together."""
-    rates = constants.rates[spot.engine, "generate"]
-    rows = batch.share(spot.dp * spot.threads)
+    rates = constants.rates[deployment.engine, "generate"]
+    rows = batch.share(deployment.dp * deployment.threads)
     if rows == 0:
         return Cost(overhead=rates.call)
-    decoded = _decode(_Step(subject, spot, constants, batch), batch, rows, slots(subject, spot, batch))
-    found = _prefill(subject, spot, constants, batch, rows / batch.samples) + decoded
-    return found.times(crowded(spot, rates)) + Cost(overhead=rates.call)
+    decoded = _decode(_Step(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
+    found = _prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
+    return found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
 
 
-def _prefill(subject: Subject, spot: Spot, constants: Constants, batch: Batch, prompts: float) -> Cost:
-    shape, rates = subject.shape, constants.rates[spot.engine, "generate"]
+def _prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
+    shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
-    peak = spot.island.device.peak(subject.dtype) * rates.compute
-    inner, _, _ = spot.links(constants)
-    size = read.tokens * shape.hidden * subject.item
+    peak = deployment.island.device.peak(config.dtype) * rates.compute
+    inner, _, _ = deployment.links(constants)
+    size = read.tokens * shape.hidden * config.item
     return Cost(
-        compute=work.forward_flops(shape, subject.kind, read) / spot.tp / peak,
-        communication=2 * shape.layers * (inner.all_reduce(size, spot.tp) + (rates.reduce if spot.tp > 1 else 0.0)),
+        compute=work.forward_flops(shape, config.kind, read) / deployment.tp / peak,
+        communication=2
+        * shape.layers
+        * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers,
     )
 
 
-def slots(subject: Subject, spot: Spot, batch: Batch) -> float:
+def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     """How many rows a copy decodes together: what its cache holds of rows at their end."""
-    if not spot.kv_bytes:
+    if not deployment.kv_bytes:
         return SLOTS
-    own = work.kv_bytes(subject.shape, subject.item) / min(spot.tp, subject.shape.kv_heads)
-    return max(1.0, min(SLOTS, spot.kv_bytes / (own * (batch.prompt.mean + batch.response.mean))))
+    own = work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
+    return max(1.0, min(SLOTS, deployment.kv_bytes / (own * (batch.prompt.mean + batch.response.mean))))
 
 
 def _decode(step: _Step, batch: Batch, rows: float, most: float) -> Cost:
@@ -314,19 +329,23 @@ def _decode(step: _Step, batch: Batch, rows: float, most: float) -> Cost:
 class _Step:
     """One step of decoding, by the rows that are in it."""
 
-    def __init__(self, subject: Subject, spot: Spot, constants: Constants, batch: Batch) -> None:
-        shape, device = subject.shape, spot.island.device
-        rates = constants.rates[spot.engine, "generate"]
+    def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
+        shape, device = config.shape, deployment.island.device
+        rates = constants.rates[deployment.engine, "generate"]
         bandwidth = device.bandwidth * rates.memory
         context = batch.prompt.mean + batch.response.mean / 2
-        self.weights = work.active_parameters(shape) * subject.item / spot.tp / bandwidth
-        self.others = work.stage_parameters(shape, subject.kind, 1) * subject.item / spot.tp / bandwidth - self.weights
+        self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
+        self.others = (
+            work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
+        )
         """Experts that one row alone does not need."""
-        self.cache = work.kv_bytes(shape, subject.item) / min(spot.tp, shape.kv_heads) * context / bandwidth
-        self.compute = work.decode_flops(shape, context) / spot.tp / (device.peak(subject.dtype) * rates.compute)
-        inner, _, _ = spot.links(constants)
-        self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * subject.item, spot.tp)
-        self.rounds = 2 * shape.layers * (inner.all_reduce_latency(spot.tp) + (rates.reduce if spot.tp > 1 else 0.0))
+        self.cache = work.kv_bytes(shape, config.item) / min(deployment.tp, shape.kv_heads) * context / bandwidth
+        self.compute = work.decode_flops(shape, context) / deployment.tp / (device.peak(config.dtype) * rates.compute)
+        inner, _, _ = deployment.links(constants)
+        self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * config.item, deployment.tp)
+        self.rounds = (
+            2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
+        )
         self.overhead, self.row = rates.block + rates.layer * shape.layers, rates.row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
@@ -346,7 +365,7 @@ class _Step:
 # Weights
 
 
-def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants: Constants) -> Cost:
+def sync(config: ModelConfig, source: Deployment, target: Deployment, together: bool, constants: Constants) -> Cost:
     """New weights from where they are trained to where they are generated with.
 
     together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the
@@ -355,7 +374,7 @@ def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants
     network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a
     node get them from each other.
     """
-    size = work.stage_parameters(subject.shape, subject.kind, 1) * subject.item
+    size = work.stage_parameters(config.shape, config.kind, 1) * config.item
     one = target.tp * target.pp
     if together:
         held = size / (source.pp * source.tp) if target.tp <= source.tp else 0.0
@@ -367,8 +386,8 @@ def sync(subject: Subject, source: Spot, target: Spot, together: bool, constants
     return Cost(communication=size / least / network + passed, overhead=constants.sync)
 
 
-def link_of(spot: Spot, reach: int, constants: Constants) -> float:
+def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:
     """Bytes a second of planned transfers among so many devices in a row."""
-    island = spot.island
+    island = deployment.island
     near = reach <= island.per_node and island.per_node % reach == 0
     return (island.device.link if near else island.network) * constants.transfer

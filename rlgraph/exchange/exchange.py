@@ -18,7 +18,7 @@ from torch import Tensor
 from rlgraph.engines.base import EngineError
 from rlgraph.exchange.mailbox import Mailbox, Post
 from rlgraph.ir.layout import Box, Local, Piece, common, volume, without
-from rlgraph.ir.transfer import Part, Transfer
+from rlgraph.ir.transfer import TensorBox, Transfer
 
 _ALONE = 1 << 18
 """Bytes from which on a part of one tensor is a message of its own."""
@@ -124,17 +124,17 @@ class Exchange:
     def _scheduled(self, index: int) -> _Round:
         """What this place does in a round. What it has passed to it, and what others had first, are told apart at both
         ends."""
-        outgoing: dict[tuple[int, bool], list[Part]] = {}
-        incoming: dict[tuple[int, bool], list[Part]] = {}
+        outgoing: dict[tuple[int, bool], list[TensorBox]] = {}
+        incoming: dict[tuple[int, bool], list[TensorBox]] = {}
         for move, (source, destination, hop) in self._routes:
             ours, peer = (outgoing, destination) if source == self._mailbox.place else (incoming, source)
             ours.setdefault((peer, hop > 0), []).extend(self._transfer.section(move, index - hop))
         return _Round(*self._sends(outgoing), tuple(self._receives(incoming)))
 
     def _sends(
-        self, outgoing: Mapping[tuple[int, bool], Sequence[Part]]
+        self, outgoing: Mapping[tuple[int, bool], Sequence[TensorBox]]
     ) -> tuple[tuple[_Message, ...], tuple[tuple[int, int], ...]]:
-        numbers: dict[tuple[bool, tuple[Part, ...]], int] = {}
+        numbers: dict[tuple[bool, tuple[TensorBox, ...]], int] = {}
         posts = [
             (peer, numbers.setdefault((forwarded, content), len(numbers)))
             for (peer, forwarded), parts in sorted(outgoing.items())
@@ -146,7 +146,7 @@ class Exchange:
             sends.append(_Message(_elements(content), forwarded, tuple(holding.copies(content))))
         return tuple(sends), tuple(posts)
 
-    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[Part]]) -> Iterator[tuple[int, _Message]]:
+    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[tuple[int, _Message]]:
         for (peer, _), parts in sorted(incoming.items()):
             for content in _messages(parts, self._dtype.itemsize):
                 yield peer, _Message(_elements(content), False, tuple(self._needed.copies(content)))
@@ -213,7 +213,7 @@ class _Holding:
             for piece in local.pieces:
                 self.pieces.setdefault(piece.name, []).append((local.name, piece))
 
-    def copies(self, parts: Iterable[Part]) -> Iterator[_Copy]:
+    def copies(self, parts: Iterable[TensorBox]) -> Iterator[_Copy]:
         """For parts that lie behind each other in a message."""
         start = 0
         for name, box in parts:
@@ -242,7 +242,7 @@ def _kept(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy,
                 left = [rest for each in left for rest in without(each, other.box)]
 
 
-def _messages(parts: Iterable[Part], itemsize: int) -> Iterator[tuple[Part, ...]]:
+def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[TensorBox, ...]]:
     """What travels together: large parts of one tensor alone, all the others in one message."""
     together = []
     for name, box in parts:
@@ -279,7 +279,7 @@ def _shape(box: Box) -> tuple[int, ...]:
     return tuple(high - low for low, high in box)
 
 
-def _elements(parts: Iterable[Part]) -> int:
+def _elements(parts: Iterable[TensorBox]) -> int:
     return sum(volume(box) for _, box in parts)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlgraph.ir.layout import Box, volume
 
-Part = tuple[str, Box]
+TensorBox = tuple[str, Box]
 """A box of the global tensor of this name."""
 
 Route = tuple[int, int, int]
@@ -51,7 +51,7 @@ class Topology:
 class Move:
     """Boxes that take the same routes. Each destination gets all of them, from one place."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorBox, ...]
     """In the order in which they travel, each of them row by row."""
     routes: tuple[Route, ...]
     elements: int
@@ -93,7 +93,7 @@ class Transfer:
         """Whether a place passes on what it got."""
         return any(hop for move in self.moves for _, _, hop in move.routes)
 
-    def section(self, move: Move, chunk: int) -> list[Part]:
+    def section(self, move: Move, chunk: int) -> list[TensorBox]:
         """What of a move travels as one of its chunks; nothing before the first and after the last."""
         if not 0 <= chunk < self.chunks:
             return []
@@ -148,9 +148,9 @@ class Transfer:
         return dict(found)
 
 
-def section(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
+def section(parts: Sequence[TensorBox], start: int, stop: int) -> list[TensorBox]:
     """The elements from one number to another, counted over all parts, each of them row by row."""
-    found: list[Part] = []
+    found: list[TensorBox] = []
     for name, box in parts:
         size = volume(box)
         first, last = max(start, 0), min(stop, size)

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.cost.constants import Constants
-from rlgraph.cost.spot import Subject
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.dsl.schedule import Placement, Pool, Schedule, Work
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Holding, Plan
 from rlgraph.placement.place import Machine, Shapes, place
+from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.partitions import distinct, partitions
-from rlgraph.placement.search.parts import Part, parts
 from rlgraph.placement.search.problem import Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Found, Search
 
 SMALL = (64, 5)
-"""Devices and parts up to which the best plan is found; beyond, one that is within `NEAR` of it."""
+"""Devices and components up to which the best plan is found; beyond, one that is within `NEAR` of it."""
 
 NEAR = 0.01
 
@@ -58,9 +58,9 @@ class Choice:
     question: Question
 
     @property
-    def subjects(self) -> dict[str, Subject]:
+    def configs(self) -> dict[str, ModelConfig]:
         """The models that something is computed with."""
-        return {part.model: part.subject for part in self.problem.parts}
+        return {component.model: component.config for component in self.problem.components}
 
 
 def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
@@ -74,16 +74,16 @@ def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
 
 
 def problem_of(question: Question) -> Problem:
-    """The step's work and the parts of its models."""
+    """The step's work and the components of its models."""
     step = tuple(tasks(question.program, main_step(question.program), question.workload))
-    own = parts(question.program, question.schedule, question.shapes, step)
+    own = components(question.program, question.schedule, question.shapes, step)
     options = Options(step, question.constants, question.engines, offload=question.offload)
     return Problem(step, own, question.cluster, question.constants, options, question.goal)
 
 
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
     """The best of some partitions, or of all."""
-    small = question.cluster.devices <= SMALL[0] and len(problem.parts) <= SMALL[1]
+    small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
     gap = 0.0 if small else NEAR
     return Search(problem, gap).run(candidates(problem, question) if only is None else only)
 
@@ -91,8 +91,8 @@ def search(problem: Problem, question: Question, only: Sequence[Blocks] | None =
 def candidates(problem: Problem, question: Question) -> list[Blocks]:
     """Every way to share pools that the schedule allows."""
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools]
-    found = partitions(problem.parts, question.cluster, fixed)
-    return list(distinct(found, problem.tasks, problem.parts))
+    found = partitions(problem.components, question.cluster, fixed)
+    return list(distinct(found, problem.tasks, problem.components))
 
 
 def fits(question: Question, cluster: Cluster) -> bool:
@@ -107,11 +107,11 @@ def fits(question: Question, cluster: Cluster) -> bool:
 
 def planned(question: Question, problem: Problem, found: Found) -> Plan:
     """What was found, as a plan."""
-    names = [block.name or _name([problem.parts[number] for number in block.parts]) for block in found.blocks]
+    names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
     lines = tuple(
-        _placement(problem.parts[number], name, found.options[number])
+        _placement(problem.components[number], name, found.options[number])
         for name, block in zip(names, found.blocks, strict=True)
-        for number in block.parts
+        for number in block.components
     )
     pools = tuple(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True))
     whole = Schedule(pools, lines, question.schedule.streams, question.schedule.span)
@@ -122,28 +122,28 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     )
     holdings = tuple(
         Holding(
-            part.model,
-            plan.role(part.model, part.operations[0]).name,
-            option.spot.micro_tokens,
-            option.spot.recompute,
+            component.model,
+            plan.role(component.model, component.operations[0]).name,
+            option.deployment.micro_tokens,
+            option.deployment.recompute,
             option.offload,
-            option.spot.kv_bytes,
+            option.deployment.kv_bytes,
         )
-        for part, option in zip(problem.parts, found.options, strict=True)
+        for component, option in zip(problem.components, found.options, strict=True)
     )
     return replace(plan, pools=located, holdings=holdings, cluster=question.cluster.text)
 
 
-def _placement(part: Part, pool: str, option: Option) -> Placement:
-    spot = option.spot
-    work = tuple(Work(part.model, operation) for operation in part.operations)
-    return Placement(work, pool, spot.engine, tp=spot.tp, pp=spot.pp, dp=spot.dp)
+def _placement(component: Component, pool: str, option: Option) -> Placement:
+    deployment = option.deployment
+    work = tuple(Work(component.model, operation) for operation in component.operations)
+    return Placement(work, pool, deployment.engine, tp=deployment.tp, pp=deployment.pp, dp=deployment.dp)
 
 
-def _name(held: Sequence[Part]) -> str:
+def _name(held: Sequence[Component]) -> str:
     """`actor_generate`, `actor_critic_ref`: what is there, and of many the first one."""
-    names = list(dict.fromkeys(part.name.replace(".", "_") for part in held))
-    models = list(dict.fromkeys(part.model for part in held))
+    names = list(dict.fromkeys(component.name.replace(".", "_") for component in held))
+    models = list(dict.fromkeys(component.model for component in held))
     shown = names if len(names) == 1 else models
     return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
 

@@ -10,7 +10,7 @@ from typing import get_args
 from rlgraph.clusters.devices import DTYPES
 from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Host, Kind, Rates
+from rlgraph.cost.constants import CPU, GPU, Host, Rates, WorkKind
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.planfiles.document import Document, Part
 
@@ -86,11 +86,11 @@ class _Reading:
         rates = {name: self.number(each, 1.0, MOST_RATE) for name, each in flops.entries() if name in DTYPES}
         return Measured(part.part("name").text(), rates, self.number(part.part("bandwidth"), 1.0, MOST_RATE))
 
-    def rates(self, part: Part) -> Iterator[tuple[tuple[str, Kind], Rates]]:
+    def rates(self, part: Part) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
         for engine, kinds in part.entries():
-            kinds.fields(optional=get_args(Kind))
+            kinds.fields(optional=get_args(WorkKind))
             for kind, numbers in kinds.entries():
-                if kind in get_args(Kind):
+                if kind in get_args(WorkKind):
                     needed = tuple(each.name for each in fields(Rates))
                     yield (engine, kind), Rates(**self.numbers(numbers, needed))  # type: ignore[misc]
 

@@ -18,16 +18,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rlgraph.analysis.simulate import subjects
+from rlgraph.analysis.simulate import model_configs
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import installed
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Constants, Host, Kind, Rates
+from rlgraph.cost.constants import CPU, GPU, Constants, Host, Rates, WorkKind
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Batch, Predictor, work
-from rlgraph.cost.spot import Spot, Subject
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, Done, Observed, Seen, by_turn, observed
 from rlgraph.profiles.probes import Point, Probe, Size
@@ -43,7 +43,7 @@ TIMEOUT = 300.0
 
 ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two tensor-parallel ranks", "two copies"
 
-OPERATIONS: Mapping[Kind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
+OPERATIONS: Mapping[WorkKind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
 RATES = tuple(each.name for each in fields(Rates))
 INVERSE = ("compute", "memory")
 """Shares, which are fitted as their inverses."""
@@ -59,9 +59,9 @@ Beside = Callable[[str], Sequence[Observed]]
 class Sample:
     """A piece of work and how long it took."""
 
-    kind: Kind
-    subject: Subject
-    spot: Spot
+    kind: WorkKind
+    config: ModelConfig
+    deployment: Deployment
     batch: Batch
     seconds: float
 
@@ -134,10 +134,10 @@ def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
     for number in range(models):
         plain = axis == "dp" and number == models - 1
         trains = "megatron" if "megatron" in wanted and not plain else "transformers"
-        draws = "vllm" if "vllm" in wanted and axis != "dp" else "transformers"
-        splits = {engine: split if engine != "transformers" or axis == "dp" else "" for engine in (trains, draws)}
+        generates = "vllm" if "vllm" in wanted and axis != "dp" else "transformers"
+        splits = {engine: split if engine != "transformers" or axis == "dp" else "" for engine in (trains, generates)}
         lines.append(f"place m{number}.train, r{number} on all(engine={trains}{splits[trains]})")
-        lines.append(f"place m{number}.generate on all(engine={draws}{splits[draws]})")
+        lines.append(f"place m{number}.generate on all(engine={generates}{splits[generates]})")
     return "\n".join(lines) + "\n"
 
 
@@ -176,18 +176,18 @@ def _samples(
     probe: Probe, compiled: Compilation, session: Session, cluster: Cluster, seen: Sequence[Seen]
 ) -> Iterator[Sample]:
     predictor = Predictor(compiled.plan, {}, cluster, CPU, session.threads or 1)
-    turns, models = by_turn(seen), subjects(compiled)
+    turns, models = by_turn(seen), model_configs(compiled)
 
-    def sample(kind: Kind, model: str, batch: Batch, done: Sequence[Done]) -> Sample:
-        spot = predictor.spot(model, compiled.plan.role(model, OPERATIONS[kind]))
-        return Sample(kind, models[model], spot, batch, quiet([each.inside for each in done]))
+    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[Done]) -> Sample:
+        deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
+        return Sample(kind, models[model], deployment, batch, quiet([each.inside for each in done]))
 
     for number, _ in enumerate(probe.sizes):
         turn = 0
         for place, point in enumerate(probe.points):
-            drawn, trained = probe.batches(point)
-            yield sample("generate", f"m{number}", drawn, turns[f"g{number}_{place}", "generate", 0])
-            read = replace(drawn, samples=1)
+            generated, trained = probe.batches(point)
+            yield sample("generate", f"m{number}", generated, turns[f"g{number}_{place}", "generate", 0])
+            read = replace(generated, samples=1)
             yield sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
             updates = [each for part in range(point.parts) for each in turns[f"train m{number}", "train", turn + part]]
             yield sample("train", f"m{number}", trained, updates)
@@ -226,11 +226,11 @@ class _Overheads:
 
 
 def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: Measured) -> Calibration:
-    rates: dict[tuple[str, Kind], Rates] = {}
+    rates: dict[tuple[str, WorkKind], Rates] = {}
     errors = {}
-    for engine in dict.fromkeys(sample.spot.engine for sample in samples):
-        for kind in get_args(Kind):
-            mine = [each for each in samples if (each.spot.engine, each.kind) == (engine, kind)]
+    for engine in dict.fromkeys(sample.deployment.engine for sample in samples):
+        for kind in get_args(WorkKind):
+            mine = [each for each in samples if (each.deployment.engine, each.kind) == (engine, kind)]
             if mine:
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
     base = CPU if device.name == "cpu" else GPU
@@ -260,11 +260,11 @@ def _matters(name: str, samples: Sequence[Sample]) -> bool:
     if name == "memory":
         return kind != "forward"
     needed = {
-        "reduce": lambda spot: spot.tp > 1,
-        "crowd": lambda spot: spot.size > 1,
-        "lock": lambda spot: spot.threads > 1,
+        "reduce": lambda deployment: deployment.tp > 1,
+        "crowd": lambda deployment: deployment.size > 1,
+        "lock": lambda deployment: deployment.threads > 1,
     }
-    return name not in needed or any(needed[name](sample.spot) for sample in samples)
+    return name not in needed or any(needed[name](sample.deployment) for sample in samples)
 
 
 def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
@@ -274,8 +274,8 @@ def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
 
 def predicted(sample: Sample, rates: Rates) -> float:
     """Seconds by the cost model."""
-    kinds: dict[tuple[str, Kind], Rates] = {(sample.spot.engine, kind): rates for kind in get_args(Kind)}
-    return work(OPERATIONS[sample.kind], sample.subject, sample.spot, Constants(kinds), [sample.batch]).seconds
+    kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
+    return work(OPERATIONS[sample.kind], sample.config, sample.deployment, Constants(kinds), [sample.batch]).seconds
 
 
 def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rlgraph.ir.transfer import Move, Part, Transfer
+from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16
 """More moves than that are summed up in one line."""
@@ -72,7 +72,7 @@ def _spread(values: Iterable[int]) -> str:
     return size(low) if low == high else f"{size(low)} to {size(high)}"
 
 
-def _parts(parts: Sequence[Part]) -> str:
+def _parts(parts: Sequence[TensorBox]) -> str:
     """The largest tensors with their boxes, the number of the others."""
     shown = [f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]" for name, box in parts[:_PARTS]]
     return ", ".join(shown) + (f" and {len(parts) - _PARTS} more" if len(parts) > _PARTS else "")

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlgraph.ir.layout import volume
-from rlgraph.ir.transfer import Move, Part, Topology, Transfer, section
+from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, section
 from rlgraph.transfers.cells import Layout, cells, distinct
 from rlgraph.transfers.spread import Sites, spread
 
@@ -46,7 +46,7 @@ needed). Simple ones first: of equal ones, the first is kept."""
 class _Stream:
     """Parts that the same places have and the same ones need."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorBox, ...]
     elements: int
     holders: Array
     """Sites in order: places by their number in `Sites`."""
@@ -60,7 +60,7 @@ class _Stream:
 class _Plan:
     """The routes of all streams for one answer."""
 
-    moves: list[tuple[tuple[Part, ...], int, Array, Array, Array]]
+    moves: list[tuple[tuple[TensorBox, ...], int, Array, Array, Array]]
     """Parts, elements; for each route source, destination, hop."""
     chunks: int
     peak: int
@@ -113,7 +113,7 @@ def _streams(
 ) -> Iterator[_Stream]:
     held, holders = distinct(source)
     needed, takers = distinct(destination)
-    found: dict[bytes, list[Part]] = {}
+    found: dict[bytes, list[TensorBox]] = {}
     for tensor in cells([*needed, *held]):
         wanted = np.flatnonzero(tensor.held[: len(needed)].any(axis=0))
         missing = wanted[~tensor.held[len(needed) :, wanted].any(axis=0)]

@@ -108,7 +108,7 @@ def test_off_loading_is_told() -> None:
 
 
 def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
-    names = [part.name for part in ppo.choice.problem.parts]
+    names = [component.name for component in ppo.choice.problem.components]
     found = {
         way.name: {frozenset(names[number] for number in own) for own in sharing(way.found.blocks)}
         for way in ways(ppo.choice)

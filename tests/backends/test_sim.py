@@ -50,7 +50,7 @@ class Fixed:
     def rows(self, source: str, target: str, tokens: float) -> Cost:
         return Cost(communication=tokens / 1024)
 
-    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost(memory=self.woken)
 
     def order(self, group: str) -> Cost:
@@ -179,7 +179,7 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:
     backend, _ = simulated(program("grpo", folder, together), 1, fixed=Fixed(woken=1.0))
-    found = [(work.name, work.parts.get("wake")) for work in backend.works if "compute" in work.parts]
+    found = [(work.name, work.parts.get("onload")) for work in backend.works if "compute" in work.parts]
     assert found == [("rollout", 1.0), ("ref_logp", 1.0), ("train actor", 1.0), ("train actor", None)]
 
 

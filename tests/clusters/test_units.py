@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.clusters.units import BASE, EXAMPLES, UNITS, Kind, exact, parse, show
+from rlgraph.clusters.units import BASE, EXAMPLES, UNITS, QuantityKind, exact, parse, show
 
-KINDS: tuple[Kind, ...] = tuple(UNITS)
+KINDS: tuple[QuantityKind, ...] = tuple(UNITS)
 VALUES = st.floats(min_value=0, max_value=1e18, allow_subnormal=False)
 
 
@@ -29,7 +29,7 @@ VALUES = st.floats(min_value=0, max_value=1e18, allow_subnormal=False)
         ("0ms", "time", 0),
     ],
 )
-def test_a_quantity_is_read(text: str, kind: Kind, value: float) -> None:
+def test_a_quantity_is_read(text: str, kind: QuantityKind, value: float) -> None:
     assert parse(text, kind) == value
 
 
@@ -55,7 +55,7 @@ def test_a_quantity_is_read(text: str, kind: Kind, value: float) -> None:
         ("3€", "price", "expected US dollars an hour"),
     ],
 )
-def test_what_is_wrong_says_what_was_expected(text: str, kind: Kind, said: str) -> None:
+def test_what_is_wrong_says_what_was_expected(text: str, kind: QuantityKind, said: str) -> None:
     with pytest.raises(ValueError) as error:
         parse(text, kind)
     assert said in str(error.value)
@@ -63,12 +63,12 @@ def test_what_is_wrong_says_what_was_expected(text: str, kind: Kind, said: str) 
 
 
 @given(VALUES, st.sampled_from(KINDS))
-def test_what_is_written_exactly_is_read_as_the_same(value: float, kind: Kind) -> None:
+def test_what_is_written_exactly_is_read_as_the_same(value: float, kind: QuantityKind) -> None:
     assert parse(exact(value, kind), kind) == value
 
 
 @given(VALUES, st.sampled_from(KINDS))
-def test_what_is_shown_has_four_digits(value: float, kind: Kind) -> None:
+def test_what_is_shown_has_four_digits(value: float, kind: QuantityKind) -> None:
     assert parse(show(value, kind), kind) == pytest.approx(value, rel=5.1e-4)
 
 

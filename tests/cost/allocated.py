@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.memory import Need
-from rlgraph.cost.predict import need
-from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.memory import Footprint
+from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch
 from rlgraph.engines.base import Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
@@ -86,18 +86,20 @@ class Work:
     def spec(self) -> ModelSpec:
         return self.case.spec(self.layers)
 
-    def subject(self) -> Subject:
-        return Subject("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
+    def model(self) -> ModelConfig:
+        return ModelConfig("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
 
-    def predicted(self, engine: str) -> Need:
+    def predicted(self, engine: str) -> Footprint:
         sizes = (self.split.length(name) for name in ("tp", "pp", "dp"))
         case, dp = self.case, self.split.length("dp")
-        spot = Spot(engine, CPU, *sizes, micro_tokens=case.rows * case.length, threads=self.threads)
+        deployment = Deployment(engine, CPU, *sizes, micro_tokens=case.rows * case.length, threads=self.threads)
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
-            return need("generate", self.subject(), spot, [Batch(case.rows * self.micros, *lengths, self.micros)])
+            return footprint(
+                "generate", self.model(), deployment, [Batch(case.rows * self.micros, *lengths, self.micros)]
+            )
         lengths = Lengths((float(case.length - case.scored),)), Lengths((float(case.scored),))
-        return need(self.operation, self.subject(), spot, [Batch(case.rows * self.micros * dp, *lengths)])
+        return footprint(self.operation, self.model(), deployment, [Batch(case.rows * self.micros * dp, *lengths)])
 
 
 def transformers(work: Work) -> tuple[int, int]:

@@ -14,8 +14,8 @@ import pytest
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration, Measured
 from rlgraph.cost.constants import CPU, Host, Rates
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.spot import Spot, Subject
 from rlgraph.cost.time import Batch
 from rlgraph.errors import ProgramError
 from rlgraph.models.shape import Shape, shape_of
@@ -73,13 +73,13 @@ def shape(hidden: int, layers: int, vocab: int) -> Shape:
     )
 
 
-def samples(kind: Any, rates: Rates, spots: list[Spot]) -> list[Sample]:
+def samples(kind: Any, rates: Rates, deployments: list[Deployment]) -> list[Sample]:
     found = []
     for hidden, layers, vocab in ((64, 2, 32), (128, 6, 512), (256, 3, 2048)):
         for rows, tokens in ((8, 8), (64, 16), (64, 64), (192, 40)):
             batch = Batch(float(rows), Lengths((8.0, 12.0)), Lengths((float(tokens),)))
-            for spot in spots:
-                bare = Sample(kind, Subject("m", shape(hidden, layers, vocab), "causal_lm"), spot, batch, 0.0)
+            for deployment in deployments:
+                bare = Sample(kind, ModelConfig("m", shape(hidden, layers, vocab), "causal_lm"), deployment, batch, 0.0)
                 found.append(replace(bare, seconds=predicted(bare, rates)))
     return found
 
@@ -93,8 +93,8 @@ KNOWN = {
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_the_fit_finds_the_constants_again(kind: str) -> None:
-    spots = [Spot("megatron", ISLAND, tp=tp, dp=dp) for tp, dp in ((1, 1), (2, 1), (1, 2))]
-    measured = samples(kind, KNOWN[kind], spots)
+    deployments = [Deployment("megatron", ISLAND, tp=tp, dp=dp) for tp, dp in ((1, 1), (2, 1), (1, 2))]
+    measured = samples(kind, KNOWN[kind], deployments)
     found, error = fit_rates(measured)
     assert error < 1e-3
     assert found.crowd == pytest.approx(KNOWN[kind].crowd, rel=0.02)
@@ -108,11 +108,11 @@ def test_noise_is_averaged() -> None:
     draw = np.random.default_rng(1)
     noisy = [
         replace(sample, seconds=sample.seconds * float(draw.uniform(0.9, 1.1)))
-        for sample in samples("forward", KNOWN["forward"], [Spot("transformers", ISLAND)])
+        for sample in samples("forward", KNOWN["forward"], [Deployment("transformers", ISLAND)])
     ]
     found, error = fit_rates(noisy)
     assert error < 0.1
-    for sample in samples("forward", KNOWN["forward"], [Spot("transformers", ISLAND)]):
+    for sample in samples("forward", KNOWN["forward"], [Deployment("transformers", ISLAND)]):
         assert predicted(sample, found) == pytest.approx(sample.seconds, rel=0.1)
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.predict import need
-from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch, Lengths
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
@@ -47,10 +47,10 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
 def llama(operation: str, engine: str, rows: int = 64, cluster: str = "1x8:a100-80gb", **how: int) -> dict[str, float]:
     config = known("meta-llama/Llama-3.1-8B")
     assert config is not None
-    subject = Subject("actor", shape_of(config), "causal_lm", "bfloat16")
-    spot = Spot(engine, read_cluster(cluster).islands[0], **how)
-    found = need(operation, subject, spot, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
-    return dict((found.held(spot.dp) + found.active).parts)
+    model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
+    deployment = Deployment(engine, read_cluster(cluster).islands[0], **how)
+    found = footprint(operation, model, deployment, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
+    return dict((found.held(deployment.dp) + found.active).parts)
 
 
 def test_copies_share_the_optimizer_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rlgraph
-from rlgraph.analysis.simulate import subjects
+from rlgraph.analysis.simulate import model_configs
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.backends.steps import Silent
@@ -132,7 +132,7 @@ def predicted(name: str, memory: str = "24GiB") -> Peak:
         compiled = program(name, Path(folder))
         workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
         laid = tasks(compiled.program, main_step(compiled.program), workload)
-        return peaks(compiled.plan, laid, subjects(compiled), cluster, EXACT)["all"]
+        return peaks(compiled.plan, laid, model_configs(compiled), cluster, EXACT)["all"]
 
 
 @pytest.mark.parametrize("name", CASES)

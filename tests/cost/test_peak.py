@@ -8,10 +8,10 @@ import pytest
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks, usable
 from rlgraph.cost.predict import Predictor
-from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.ir.mesh import mesh
@@ -25,10 +25,10 @@ from tests.placement.test_search import drawn, everything
 CONFIG = known("meta-llama/Llama-3.1-8B")
 assert CONFIG is not None
 SHAPE = shape_of(CONFIG)
-SUBJECTS = {
-    "actor": Subject("actor", SHAPE, "causal_lm", "bfloat16"),
-    "critic": Subject("critic", SHAPE, "value_lm", "bfloat16"),
-    "ref": Subject("ref", SHAPE, "causal_lm", "bfloat16"),
+CONFIGS = {
+    "actor": ModelConfig("actor", SHAPE, "causal_lm", "bfloat16"),
+    "critic": ModelConfig("critic", SHAPE, "value_lm", "bfloat16"),
+    "ref": ModelConfig("ref", SHAPE, "causal_lm", "bfloat16"),
 }
 BATCH = (Batch(64, Lengths((512.0,)), Lengths((256.0, 1024.0))),)
 TASKS = (
@@ -64,25 +64,25 @@ def plan(*offloaded: tuple[str, str]) -> Plan:
 
 
 def found(*offloaded: tuple[str, str]) -> Peak:
-    return peaks(plan(*offloaded), TASKS, SUBJECTS, CLUSTER, GPU)["all"]
+    return peaks(plan(*offloaded), TASKS, CONFIGS, CLUSTER, GPU)["all"]
 
 
 def test_all_models_are_there_and_one_works() -> None:
     own = plan()
-    predictor = Predictor(own, SUBJECTS, CLUSTER, GPU)
+    predictor = Predictor(own, CONFIGS, CLUSTER, GPU)
 
-    def need(model: str, operation: str, group: str) -> tuple[float, float]:
-        from rlgraph.cost.predict import need as of
+    def footprint(model: str, operation: str, group: str) -> tuple[float, float]:
+        from rlgraph.cost.predict import footprint as of
 
-        spot = predictor.spot(model, own.group(group))
-        each = of(operation, SUBJECTS[model], spot, BATCH)
-        return each.held(spot.dp).total, each.active.total
+        deployment = predictor.deployment(model, own.group(group))
+        each = of(operation, CONFIGS[model], deployment, BATCH)
+        return each.held(deployment.dp).total, each.active.total
 
     held = [
-        need("actor", "train", "learn"),
-        need("critic", "train", "learn"),
-        need("actor", "generate", "play"),
-        need("ref", "logprobs", "look"),
+        footprint("actor", "train", "learn"),
+        footprint("critic", "train", "learn"),
+        footprint("actor", "generate", "play"),
+        footprint("ref", "logprobs", "look"),
     ]
     peak = found()
     # The devices with `ref` are the fullest.
@@ -112,7 +112,7 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
 
 
 def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
-    idle = peaks(plan(), (), SUBJECTS, CLUSTER, GPU)["all"]
+    idle = peaks(plan(), (), CONFIGS, CLUSTER, GPU)["all"]
     assert idle.moment == "" and idle.moments == ()
     assert {model for model, _, _ in idle.parts} == {"actor", "critic", "ref"}
 
@@ -129,13 +129,13 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     dice = random.Random(seed)
     problem = drawn(seed).problem
     devices = problem.cluster.islands[0].devices
-    options = [everything(problem, number, 0, devices) for number in range(len(problem.parts))]
+    options = [everything(problem, number, 0, devices) for number in range(len(problem.components))]
     alone = [[option for option in own if option.copies == 1] for own in options]
     if not all(alone):
         pytest.skip("a part has no option of one copy on so many devices")
     chosen = [dice.choice(own) for own in alone]
-    subjects = {part.model: part.subject for part in problem.parts}
-    peak_ = peaks(laid(problem, chosen), problem.tasks, subjects, problem.cluster, problem.constants)["all"]
+    configs = {component.model: component.config for component in problem.components}
+    peak_ = peaks(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants)["all"]
     assert peak_.bytes == pytest.approx(peak(chosen))
     assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
 
@@ -143,13 +143,22 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
 def laid(problem: Problem, chosen: list[Option]) -> Plan:
     """A plan with one pool, and a group for each part."""
     groups, roles, holdings = [], [], []
-    for part, option in zip(problem.parts, chosen, strict=True):
-        spot = option.spot
-        split = mesh(spot.dp, spot.pp, spot.tp)
-        groups.append(Group(part.name, "all", spot.engine, split, tuple(range(split.size)), (part.model,)))
-        roles += [Role(part.model, operation, part.name) for operation in part.operations]
+    for component, option in zip(problem.components, chosen, strict=True):
+        deployment = option.deployment
+        split = mesh(deployment.dp, deployment.pp, deployment.tp)
+        groups.append(
+            Group(component.name, "all", deployment.engine, split, tuple(range(split.size)), (component.model,))
+        )
+        roles += [Role(component.model, operation, component.name) for operation in component.operations]
         holdings.append(
-            Holding(part.model, part.name, spot.micro_tokens, spot.recompute, option.offload, spot.kv_bytes)
+            Holding(
+                component.model,
+                component.name,
+                deployment.micro_tokens,
+                deployment.recompute,
+                option.offload,
+                deployment.kv_bytes,
+            )
         )
     pool = Pool("all", problem.cluster.islands[0].devices)
     return Plan("p", (pool,), tuple(groups), tuple(roles), (), holdings=tuple(holdings))

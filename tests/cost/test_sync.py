@@ -6,7 +6,7 @@ import pytest
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import GPU
-from rlgraph.cost.spot import Spot, Subject
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import sync
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import mesh
@@ -35,9 +35,9 @@ def shape(name: str) -> Shape:
     return shape_of(config)
 
 
-def spot(engine: str, split: tuple[int, int, int]) -> Spot:
+def deployment(engine: str, split: tuple[int, int, int]) -> Deployment:
     dp, pp, tp = split
-    return Spot(engine, ISLAND, tp, pp, dp)
+    return Deployment(engine, ISLAND, tp, pp, dp)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,12 +45,12 @@ def spot(engine: str, split: tuple[int, int, int]) -> Spot:
 def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
     name: str, source: tuple[int, int, int], target: tuple[int, int, int]
 ) -> None:
-    subject = Subject("actor", shape(name), "causal_lm", "bfloat16")
-    if subject.shape.kv_heads % target[2] or subject.shape.heads % max(source[2], target[2]):
+    model = ModelConfig("actor", shape(name), "causal_lm", "bfloat16")
+    if model.shape.kv_heads % target[2] or model.shape.heads % max(source[2], target[2]):
         pytest.skip("no such split of this model")
     meshes = mesh(*source), mesh(*target)
     held, needed = (
-        [spec_of(engine).layout(subject.shape, split, rank, "causal_lm") for rank in range(split.size)]
+        [spec_of(engine).layout(model.shape, split, rank, "causal_lm") for rank in range(split.size)]
         for engine, split in zip(("megatron", "vllm"), meshes, strict=True)
     )
     ranks = assign(held, needed, meshes[1]).ranks
@@ -64,7 +64,7 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
         bucket=256 << 20,
     )
     most = max(plan.received().values(), default=0)
-    cost = sync(subject, spot("megatron", source), spot("vllm", target), True, GPU)
+    cost = sync(model, deployment("megatron", source), deployment("vllm", target), True, GPU)
     said = cost.communication * ISLAND.device.link * GPU.transfer
     # Norms, biases and embeddings are not split as the layers are.
-    assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(subject.shape))
+    assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(model.shape))

@@ -13,7 +13,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
 from rlgraph.compilation.choosing import memory
 from rlgraph.compilation.target import workload
-from rlgraph.cost.spot import Subject
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
 
@@ -130,8 +130,8 @@ def test_a_dtype_that_is_not_said() -> None:
         found = rlgraph.compile(
             ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS
         )
-        subjects: dict[str, Subject] = found.choice.subjects
-        return {subject.dtype for subject in subjects.values()}
+        configs: dict[str, ModelConfig] = found.choice.configs
+        return {config.dtype for config in configs.values()}
 
     assert dtypes("1x8:a100-80gb") == {"bfloat16"} and dtypes("1x2:cpu(memory=96GiB)") == {"float32"}
     assert dtypes("1x8:a100-80gb", actor='causal_lm(base, dtype="float32")') == {"float32"}

@@ -13,15 +13,15 @@ import pytest
 
 from rlgraph.clusters.cluster import Cluster, Device, Island
 from rlgraph.cost.constants import GPU
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.spot import Subject
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.dsl.schedule import Placement
 from rlgraph.models.shape import Shape
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.partitions import partitions, sizes
-from rlgraph.placement.search.parts import Part
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Search
 
@@ -30,20 +30,20 @@ MOST = 20000
 """Choices of options that brute force looks at for one problem."""
 
 WORK = {
-    "learner": ("draw", "train"),
-    "rival": ("draw", "train"),
+    "learner": ("generate", "train"),
+    "rival": ("generate", "train"),
     "critic": ("train",),
     "judge": ("read",),
-    "guide": ("draw",),
+    "guide": ("generate",),
 }
-"""The parts of each kind of model."""
+"""The components of each kind of model."""
 
 TASKS = {
     "train": (("train",), ("logprobs", "train")),
     "read": (("score",), ("score", "score")),
-    "draw": (("generate",),),
+    "generate": (("generate",),),
 }
-"""What a part does in a step."""
+"""What a component does in a step."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def candidates(self) -> list[Blocks]:
-        return list(partitions(self.problem.parts, self.problem.cluster, self.fixed))
+        return list(partitions(self.problem.components, self.problem.cluster, self.fixed))
 
 
 # Random problems
@@ -82,7 +82,7 @@ def attempted(dice: random.Random) -> Case | None:
         return None
     if dice.random() < 0.3:
         fixed = (("pinned", dice.choice([size for size in (1, 2, 4) if size <= min(i.devices for i in islands)])),)
-    found = [part(dice, name, work, step, fixed) for name in names for work in WORK[name]]
+    found = [component(dice, name, work, step, fixed) for name in names for work in WORK[name]]
     if fixed and not any(each.pin for each in found):
         return None
     engines = dice.choice((("megatron", "vllm"), ("megatron", "vllm"), ("vllm",), ()))
@@ -127,25 +127,29 @@ def tasks(dice: random.Random, names: Sequence[str]) -> list[Task]:
     return found
 
 
-def part(dice: random.Random, name: str, work: str, step: Sequence[Task], fixed: Sequence[tuple[str, int]]) -> Part:
-    # All parts of a model have one shape.
+def component(
+    dice: random.Random, name: str, work: str, step: Sequence[Task], fixed: Sequence[tuple[str, int]]
+) -> Component:
+    # All components of a model have one shape.
     own = random.Random(f"{name} {step!r}")
     heads, layers, hidden = own.choice((1, 1, 2)), own.choice((1, 1, 2)), own.choice((256, 1024))
     shape = Shape("llama", 512, hidden, 2 * hidden, layers, heads, heads, hidden // heads)
     kind = "value_lm" if name == "critic" else "reward_lm" if name == "judge" else "causal_lm"
     numbers = tuple(
-        at for at, task in enumerate(step) if task.model == name and (task.op == "generate") == (work == "draw")
+        at for at, task in enumerate(step) if task.model == name and (task.op == "generate") == (work == "generate")
     )
     pin = Placement((), "pinned", tp=dice.choice((None, 1))) if fixed and dice.random() < 0.6 else None
     operations = tuple(dict.fromkeys(step[at].op for at in numbers))
-    return Part(Subject(name, shape, kind), work, operations, numbers, "train" in WORK[name], pin, "draw" in WORK[name])
+    return Component(
+        ModelConfig(name, shape, kind), work, operations, numbers, "train" in WORK[name], pin, "generate" in WORK[name]
+    )
 
 
 def memory(dice: random.Random, problem: Problem) -> float:
     """Bytes of a device, so that some plans fit and others do not."""
     least = [
         min((option.peak for option in everything(problem, number, 0, problem.cluster.islands[0].devices)), default=0.0)
-        for number in range(len(problem.parts))
+        for number in range(len(problem.components))
     ]
     return 1.06 * dice.choice((max(least), max(least), sum(least))) * dice.uniform(1.0, 1.5)
 
@@ -154,8 +158,8 @@ def memory(dice: random.Random, problem: Problem) -> float:
 
 
 def everything(problem: Problem, number: int, place: int, devices: int) -> list[Option]:
-    """All options of a part on so many devices of an island."""
-    return list(problem.options.all(number, problem.parts[number], problem.cluster.islands[place], devices))
+    """All options of a component on so many devices of an island."""
+    return list(problem.options.all(number, problem.components[number], problem.cluster.islands[place], devices))
 
 
 def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
@@ -171,12 +175,12 @@ def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
 
 
 def plans(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
-    """Every partition and allocation, and all options of each part there."""
+    """Every partition and allocation, and all options of each component there."""
     for blocks in case.candidates:
         for devices in allocations(case, blocks):
-            options: list[list[Option]] = [[] for _ in case.problem.parts]
+            options: list[list[Option]] = [[] for _ in case.problem.components]
             for block, size in zip(blocks, devices, strict=True):
-                for number in block.parts:
+                for number in block.components:
                     options[number] = everything(case.problem, number, block.island, size)
             yield blocks, devices, options
 
@@ -189,12 +193,12 @@ def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequenc
     """What a plan takes or costs; infinite if it does not fit."""
     problem = case.problem
     for block in blocks:
-        if not problem.fits([chosen[number] for number in block.parts], problem.island(block)):
+        if not problem.fits([chosen[number] for number in block.components], problem.island(block)):
             return inf
-    way = problem.way(blocks)
-    syncs = [problem.sync(a, chosen[a], chosen[b], way.home[a] == way.home[b]) for a, b in problem.syncs]
+    colocation = problem.colocation(blocks)
+    syncs = [problem.sync(a, chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs]
     durations = {number: option.seconds for number, option in enumerate(chosen)}
-    return problem.value(problem.step(durations, syncs, way), blocks, devices)
+    return problem.value(problem.step(durations, syncs, colocation), blocks, devices)
 
 
 def brute(case: Case) -> dict[Blocks, float]:
@@ -238,7 +242,7 @@ def tight(case: Case) -> bool:
     old = case.problem
     options = Options(old.tasks, CONSTANTS, old.options.engines)
     cluster = replace(old.cluster, islands=islands)
-    free = Search(Problem(old.tasks, old.parts, cluster, CONSTANTS, options, old.goal), 0.0).run(case.candidates)
+    free = Search(Problem(old.tasks, old.components, cluster, CONSTANTS, options, old.goal), 0.0).run(case.candidates)
     bound = Search(old, 0.0).run(case.candidates)
     return free is not None and (bound is None or bound.value > free.value * (1 + 1e-9))
 

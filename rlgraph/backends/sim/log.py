@@ -31,7 +31,7 @@ class Prediction(Protocol):
         """Of rows from one group to another."""
         ...
 
-    def wake(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Of a model that is off-loaded while its group does not work with it: until it is there, and away again."""
         ...
 

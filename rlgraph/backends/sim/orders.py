@@ -36,7 +36,7 @@ class SimOrders:
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
         self.rows, self.tokens = 0, 0
         """That were sampled or encoded in this step; tokens with their prompts."""
-        self._awake: dict[str, tuple[str, str]] = {}
+        self._onloaded: dict[str, tuple[str, str]] = {}
         """For each pool the model, and its group, that it worked with last."""
         self._sent: dict[tuple[str, str], np.ndarray] = {}
         """For each value and group the numbers of the rows that have come there."""
@@ -128,9 +128,9 @@ class SimOrders:
         predictor, model = self.log.predictor, _model(node, frame)
         spent = {"order": predictor.order(group.name).seconds}
         if model is not None:
-            if self._awake.get(group.pool) != (model, group.name):
-                spent["wake"] = predictor.wake(model, group.name, node.op, batches).seconds
-            self._awake[group.pool] = (model, group.name)
+            if self._onloaded.get(group.pool) != (model, group.name):
+                spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
+            self._onloaded[group.pool] = (model, group.name)
         sent: dict[str, float] = {}
         for name in _needed(node):
             value, kind = frame.values.get(name), frame.types[name]

@@ -1,4 +1,4 @@
-"""How a part can be split over so many devices, what each way takes, and what it needs."""
+"""How a component can be split over so many devices, what each strategy takes, and what it needs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Literal
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
+from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import need, order, rows, wake
-from rlgraph.cost.spot import Spot
+from rlgraph.cost.predict import footprint, onload, order, rows
 from rlgraph.cost.tasks import Task
-from rlgraph.cost.time import Batch, Pace, Update, generate, pace, update
+from rlgraph.cost.time import Batch, LatencyModel, Update, generate, latency, update
 from rlgraph.cost.work import kv_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.families import Kind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING
-from rlgraph.placement.search.parts import Part
+from rlgraph.placement.search.components import Component
 
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
@@ -35,13 +35,13 @@ Split = tuple[str, int, int, int, int]
 
 
 class Option:
-    """One way to do a part's work on some devices."""
+    """A component's work done on some devices."""
 
-    __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "way")
+    __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "strategy")
 
     def __init__(
         self,
-        way: Way,
+        strategy: Strategy,
         copies: int,
         split: Split,
         offload: bool,
@@ -49,9 +49,9 @@ class Option:
         resident: float,
         active: tuple[float, ...],
     ) -> None:
-        self.way, self.copies, self.offload = way, copies, offload
+        self.strategy, self.copies, self.offload = strategy, copies, offload
         self.seconds = seconds
-        """Of each of the part's tasks, as often as it is done in a step."""
+        """Of each of the component's tasks, as often as it is done in a step."""
         self.resident = resident
         """Bytes on each device while the pool does other work."""
         self.active = active
@@ -62,32 +62,32 @@ class Option:
         self.key = (resident, *active, *seconds)
 
     @property
-    def spot(self) -> Spot:
-        return replace(self.way.spot, dp=self.copies)
+    def deployment(self) -> Deployment:
+        return replace(self.strategy.deployment, dp=self.copies)
 
     @property
     def devices(self) -> int:
         """That it uses."""
-        return self.way.spot.tp * self.way.spot.pp * self.copies
+        return self.strategy.deployment.tp * self.strategy.deployment.pp * self.copies
 
 
-class Way:
+class Strategy:
     """A split and its settings, for any number of copies."""
 
-    __slots__ = ("active", "fixed", "known", "paces", "shared", "spot", "update")
+    __slots__ = ("active", "fixed", "known", "latencies", "shared", "deployment", "update")
 
     def __init__(
         self,
-        spot: Spot,
-        paces: Sequence[Pace | None],
+        deployment: Deployment,
+        latencies: Sequence[LatencyModel | None],
         update: Update | None,
         fixed: float,
         shared: float,
         active: Sequence[float],
     ) -> None:
-        self.spot, self.update = spot, update
-        self.paces = tuple(paces)
-        """Of each of the part's tasks; None: it samples."""
+        self.deployment, self.update = deployment, update
+        self.latencies = tuple(latencies)
+        """Of each of the component's tasks; None: it samples."""
         self.fixed, self.shared = fixed, shared
         """Bytes that stay, and more of them that copies share out."""
         self.active = tuple(active)
@@ -96,7 +96,7 @@ class Way:
 
 
 class Options:
-    """The options of all parts, worked out once for each number of devices."""
+    """The options of all components, worked out once for each number of devices."""
 
     def __init__(
         self, tasks: Sequence[Task], constants: Constants, engines: Sequence[str], *, offload: bool = True
@@ -104,140 +104,148 @@ class Options:
         """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
         while they are not at work."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
-        self._ways: dict[tuple[int, int], list[Way]] = {}
+        self._strategies: dict[tuple[int, int], list[Strategy]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
         self._fronts: dict[tuple[int, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
 
-    def of(self, number: int, part: Part, island: Island, devices: int) -> tuple[Option, ...]:
-        """The options of a part on at most so many devices of an island, none of which another one beats in everything,
-        fastest first. More devices have all the options of fewer."""
+    def of(self, number: int, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
+        """The options of a component on at most so many devices of an island, none of which another one beats in
+        everything, fastest first. More devices have all the options of fewer."""
         key = (number, id(island), devices)
         if key not in self._found:
-            found = list(self.all(number, part, island, devices))
+            found = list(self.all(number, component, island, devices))
             # Neighbouring numbers of devices often have the same options.
             front = (number, *map(id, found))
             if front not in self._fronts:
                 fit = usable(island, self.constants)
-                self._fronts[front] = tuple(_undominated([option for option in found if option.peak <= fit], part))
+                self._fronts[front] = tuple(_undominated([option for option in found if option.peak <= fit], component))
             self._found[key] = self._fronts[front]
         return self._found[key]
 
-    def all(self, number: int, part: Part, island: Island, devices: int) -> Iterator[Option]:
+    def all(self, number: int, component: Component, island: Island, devices: int) -> Iterator[Option]:
         """All options, also those that do not fit beside others."""
-        if (number, id(island)) not in self._ways:
-            self._ways[number, id(island)] = list(self.ways(part, island))
-        units = sorted({batch.rows / batch.samples for batch in self.batches(part)}) or [1.0]
-        for way in self._ways[number, id(island)]:
+        if (number, id(island)) not in self._strategies:
+            self._strategies[number, id(island)] = list(self.strategies(component, island))
+        units = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
+        for strategy in self._strategies[number, id(island)]:
             before: tuple[float, ...] = ()
-            for copies in _copies(part, units, devices // (way.spot.tp * way.spot.pp)):
-                key = (id(way), copies)
+            for copies in _copies(component, units, devices // (strategy.deployment.tp * strategy.deployment.pp)):
+                key = (id(strategy), copies)
                 if key not in self._made:
-                    self._made[key] = tuple(self.options(part, way, copies))
+                    self._made[key] = tuple(self.options(component, strategy, copies))
                 yield from self._made[key]
                 seconds = self._made[key][0].seconds
                 # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
-                if before and not any(map(lt, seconds, before)) and not _alike(part, way.spot):
+                if before and not any(map(lt, seconds, before)) and not _alike(component, strategy.deployment):
                     break
                 before = seconds
 
     # What does not depend on the number of devices
 
-    def ways(self, part: Part, island: Island) -> Iterator[Way]:
+    def strategies(self, component: Component, island: Island) -> Iterator[Strategy]:
         """Every engine, every legal tp and pp, every setting."""
         fit = usable(island, self.constants)
-        for spot in self.splits(part, island):
-            for full in self.knobs(part, spot):
-                way = self.way(part, full)
-                if way.fixed + max(way.active, default=0.0) <= fit:
-                    yield way
+        for deployment in self.splits(component, island):
+            for full in self.knobs(component, deployment):
+                strategy = self.strategy(component, full)
+                if strategy.fixed + max(strategy.active, default=0.0) <= fit:
+                    yield strategy
 
-    def splits(self, part: Part, island: Island) -> Iterator[Spot]:
-        pin = part.pin
-        for engine in [pin.engine] if pin and pin.engine else self.able(part):
-            for tp, pp in legal(part.subject.shape, engine, part.subject.kind, island.per_node):
+    def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
+        pin = component.pin
+        for engine in [pin.engine] if pin and pin.engine else self.able(component):
+            for tp, pp in legal(component.config.shape, engine, component.config.kind, island.per_node):
                 wanted = pin is None or (pin.tp in (None, tp) and pin.pp in (None, pp))
                 if wanted and tp * pp <= island.devices:
-                    yield Spot(engine, island, tp, pp)
+                    yield Deployment(engine, island, tp, pp)
 
-    def able(self, part: Part) -> list[str]:
-        """The engine that is for a part's work; transformers where it cannot hold the model."""
-        special = "vllm" if part.work == "draw" else "megatron"
-        if special in self.engines and legal(part.subject.shape, special, part.subject.kind, 1):
+    def able(self, component: Component) -> list[str]:
+        """The engine that is for a component's work; transformers where it cannot hold the model."""
+        special = "vllm" if component.work == "generate" else "megatron"
+        if special in self.engines and legal(component.config.shape, special, component.config.kind, 1):
             return [special]
         return ["transformers"]
 
-    def knobs(self, part: Part, spot: Spot) -> Iterator[Spot]:
+    def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
         """Sizes of micro-batches and caches, recomputation."""
-        batches = self.batches(part)
+        batches = self.batches(component)
         width = int(max((batch.row.longest for batch in batches), default=1.0)) + 1
-        if part.work == "draw" and spot.engine == "vllm":
-            row = kv_bytes(part.subject.shape, part.subject.item) / min(spot.tp, part.subject.shape.kv_heads) * width
+        if component.work == "generate" and deployment.engine == "vllm":
+            row = (
+                kv_bytes(component.config.shape, component.config.item)
+                / min(deployment.tp, component.config.shape.kv_heads)
+                * width
+            )
             for rows in SLOTS_AT_ONCE:
-                yield replace(spot, kv_bytes=int(row * rows))
-        elif spot.engine == "megatron":
+                yield replace(deployment, kv_bytes=int(row * rows))
+        elif deployment.engine == "megatron":
             for rows in MICROS:
-                yield replace(spot, micro_tokens=rows * width)
-                if part.work == "train":
-                    yield replace(spot, micro_tokens=rows * width, recompute=True)
+                yield replace(deployment, micro_tokens=rows * width)
+                if component.work == "train":
+                    yield replace(deployment, micro_tokens=rows * width, recompute=True)
         else:
-            yield spot
+            yield deployment
 
-    def way(self, part: Part, spot: Spot) -> Way:
-        paces, needs = [], []
-        for op, batches in part.batches(self.tasks):
+    def strategy(self, component: Component, deployment: Deployment) -> Strategy:
+        latencies, footprints = [], []
+        for op, batches in component.batches(self.tasks):
             kind: Literal["forward", "train"] = "train" if op == "train" else "forward"
-            paces.append(None if op in DRAWING else pace(kind, part.subject, spot, self.constants, batches))
-            needs.append(need(op, part.subject, spot, batches))
-        changes = update(part.subject, spot, self.constants) if part.work == "train" else None
-        fixed = max((each.resident.total for each in needs), default=0.0)
-        shared = max((each.shared.total for each in needs), default=0.0)
-        return Way(spot, paces, changes, fixed, shared, [each.active.total for each in needs])
+            latencies.append(
+                None if op in DRAWING else latency(kind, component.config, deployment, self.constants, batches)
+            )
+            footprints.append(footprint(op, component.config, deployment, batches))
+        changes = update(component.config, deployment, self.constants) if component.work == "train" else None
+        fixed = max((each.resident.total for each in footprints), default=0.0)
+        shared = max((each.shared.total for each in footprints), default=0.0)
+        return Strategy(deployment, latencies, changes, fixed, shared, [each.active.total for each in footprints])
 
-    def batches(self, part: Part) -> list[Batch]:
-        return [batch for _, each in part.batches(self.tasks) for batch in each]
+    def batches(self, component: Component) -> list[Batch]:
+        return [batch for _, each in component.batches(self.tasks) for batch in each]
 
     # What does
 
-    def options(self, part: Part, way: Way, copies: int) -> Iterator[Option]:
+    def options(self, component: Component, strategy: Strategy, copies: int) -> Iterator[Option]:
         """With the model staying there, and with the model in the host's memory in between."""
-        spot, constants = way.spot, self.constants
-        resident = way.fixed + way.shared / copies
-        synced = part.work == "draw" and part.trained
+        deployment, constants = strategy.deployment, self.constants
+        resident = strategy.fixed + strategy.shared / copies
+        synced = component.work == "generate" and component.trained
         # What is called a CPU's device memory is its host's.
-        away = self.offload and spot.island.device.name != "cpu"
-        moved = wake(part.kind, resident - spot.kv_bytes, spot, synced).seconds if away else 0.0
-        extra = order(spot.tp * spot.pp * copies, constants).seconds
+        away = self.offload and deployment.island.device.name != "cpu"
+        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
+        extra = order(deployment.tp * deployment.pp * copies, constants).seconds
         seconds, again = [], []
-        for place, number in enumerate(part.tasks):
+        for place, number in enumerate(component.tasks):
             task = self.tasks[number]
             once = (
                 extra
-                + rows(task.tokens, copies, spot.island, constants).seconds
-                + self.working(part, way, place, copies)
+                + rows(task.tokens, copies, deployment.island, constants).seconds
+                + self.working(component, strategy, place, copies)
             )
-            if task.op == "train" and way.update:
-                once += way.update.cost(copies).seconds
+            if task.op == "train" and strategy.update:
+                once += strategy.update.cost(copies).seconds
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)
-        split = (spot.engine, id(spot.island), spot.tp, spot.pp, copies)
+        split = (deployment.engine, id(deployment.island), deployment.tp, deployment.pp, copies)
         split = self._splits.setdefault(split, split)
-        yield Option(way, copies, split, False, tuple(seconds), resident, way.active)
+        yield Option(strategy, copies, split, False, tuple(seconds), resident, strategy.active)
         if away:
-            yield Option(way, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in way.active))
+            yield Option(
+                strategy, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in strategy.active)
+            )
 
-    def working(self, part: Part, way: Way, place: int, copies: int) -> float:
-        """Seconds of one of a part's tasks, without what follows a step."""
-        batches, found = self.tasks[part.tasks[place]].batches, way.paces[place]
-        mine = sum(batch.share(copies * way.spot.threads) for batch in batches)
+    def working(self, component: Component, strategy: Strategy, place: int, copies: int) -> float:
+        """Seconds of one of a component's tasks, without what follows a step."""
+        batches, found = self.tasks[component.tasks[place]].batches, strategy.latencies[place]
+        mine = sum(batch.share(copies * strategy.deployment.threads) for batch in batches)
         if found is not None:
             return found.seconds(mine)
         key = (place, mine)
-        if key not in way.known:
-            spot = replace(way.spot, dp=copies)
-            way.known[key] = generate(part.subject, spot, self.constants, batches[0]).seconds
-        return way.known[key]
+        if key not in strategy.known:
+            deployment = replace(strategy.deployment, dp=copies)
+            strategy.known[key] = generate(component.config, deployment, self.constants, batches[0]).seconds
+        return strategy.known[key]
 
 
 @cache
@@ -252,12 +260,12 @@ def legal(shape: Shape, engine: str, kind: Kind, per_node: int) -> tuple[tuple[i
     return tuple((tp, pp) for tp in tensor for pp in stages if not problems(shape, engine, mesh(1, pp, tp), kind))
 
 
-def _copies(part: Part, units: Sequence[float], most: int) -> Iterator[int]:
-    """How many data-parallel copies a part can have, most first: what is pinned, or the fewest for each number of rows
-    that the fullest copy can have. More copies would wait, and have to be told."""
-    if part.pin and part.pin.dp:
-        if part.pin.dp <= most:
-            yield part.pin.dp
+def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:
+    """How many data-parallel copies a component can have, most first: what is pinned, or the fewest for each number of
+    rows that the fullest copy can have. More copies would wait, and have to be told."""
+    if component.pin and component.pin.dp:
+        if component.pin.dp <= most:
+            yield component.pin.dp
         return
     while most > 0:
         most = max(math.ceil(count / math.ceil(count / most)) for count in units)
@@ -265,13 +273,13 @@ def _copies(part: Part, units: Sequence[float], most: int) -> Iterator[int]:
         most -= 1
 
 
-def _undominated(found: Sequence[Option], part: Part) -> list[Option]:
+def _undominated(found: Sequence[Option], component: Component) -> list[Option]:
     """Those that no other one beats in every task's time and memory, and, if the model's weights are brought from here
     or to here, in how fast they come."""
     kept: list[Option] = []
     keys: dict[object, list[tuple[float, ...]]] = {}
     for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
-        group, more = _brought(option, part)
+        group, more = _brought(option, component)
         others = keys.setdefault(group, [])
         key = (*option.key, *more)
         if not any(all(map(le, other, key)) for other in others):
@@ -280,23 +288,23 @@ def _undominated(found: Sequence[Option], part: Part) -> list[Option]:
     return kept
 
 
-def _brought(option: Option, part: Part) -> tuple[object, tuple[float, ...]]:
-    """What decides how fast weights come from a part, or to it (`cost.time.sync`): of options of the same group, they
-    come at least as fast with the one that is the lesser in each number."""
-    if not (part.trained and part.draws):
+def _brought(option: Option, component: Component) -> tuple[object, tuple[float, ...]]:
+    """What decides how fast weights come from a component, or to it (`cost.time.sync`): of options of the same group,
+    they come at least as fast with the one that is the lesser in each number."""
+    if not (component.trained and component.generates):
         return None, ()
-    spot = option.way.spot
-    reach, per_node = spot.tp * spot.pp, spot.island.per_node
-    if _alike(part, spot) or per_node & (per_node - 1):
+    deployment = option.strategy.deployment
+    reach, per_node = deployment.tp * deployment.pp, deployment.island.per_node
+    if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.
         return option.split, ()
     width = -min(option.devices, per_node)
-    if part.work == "draw":
-        return spot.tp, (width,)
-    return spot.tp, (width, spot.pp, reach > per_node or per_node % reach != 0)
+    if component.work == "generate":
+        return deployment.tp, (width,)
+    return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 
-def _alike(part: Part, spot: Spot) -> bool:
+def _alike(component: Component, deployment: Deployment) -> bool:
     """Whether one engine trains and generates: with the same split in both, weights do not travel at all."""
-    return part.trained and part.draws and spot.engine == "transformers"
+    return component.trained and component.generates and deployment.engine == "transformers"

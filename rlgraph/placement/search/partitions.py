@@ -1,4 +1,4 @@
-"""Which parts can share a pool, and how large pools can be."""
+"""Which components can share a pool, and how large pools can be."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from itertools import product
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.tasks import Task
-from rlgraph.placement.search.parts import Part
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.problem import Block, Blocks
 
 
-def partitions(parts: Sequence[Part], cluster: Cluster, fixed: Sequence[tuple[str, int]]) -> Iterator[Blocks]:
-    """Every set partition of the parts, its pools on every choice of islands. Pools of the schedule are there in all of
-    them, and hold what is pinned to them."""
+def partitions(components: Sequence[Component], cluster: Cluster, fixed: Sequence[tuple[str, int]]) -> Iterator[Blocks]:
+    """Every set partition of the components, its pools on every choice of islands. Pools of the schedule are there in
+    all of them, and hold what is pinned to them."""
     names = [name for name, _ in fixed]
     held: list[list[int]] = [[] for _ in fixed]
     free = []
-    for number, part in enumerate(parts):
-        if part.pin:
-            held[names.index(part.pin.pool)].append(number)
+    for number, component in enumerate(components):
+        if component.pin:
+            held[names.index(component.pin.pool)].append(number)
         else:
             free.append(number)
     taken = sum(devices for _, devices in fixed)
@@ -35,35 +35,35 @@ def partitions(parts: Sequence[Part], cluster: Cluster, fixed: Sequence[tuple[st
                 yield blocks
 
 
-def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], parts: Sequence[Part]) -> Iterator[Blocks]:
-    """One of each kind of partition: parts with the same work at the same place in the step can be exchanged."""
-    kinds = [repr(_kind(part, tasks)) for part in parts]
+def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], components: Sequence[Component]) -> Iterator[Blocks]:
+    """One of each kind of partition: components with the same work at the same place in the step can be exchanged."""
+    kinds = [repr(_kind(component, tasks)) for component in components]
     seen = set()
     for blocks in candidates:
-        held = [sorted(kinds[number] for number in block.parts) for block in blocks]
+        held = [sorted(kinds[number] for number in block.components) for block in blocks]
         shape = tuple(sorted((block.island, block.name, *own) for block, own in zip(blocks, held, strict=True)))
         if shape not in seen:
             seen.add(shape)
             yield blocks
 
 
-def _kind(part: Part, tasks: Sequence[Task]) -> object:
-    """What is the same of parts that can be exchanged. A part that is tied to another one, or pinned, is like no
-    other."""
-    if part.pin or part.trained and part.draws:
-        return part.name
-    own = set(part.tasks)
+def _kind(component: Component, tasks: Sequence[Task]) -> object:
+    """What is the same of components that can be exchanged. A component that is tied to another one, or pinned, is like
+    no other."""
+    if component.pin or component.trained and component.generates:
+        return component.name
+    own = set(component.tasks)
     done = []
-    for number in part.tasks:
+    for number in component.tasks:
         task = tasks[number]
         later = tuple(other for other, each in enumerate(tasks) if number in each.after and other not in own)
         before = tuple(other for other in task.after if other not in own)
         done.append((task.op, task.batches, task.times, before, later))
-    return (part.subject.shape, part.subject.kind, part.subject.dtype, part.work, tuple(done))
+    return (component.config.shape, component.config.kind, component.config.dtype, component.work, tuple(done))
 
 
 def _spread(free: Sequence[int], pools: list[list[int]], fixed: int, more: bool) -> Iterator[list[list[int]]]:
-    """The free parts dealt to the pools that are there, and to new ones: each partition once."""
+    """The free components dealt to the pools that are there, and to new ones: each partition once."""
     if not free:
         yield [list(own) for own in pools]
         return
@@ -82,5 +82,5 @@ def _room(blocks: Blocks, number: int, island: Island) -> bool:
 
 def sizes(island: Island) -> tuple[int, ...]:
     """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one."""
-    parts = [2**power for power in range(12) if 2**power < island.per_node and island.per_node % 2**power == 0]
-    return (*parts, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))
+    fractions = [2**power for power in range(12) if 2**power < island.per_node and island.per_node % 2**power == 0]
+    return (*fractions, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))

@@ -1,4 +1,4 @@
-"""What is minimized: the time of a step, or its price, for parts in pools with an option each."""
+"""What is minimized: the time of a step, or its price, for components in pools with an option each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.ops.nodes import DRAWING
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
-from rlgraph.placement.search.parts import Part
 
 Goal = Literal["time", "cost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Parts that share a pool."""
+    """Components that share a pool."""
 
-    parts: tuple[int, ...]
+    components: tuple[int, ...]
     island: int
     name: str = ""
     """Of a pool that the schedule declares."""
@@ -37,59 +37,59 @@ Blocks = tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Colocation:
     """What a partition says of the jobs."""
 
     home: Mapping[int, int]
-    """For each part its block."""
+    """For each component its block."""
     pools: Pools
     """For each job."""
     chained: Chains
 
 
 class Problem:
-    """The step's work, its parts, and the cluster."""
+    """The step's work, its components, and the cluster."""
 
     def __init__(
         self,
         tasks: Sequence[Task],
-        parts: Sequence[Part],
+        components: Sequence[Component],
         cluster: Cluster,
         constants: Constants,
         options: Options,
         goal: Goal,
     ) -> None:
-        self.tasks, self.parts, self.cluster, self.constants = tasks, parts, cluster, constants
+        self.tasks, self.components, self.cluster, self.constants = tasks, components, cluster, constants
         self.options, self.goal = options, goal
-        self._ways: dict[Blocks, Way] = {}
+        self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
-        own = {(part.model, part.work == "draw"): number for number, part in enumerate(parts)}
-        self.part_of = [own[task.model, task.op in DRAWING] if task.model else None for task in tasks]
-        """For each task its part; None: the host does it."""
+        own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
+        self.component_of = [own[task.model, task.op in DRAWING] if task.model else None for task in tasks]
+        """For each task its component; None: the host does it."""
         self.syncs = [
-            (own[part.model, False], number)
-            for number, part in enumerate(parts)
-            if part.work == "draw" and part.trained and part.tasks
+            (own[component.model, False], number)
+            for number, component in enumerate(components)
+            if component.work == "generate" and component.trained and component.tasks
         ]
-        """Parts whose new weights other ones need at the start of a step."""
+        """Components whose new weights other ones need at the start of a step."""
         self.leading = {
-            number for _, number in self.syncs if not any(self._waits(task) for task in parts[number].tasks)
+            number for _, number in self.syncs if not any(self._waits(task) for task in components[number].tasks)
         }
-        """Of these, the parts that need nothing else of a model."""
+        """Of these, the components that need nothing else of a model."""
 
     def _waits(self, number: int) -> bool:
-        """Whether a task needs what another part made."""
+        """Whether a task needs what another component made."""
         return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].after)
 
     @cached_property
     def order(self) -> Order:
         """Of the tasks, each transfer of weights before them as a task of its own."""
         count = len(self.syncs)
-        drawn = {number: at for at, (_, number) in enumerate(self.syncs)}
+        brought = {number: at for at, (_, number) in enumerate(self.syncs)}
         after: list[tuple[int, ...]] = [() for _ in self.syncs]
-        for task, part in zip(self.tasks, self.part_of, strict=True):
+        for task, component in zip(self.tasks, self.component_of, strict=True):
             waits = tuple(number + count for number in task.after)
-            after.append((drawn[part], *waits) if part in drawn else waits)
+            after.append((brought[component], *waits) if component in brought else waits)
         return Order.of(after)
 
     @cached_property
@@ -103,30 +103,30 @@ class Problem:
             for task in self.tasks
         ]
 
-    def way(self, blocks: Blocks) -> Way:
+    def colocation(self, blocks: Blocks) -> Colocation:
         """How jobs run on some pools; the host is the last one."""
-        if blocks not in self._ways:
-            home = {part: number for number, block in enumerate(blocks) for part in block.parts}
+        if blocks not in self._colocations:
+            home = {component: number for number, block in enumerate(blocks) for component in block.components}
             pools = [tuple(sorted({home[source], home[target]})) for source, target in self.syncs]
-            pools += [(len(blocks) if part is None else home[part],) for part in self.part_of]
-            self._ways[blocks] = Way(home, pools, chains(self.order, pools, len(blocks) + 1))
-        return self._ways[blocks]
+            pools += [(len(blocks) if component is None else home[component],) for component in self.component_of]
+            self._colocations[blocks] = Colocation(home, pools, chains(self.order, pools, len(blocks) + 1))
+        return self._colocations[blocks]
 
     def seconds(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float]) -> list[float]:
-        """Of each job, from those of each part's tasks."""
+        """Of each job, from those of each component's tasks."""
         found = [*syncs, *self.host]
         for number, own in durations.items():
-            for task, length in zip(self.parts[number].tasks, own, strict=True):
+            for task, length in zip(self.components[number].tasks, own, strict=True):
                 found[len(syncs) + task] = length
         return found
 
-    def sync(self, part: int, source: Option, target: Option, together: bool) -> float:
-        """Seconds that the new weights of a part take to where its model generates."""
-        key = (part, id(source.split), id(target.split), together)
+    def sync(self, component: int, source: Option, target: Option, together: bool) -> float:
+        """Seconds that the new weights of a component take to where its model generates."""
+        key = (component, id(source.split), id(target.split), together)
         if key not in self._syncs:
-            subject = self.parts[part].subject
+            config = self.components[component].config
             same = together and source.split == target.split
-            cost = Cost() if same else time.sync(subject, source.spot, target.spot, together, self.constants)
+            cost = Cost() if same else time.sync(config, source.deployment, target.deployment, together, self.constants)
             self._syncs[key] = cost.seconds
         return self._syncs[key]
 
@@ -144,13 +144,13 @@ class Problem:
         """What is minimized."""
         return seconds if self.goal == "time" else seconds * self.price(blocks, devices)
 
-    def least(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], way: Way) -> float:
+    def least(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
         """Seconds that no order of the jobs can beat."""
-        return bound(self.order, self.seconds(durations, syncs), way.chained)
+        return bound(self.order, self.seconds(durations, syncs), colocation.chained)
 
-    def step(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], way: Way) -> float:
+    def step(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
         """Seconds of a step."""
-        return makespan(self.order, self.seconds(durations, syncs), way.pools)
+        return makespan(self.order, self.seconds(durations, syncs), colocation.pools)
 
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""

@@ -10,8 +10,8 @@ from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
-from rlgraph.placement.search.parts import Part
 from rlgraph.placement.search.problem import Problem
 
 MOST_NODES = 4096
@@ -20,9 +20,9 @@ MOST_NODES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Smallest:
-    """The option of a part that needs the least memory on a device."""
+    """The option of a component that needs the least memory on a device."""
 
-    part: Part
+    component: Component
     island: Island
     option: Option
 
@@ -32,51 +32,52 @@ class _Smallest:
 
 
 def refuse(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool]) -> list[Diagnostic]:
-    """Of each part that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
+    """Of each component that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
     cluster."""
     hint = _way_out(problem.cluster, fits)
     found = []
-    for number, part in enumerate(problem.parts):
-        least = _smallest(problem, number, part)
+    for number, component in enumerate(problem.components):
+        least = _smallest(problem, number, component)
         if least is None:
-            found.append(_impossible(part, problem.cluster))
+            found.append(_impossible(component, problem.cluster))
         elif least.option.peak > usable(least.island, problem.constants):
             found.append(_too_large(least, problem, hint))
     return found or [_together(problem, schedule, hint)]
 
 
-def _smallest(problem: Problem, number: int, part: Part) -> _Smallest | None:
+def _smallest(problem: Problem, number: int, component: Component) -> _Smallest | None:
     """With all devices of the island that suits it best."""
     old = problem.options
     loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
     found = [
-        _Smallest(part, island, option)
+        _Smallest(component, island, option)
         for island in problem.cluster.islands
-        for option in loose.all(number, part, island, island.devices)
+        for option in loose.all(number, component, island, island.devices)
     ]
     return min(found, key=lambda each: each.option.peak - each.island.device.memory, default=None)
 
 
 def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
-    part, option = least.part, least.option
+    component, option = least.component, least.option
     at = max(range(len(option.active)), key=option.active.__getitem__, default=None)
-    moment = f"during `{problem.tasks[part.tasks[at]].name}`" if at is not None and part.tasks else "in every step"
+    moment = (
+        f"during `{problem.tasks[component.tasks[at]].name}`" if at is not None and component.tasks else "in every step"
+    )
     room = usable(least.island, problem.constants)
     message = (
-        f"`{part.name}` needs {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, split as far "
-        "as it can "
-        f"be on {least.island.devices} of them, and {show(max(0.0, room), 'bytes')} can be used"
+        f"`{component.name}` needs {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, "
+        f"split as far as it can be on {least.island.devices} of them, and {show(max(0.0, room), 'bytes')} can be used"
     )
-    return Diagnostic("E0930", message, part.pin.span if part.pin else NO_SPAN, hint)
+    return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)
 
 
-def _impossible(part: Part, cluster: Cluster) -> Diagnostic:
-    message = f"no split of `{part.name}` is possible on {cluster.text}"
-    if part.pin:
+def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
+    message = f"no split of `{component.name}` is possible on {cluster.text}"
+    if component.pin:
         return Diagnostic(
             "E0931",
             f"{message} as the schedule wants it",
-            part.pin.span,
+            component.pin.span,
             "leave out `tp`, `pp` or `dp`, or give the pool more devices",
         )
     return Diagnostic(
@@ -85,7 +86,7 @@ def _impossible(part: Part, cluster: Cluster) -> Diagnostic:
 
 
 def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
-    names = ", ".join(f"`{part.name}`" for part in problem.parts)
+    names = ", ".join(f"`{component.name}`" for component in problem.components)
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
         message = (

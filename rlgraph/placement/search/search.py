@@ -1,11 +1,11 @@
 """Branch and bound over pools, devices and splits.
 
-    1. For each partition of the parts, the devices of its pools are a box: a range of sizes for each. A box is bounded
-    by the
-       time that a step takes when every task is as fast as on the most devices of the range.
+    1. For each partition of the components, the devices of its pools are a box: a range of sizes for each. A box is
+       bounded by the time that a step takes when every task is as fast as on the most devices of the range.
     2. The box with the least bound is halved, until it is one allocation. Boxes that cannot beat the best plan are
-    dropped.
-    3. For an allocation, each part's options are tried, fastest first, as far as the pools' memory and the bound allow.
+       dropped.
+    3. For an allocation, each component's options are tried, fastest first, as far as the pools' memory and the bound
+       allow.
 
 The bound of what was dropped or left is what no plan can beat: it proves how good the best one is.
 """
@@ -44,7 +44,7 @@ class Found:
     devices: tuple[int, ...]
     """Of each block."""
     options: tuple[Option, ...]
-    """For each part."""
+    """For each component."""
     seconds: float
     value: float
     """Seconds, or dollars, of a step."""
@@ -72,7 +72,7 @@ class Search:
         self.sizes = [sizes(island) for island in problem.cluster.islands]
         self.best: Found | None = None
         self.looked = 0
-        self._settled: set[tuple[Blocks, tuple[int, ...]]] = set()
+        self._fathomed: set[tuple[Blocks, tuple[int, ...]]] = set()
         self._fit: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[Option]] | None] = {}
         self.lowest = math.inf
         """The least bound of what was dropped."""
@@ -90,7 +90,7 @@ class Search:
         heapify(heap)
         count = len(heap)
         for _, _, blocks, box in sorted(heap)[:FIRST]:
-            self.settle(blocks, self.middle(blocks, box))
+            self.fathom(blocks, self.middle(blocks, box))
         popped = 0
         while heap:
             least, _, blocks, box = heappop(heap)
@@ -98,12 +98,12 @@ class Search:
             if least >= self.enough() or self.best is not None and self.looked > MOST_LOOKS:
                 self.lowest = min(self.lowest, least)
                 break
-            if self.settle(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
+            if self.fathom(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
                 continue
             if popped % EVERY == 0:
-                self.settle(blocks, self.middle(blocks, box))
-            for part in self.halves(blocks, box):
-                near = self.narrow(blocks, part)
+                self.fathom(blocks, self.middle(blocks, box))
+            for half in self.halves(blocks, box):
+                near = self.narrow(blocks, half)
                 if near is None:
                     continue
                 value = max(least, self.bound(blocks, near))
@@ -198,8 +198,8 @@ class Search:
         return self.relaxed(blocks, low, candidates)
 
     def options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
-        """Of each part of a pool those that fit beside the least of the others; None if a part has none."""
-        key = (block.parts, block.island, devices)
+        """Of each component of a pool those that fit beside the least of the others; None if a component has none."""
+        key = (block.components, block.island, devices)
         if key not in self._fit:
             self._fit[key] = self._options(block, devices)
         return self._fit[key]
@@ -207,8 +207,8 @@ class Search:
     def _options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
         island = self.problem.island(block)
         found = {
-            number: self.problem.options.of(number, self.problem.parts[number], island, devices)
-            for number in block.parts
+            number: self.problem.options.of(number, self.problem.components[number], island, devices)
+            for number in block.components
         }
         if not all(found.values()):
             return None
@@ -221,11 +221,11 @@ class Search:
 
     def relaxed(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
         """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two
-        parts together: how the one that trains is split decides how fast they come."""
+        components together: how the one that trains is split decides how fast they come."""
         if not self.problem.syncs:
             return self.tied(blocks, devices, candidates)
         source, target = self.problem.syncs[0]
-        home = self.problem.way(blocks).home
+        home = self.problem.colocation(blocks).home
         splits: dict[object, list[Option]] = {}
         for option in candidates[source]:
             splits.setdefault(option.split, []).append(option)
@@ -239,7 +239,7 @@ class Search:
     def unlike(
         self, source: int, splits: Sequence[list[Option]], targets: Sequence[Option], together: bool
     ) -> list[list[Option]]:
-        """Of some splits those that no other one beats in what the part itself takes, and in when its weights are
+        """Of some splits those that no other one beats in what the component itself takes, and in when its weights are
         there."""
         known: list[tuple[float, ...]] = []
         found = []
@@ -257,10 +257,10 @@ class Search:
             number: own[0].seconds if len(own) == 1 else _least([option.seconds for option in own])
             for number, own in candidates.items()
         }
-        way = self.problem.way(blocks)
+        colocation = self.problem.colocation(blocks)
         syncs = []
         for source, target in self.problem.syncs:
-            together = way.home[source] == way.home[target]
+            together = colocation.home[source] == colocation.home[target]
             sources = _distinct(candidates[source])
             each = [min(self.problem.sync(source, a, b, together) for a in sources) for b in candidates[target]]
             syncs.append(min(each))
@@ -272,18 +272,18 @@ class Search:
                 at = max(range(len(least)), key=lambda place: whole[place] - least[place])
                 least[at] = whole[at]
                 durations[target] = least
-        return self.problem.value(self.problem.least(durations, syncs, way), blocks, devices)
+        return self.problem.value(self.problem.least(durations, syncs, colocation), blocks, devices)
 
     # Options
 
-    def settle(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def fathom(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is
-        known. Whether that is settled: not where some could be better with more devices than the least."""
+        known. Whether they are fathomed: not where some could be better with more devices than the least."""
         high = high or low
         if low == high:
-            if (blocks, low) in self._settled:
+            if (blocks, low) in self._fathomed:
                 return True
-            self._settled.add((blocks, low))
+            self._fathomed.add((blocks, low))
         self.looked += 1
         options: dict[int, Sequence[Option]] = {}
         for block, most in zip(blocks, high, strict=True):
@@ -291,27 +291,27 @@ class Search:
             if found is None:
                 return True
             options |= found
-        return _Settling(self, blocks, low, options).run()
+        return _Fathoming(self, blocks, low, options).run()
 
 
-class _Settling:
-    """A depth-first search over the options of the parts of one allocation."""
+class _Fathoming:
+    """A depth-first search over the options of the components of one allocation."""
 
     def __init__(
         self, search: Search, blocks: Blocks, devices: tuple[int, ...], options: Mapping[int, Sequence[Option]]
     ) -> None:
         self.search, self.problem = search, search.problem
         self.blocks, self.devices, self.options = blocks, devices, options
-        self.way = self.problem.way(blocks)
+        self.colocation = self.problem.colocation(blocks)
         self.rooms = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
         self.sequence = sorted(options, key=lambda number: -sum(options[number][0].seconds))
         self.least = {number: min(option.resident for option in own) for number, own in options.items()}
         self.left = MOST_TRIES
-        self.settled = True
+        self.fathomed = True
 
     def run(self) -> bool:
         self.choose({}, 0)
-        return self.settled
+        return self.fathomed
 
     def choose(self, chosen: dict[int, Option], depth: int) -> None:
         self.left -= 1
@@ -326,10 +326,10 @@ class _Settling:
             return
         if depth == len(self.sequence):
             # With more devices than the least there are, it may be as fast as it seems, or not.
-            if all(option.devices <= self.devices[self.way.home[number]] for number, option in chosen.items()):
+            if all(option.devices <= self.devices[self.colocation.home[number]] for number, option in chosen.items()):
                 self.keep(chosen)
             else:
-                self.settled = False
+                self.fathomed = False
             return
         number = self.sequence[depth]
         for option in candidates[number]:
@@ -339,14 +339,14 @@ class _Settling:
             if value >= self.search.enough():
                 self.search.lowest = min(self.search.lowest, value)
                 return
-            if not self.settled:
+            if not self.fathomed:
                 return
 
     def fitting(self, number: int, chosen: Mapping[int, Option]) -> list[Option]:
-        """The options of a part that fit into its pool beside what is chosen, and the least of what is not."""
-        block = self.way.home[number]
+        """The options of a component that fit into its pool beside what is chosen, and the least of what is not."""
+        block = self.colocation.home[number]
         left, active = self.rooms[block], 0.0
-        for other in self.blocks[block].parts:
+        for other in self.blocks[block].components:
             if other in chosen:
                 left -= chosen[other].resident
                 active = max(active, *chosen[other].active)
@@ -357,10 +357,12 @@ class _Settling:
     def keep(self, chosen: Mapping[int, Option]) -> None:
         durations = {number: option.seconds for number, option in chosen.items()}
         syncs = [
-            self.problem.sync(source, chosen[source], chosen[target], self.way.home[source] == self.way.home[target])
+            self.problem.sync(
+                source, chosen[source], chosen[target], self.colocation.home[source] == self.colocation.home[target]
+            )
             for source, target in self.problem.syncs
         ]
-        seconds = self.problem.step(durations, syncs, self.way)
+        seconds = self.problem.step(durations, syncs, self.colocation)
         value = self.problem.value(seconds, self.blocks, self.devices)
         if self.search.best is None or value < self.search.best.value:
             options = tuple(chosen[number] for number in range(len(chosen)))

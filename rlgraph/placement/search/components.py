@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from rlgraph.cost.spot import Subject
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.dsl.schedule import Placement, Schedule, operations
@@ -19,11 +19,11 @@ from rlgraph.placement.place import Shapes, dtype_of
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Component:
     """A model's training and reading, or its generating."""
 
-    subject: Subject
-    work: Literal["train", "read", "draw"]
+    config: ModelConfig
+    work: Literal["train", "read", "generate"]
     operations: tuple[str, ...]
     tasks: tuple[int, ...]
     """Those of the main step that it does."""
@@ -31,17 +31,17 @@ class Part:
     """The model is trained: where it generates, its weights are brought."""
     pin: Placement | None
     """What the schedule says of it."""
-    draws: bool = False
+    generates: bool = False
     """The model generates."""
 
     @property
     def model(self) -> str:
-        return self.subject.name
+        return self.config.name
 
     @property
     def name(self) -> str:
-        """`actor.generate`, or `actor` for a model with one part."""
-        return f"{self.model}.generate" if self.work == "draw" and self.trained else self.model
+        """`actor.generate`, or `actor` for a model with one component."""
+        return f"{self.model}.generate" if self.work == "generate" and self.trained else self.model
 
     @property
     def kind(self) -> str:
@@ -54,27 +54,29 @@ class Part:
             yield tasks[number].op, tasks[number].batches
 
 
-def parts(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Part]:
+def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task]) -> list[Component]:
     """Of all models that anything is computed with; their shapes have to be known. Raises ProgramError where a schedule
-    takes a part apart."""
+    takes a component apart."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
     found, wrong = [], []
     for model in program.models:
         done = sorted(operations(program)[model.name], key=MODEL_OPERATIONS.index)
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not done
-        for drawing in (False, True):
-            own = tuple(operation for operation in done if (operation in DRAWING) == drawing)
+        for generating in (False, True):
+            own = tuple(operation for operation in done if (operation in DRAWING) == generating)
             if not own or not isinstance(shape, Shape):
                 continue
-            subject = Subject(model.name, shape, cast(Kind, model.kind), dtype_of(model, program))
+            config = ModelConfig(model.name, shape, cast(Kind, model.kind), dtype_of(model, program))
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
             said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
             pin = next((each for each in said.values() if each), None)
             wrong += [_apart(model.name, own[0], each, other) for each, other in said.items() if other and other != pin]
-            kind: Literal["train", "read", "draw"] = "draw" if drawing else "train" if "train" in own else "read"
-            draws = any(operation in DRAWING for operation in done)
-            found.append(Part(subject, kind, own, numbers, "train" in done, pin, draws))
+            kind: Literal["train", "read", "generate"] = (
+                "generate" if generating else "train" if "train" in own else "read"
+            )
+            generates = any(operation in DRAWING for operation in done)
+            found.append(Component(config, kind, own, numbers, "train" in done, pin, generates))
     if wrong:
         raise ProgramError(wrong)
     return found

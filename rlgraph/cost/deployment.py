@@ -18,7 +18,7 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ModelConfig:
     """A model as it is worked with."""
 
     name: str
@@ -33,7 +33,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Deployment:
     """A group of equal devices, and how a model is split over them."""
 
     engine: str
