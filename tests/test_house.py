@@ -7,6 +7,7 @@ adding one is adding one file.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -120,6 +121,15 @@ def test_a_module_imports_from_lower_floors(path: Path) -> None:
         and floor(module) >= floor(own)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_documents_have_every_floor() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d*) ?\| \[`(\w+)[./]", page, re.MULTILINE)
+    assert {where: int(number) for number, where in rows if number} == {
+        where: number for where, number in FLOORS.items() if where != "__main__"
+    }
+    assert {where for number, where in rows if not number} == DATA
 
 
 @pytest.mark.parametrize("package", ONLY)
