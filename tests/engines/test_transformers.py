@@ -190,8 +190,9 @@ def test_adamw_and_clipping_are_torchs() -> None:
         assert told["grad_norm"] == pytest.approx(float(norm)) and float(norm) > 0.5
         adam.step()
         adam.zero_grad()
+    # torch adds 1e-6 to the norm that it divides by: 1e-6 of a gradient, and at most a quarter of that of an update.
     for name, tensor in twin.state().items():
-        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-10)
+        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-8)
 
 
 def test_schedules() -> None:
