@@ -90,7 +90,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planning.PACKAGES, "megatron", "no_such_package.core")
+    monkeypatch.setattr(planning, "installed", lambda: frozenset({"transformers", "vllm"}))
     schedule = (
         "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
     )

@@ -14,6 +14,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.nodes import chosen, kept
 from rlgraph.backends.ray.weights import Weights
 from rlgraph.backends.steps import Steps
+from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ops.nodes import MODEL_CALLS
@@ -54,10 +55,10 @@ class Placed(Steps):
     """What is sampled comes from a recording."""
 
     def streams(self, node: Node, frame: Frame) -> bool:
-        """Samples of vLLM leave as soon as they end; a recording is there at once."""
+        """Samples of some engines leave as soon as they end; a recording is there at once."""
         if node.op != "generate" or self.replays:
             return False
-        return self.plan.role(frame.values[node.inputs[0]], node.op).engine == "vllm"
+        return engine(self.plan.role(frame.values[node.inputs[0]], node.op).engine).streams
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         model = frame.values[node.inputs[0]]

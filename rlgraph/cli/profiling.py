@@ -9,8 +9,6 @@ import click
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
 from rlgraph.cli.shown import Format
 
-ENGINES = ("transformers", "megatron", "vllm")
-
 
 @rlgraph.command()
 @click.option(
@@ -21,9 +19,13 @@ ENGINES = ("transformers", "megatron", "vllm")
     show_default=True,
     help="The calibration file.",
 )
-@click.option("--engines", metavar="NAME,NAME", help="transformers, megatron, vllm.  [default: all that are installed]")
+@click.option("--engines", metavar="NAME,NAME", help="Those to measure.  [default: all that are installed]")
 @click.option(
-    "--threads", type=click.IntRange(1), default=2, show_default=True, help="Of the engine transformers, beside one."
+    "--threads",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Of the engine of one process, beside one.",
 )
 @click.option("--quick", is_flag=True, help="Fewer models and repetitions, and no engine that is split or copied.")
 @message_format
@@ -34,20 +36,22 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
     `rlgraph simulate --calibration FILE` predicts with what was found.
     """
     wanted = None if engines is None else [name.strip() for name in engines.split(",")]
+    from rlgraph.enginespec.registry import engine, installed
+    from rlgraph.enginespec.registry import engines as known
+
     for name in wanted or ():
-        if name not in ENGINES:
+        if name not in known():
             raise click.BadParameter(
-                f"there is no engine `{name}`: there are {', '.join(ENGINES)}", param_hint="'--engines'"
+                f"there is no engine `{name}`: there are {', '.join(known())}", param_hint="'--engines'"
             )
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
-    from rlgraph.compilation.planning import installed
     from rlgraph.profiles.profile import profile
 
     for name in wanted or ():
         if name not in installed():
             raise click.BadParameter(
-                f"`{name}` is not installed: pip install 'rlgraph[{name}]'", param_hint="'--engines'"
+                f"`{name}` is not installed: pip install '{engine(name).install}'", param_hint="'--engines'"
             )
     with telling(form):
         found = profile(wanted, threads=threads, quick=quick, note=lambda text: click.echo(f"  {text}", err=True))

@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.compilation.planning import find_shapes, installed
+from rlgraph.compilation.planning import find_shapes
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.dsl.schedule import Schedule, operations
+from rlgraph.enginespec.registry import engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING
 from rlgraph.placement.choose import Choice, Question, choose
-
-SPECIAL = ("megatron", "vllm")
-"""The engines that clusters of accelerators have."""
 
 
 def chosen(program: Program, schedule: Schedule, folder: Path, target: Target) -> Choice:
@@ -62,7 +60,9 @@ def question(program: Program, schedule: Schedule, folder: Path, target: Target)
     ]
     if wrong:
         raise ProgramError(wrong)
-    there = tuple(sorted(set(SPECIAL) & installed())) if target.on_cpus else SPECIAL
+    there = tuple(
+        name for name, spec in engines().items() if spec.preference and (not target.on_cpus or name in installed())
+    )
     return Question(
         program,
         schedule,

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rlgraph.dsl.schedule import Schedule, operations
+from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.errors import NO_SPAN, Diagnostic
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.placement.place import Machine, Shapes, place
-
-PACKAGES = {"transformers": "transformers", "megatron": "megatron.core", "vllm": "vllm"}
-"""What has to be installed for each engine."""
 
 _SPECIAL = 3
 """The tokens of a built tokenizer beside its own: they pad, end a text, and stand for what is unknown."""
@@ -38,8 +35,8 @@ def placed(program: Program, schedule: Schedule, folder: Path, machine: Machine)
     shapes = find_shapes(program, folder)
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
-    warnings = (_unknown(model) for model in program.models if model.name not in shapes and work[model.name])
-    return Placed(plan, shapes, tuple(warnings))
+    warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
+    return Placed(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
 
 
 def here(devices: int) -> Machine:
@@ -47,18 +44,13 @@ def here(devices: int) -> Machine:
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
 
 
-def installed() -> frozenset[str]:
-    """The engines whose packages are there; nothing of them is loaded."""
-    return frozenset(engine for engine, package in PACKAGES.items() if _is_there(package))
-
-
 def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """What a run of the plan lacks on this machine, with how to install it."""
     found = []
-    for engine in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, *installed())):
-        pins = (placement.at("engine") for placement in schedule.placements if placement.engine == engine)
+    for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, *installed())):
+        pins = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
         span = next(pins, schedule.span)
-        message, hint = f"the engine `{engine}` is not installed", f"pip install 'rlgraph[{engine}]'"
+        message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"
         found.append(Diagnostic("E0913", message, span, hint))
     return found
 
@@ -74,16 +66,13 @@ def not_built(plan: Plan) -> list[Diagnostic]:
     return [Diagnostic("E0914", message, NO_SPAN, hint)]
 
 
-def _is_there(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
+def _broken(fault: Fault) -> Diagnostic:
+    return Diagnostic("W0902", str(fault), NO_SPAN, "mend the package, or uninstall it", "warning")
 
 
 def _unknown(model: Model) -> Diagnostic:
     message = f"the shape of `{model.name}` is not known: its configuration is not here"
-    hint = "without it, defaults take `engine=transformers`, and the transfers of its weights cannot be shown"
+    hint = f"without it, defaults take `engine={embedded().name}`, and the transfers of its weights cannot be shown"
     return Diagnostic("W0901", message, model.span, hint, "warning")
 
 

@@ -195,7 +195,7 @@ def options(
                 "E0402",
                 f"`{signature.name}` needs `{opt.name}`",
                 span,
-                f"add `{opt.name}=...`: {opt.doc}".rstrip(": "),
+                f"add `{opt.name}=...`: {opt.about}".rstrip(": "),
             )
     found: dict[str, Constant] = {}
     for opt in signature.options:
@@ -210,7 +210,7 @@ def value(
     """A value of an option, of the right kind and in its range."""
     value = evaluate(reporter, expr, scope)
     where = f"`{opt.name}` of `{signature.name}`"
-    about = f"`{opt.name}`: {opt.doc}" if opt.doc else ""
+    about = f"`{opt.name}`: {opt.about}" if opt.about else ""
     if not _is(opt, value):
         raise reporter.stop("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
     if opt.type in ("float", "rate") and isinstance(value, int):

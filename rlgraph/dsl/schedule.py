@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, Stop, nearest
-from rlgraph.dsl.signatures import ENGINES, METHODS, STATEMENTS
+from rlgraph.dsl.signatures import METHODS, STATEMENTS
+from rlgraph.enginespec.registry import engines, faults
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.plan import HOST
@@ -19,6 +20,9 @@ from rlgraph.ir.types import Handle, Table, Type
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 
 SPLITS = ("tp", "pp", "dp", "ep", "cp")
+
+UNKNOWN = ("ep", "cp")
+"""Of these, the ones that no engine does yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,7 @@ class _Checker(Reporter):
         splits = {name: value for name in SPLITS if isinstance(value := given[name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
-        for name in ("ep", "cp"):
+        for name in UNKNOWN:
             if splits.get(name, 1) > 1:
                 self.say(
                     "E0910",
@@ -307,7 +311,7 @@ class _Checker(Reporter):
         return Placement(tuple(works), pool.name, engine, **splits, span=line.span, spans=places)
 
     def quoted(self, option: tree.Option) -> tree.Option:
-        """`engine=megatron`: the name of an engine needs no quotes."""
+        """The name of an engine needs no quotes."""
         if option.name == "engine" and isinstance(option.value, tree.Name):
             return replace(option, value=tree.String(option.value.id, option.value.span))
         return option
@@ -315,13 +319,17 @@ class _Checker(Reporter):
     def engine(
         self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
     ) -> None:
-        if name not in ENGINES:
-            hint = nearest(name, ENGINES) or f"there are {', '.join(f'`{known}`' for known in ENGINES)}"
+        known = engines()
+        if name not in known:
+            broken = next((str(fault) for fault in faults() if fault.name == name), None)
+            if broken is not None:
+                raise self.stop("E0906", broken, spans["engine"].value.span, "mend the package, or name another engine")
+            hint = nearest(name, known) or f"there are {', '.join(f'`{each}`' for each in known)}"
             raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
-        able = ENGINES[name]
+        able = known[name]
         for split in splits:
-            if split not in able.splits:
-                legal = ", ".join(f"`{known}`" for known in able.splits)
+            if split not in (*able.splits, *UNKNOWN):
+                legal = ", ".join(f"`{each}`" for each in able.splits)
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
@@ -329,7 +337,7 @@ class _Checker(Reporter):
             asked = {work.operation} if work.operation else self.left(work.model)
             missing = sorted(operation for operation in asked if operation and operation not in able.operations)
             if missing:
-                others = [other for other, engine in ENGINES.items() if engine.operations.issuperset(missing)]
+                others = [other for other, engine in known.items() if engine.operations.issuperset(missing)]
                 more = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
                 self.say(
                     "E0908",
@@ -340,8 +348,8 @@ class _Checker(Reporter):
 
     def some_engine(self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]) -> None:
         """Where no engine is named: one can do each kind of work, split as it is said."""
-        wanted = [name for name, size in splits.items() if size > 1]
-        able = [engine for engine in ENGINES.values() if set(wanted) <= set(engine.splits)]
+        wanted = [name for name, size in splits.items() if size > 1 and name not in UNKNOWN]
+        able = [engine for engine in engines().values() if set(wanted) <= set(engine.splits)]
         for work in works:
             asked = {work.operation} if work.operation else self.left(work.model)
             missing = sorted(op for op in asked if op and not any(op in engine.operations for engine in able))
@@ -349,7 +357,7 @@ class _Checker(Reporter):
                 shown = " and ".join(f"`{name}`" for name in wanted)
                 legal = (
                     f"`{name}` takes {', '.join(f'`{split}`' for split in engine.splits)}"
-                    for name, engine in ENGINES.items()
+                    for name, engine in engines().items()
                     if missing[0] in engine.operations
                 )
                 more = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlgraph.enginespec.registry import engines
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ops import NODES
 
@@ -253,7 +254,7 @@ STATEMENTS = _table(
     Signature(
         "place",
         options=(
-            Attribute("engine", "text", None, doc="transformers, megatron or vllm"),
+            Attribute("engine", "text", None, names=engines),
             Attribute("tp", "int", None, 1, None, "devices over which each layer is split"),
             Attribute("pp", "int", None, 1, None, "stages in which the layers lie one after another"),
             Attribute("dp", "int", None, 1, None, "copies that share the rows"),
@@ -264,21 +265,3 @@ STATEMENTS = _table(
     ),
     Signature("stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows that travel together"),)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    operations: frozenset[str]
-    """What it can do with a model's weights."""
-    splits: tuple[str, ...]
-    """How it can be parallel."""
-
-
-_FORWARD = frozenset({"logprobs", "entropy", "values", "score"})
-
-ENGINES: dict[str, Engine] = {
-    "transformers": Engine(_FORWARD | {"train", "generate", "interact"}, ("dp",)),
-    "megatron": Engine(_FORWARD | {"train"}, ("tp", "pp", "dp", "ep", "cp")),
-    "vllm": Engine(frozenset({"generate", "interact"}), ("tp", "dp")),
-}
-"""The engines that a schedule can name, and what each is for."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +15,10 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+
+if TYPE_CHECKING:
+    from rlgraph.engines.sources import ModelSpec
+    from rlgraph.engines.tokenizers import Codec
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -78,7 +81,7 @@ class Generation:
     sequences: Sequences
     """N * n rows: the prompt, and the response as its scored tokens, the end-of-sequence token included."""
     logprobs: Tensor
-    """float [total scored]: of the sampled tokens, under the whole distribution (see `Engine.generate`)."""
+    """float [total scored]: of the sampled tokens, under the whole distribution (see `Generates.generate`)."""
     finished: Tensor
     """bool [N * n]: the row ended by itself, not at `max_tokens`."""
 
@@ -149,83 +152,17 @@ def _require(condition: bool, message: str) -> None:
         raise EngineError(message)
 
 
-class Engine(Protocol):
-    """One model: what can be computed with it, how it is trained, and its weights.
+# Roles
 
-    `logprobs`, `entropy`, `values` and `score` build a graph for gradients exactly where torch's gradient
-    mode is on. Dropout is off everywhere, in training too: the log-probability of a row is a function of the
-    weights alone.
-    """
 
-    def generate(
-        self,
-        prompts: Sequences,
-        n: int,
-        sampling: Sampling,
-        row_keys: np.ndarray,
-        weights: State | None = None,
-    ) -> Generation:
-        """Sample `n` responses for each prompt.
+class HasWeights(Protocol):
+    """One rank's part of a model, and where it lies, for whoever moves weights. Every engine has this role."""
 
-        The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
-        n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,
-        also under top_p, top_k and min_tokens, and at temperature 1 when decoding greedily: what `logprobs`
-        gives for the same tokens.
-        """
-        ...
+    @property
+    def spec(self) -> ModelSpec: ...
 
-    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """log softmax(logits / temperature) of each scored token, float [total scored]."""
-        ...
-
-    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Entropy in nats of the distribution that each scored token was drawn from, float [total scored]."""
-        ...
-
-    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Both from one pass over the model."""
-        ...
-
-    def values(self, sequences: Sequences) -> Tensor:
-        """The value of the state before each scored token, float [total scored]."""
-        ...
-
-    def score(self, sequences: Sequences) -> Tensor:
-        """The scalar at each row's last token, float [N]."""
-        ...
-
-    def train_step(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
-    ) -> dict[str, float]:
-        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all
-        data-parallel ranks (a rank may have none): its `loss`, its `grad_norm` (before clipping), its `lr`."""
-        ...
-
-    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Blocks for `train_step`: row indices, int64, of rows of these lengths, int64 [N]."""
-        ...
-
-    def state(self) -> State:
-        """A copy of the weights."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over these weights; the optimizer's moments stay."""
-        ...
-
-    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
-        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        ...
-
-    def weights(self, state: State) -> AbstractContextManager[None]:
-        """Compute with `state` in place of the weights while the context lasts."""
-        ...
-
-    def save(self, folder: str | Path) -> None:
-        """Write a folder that a model source can name."""
-        ...
-
-    # Shards: where this rank's part of the model lies, for whoever moves weights
+    @property
+    def codec(self) -> Codec: ...
 
     @property
     def speaks(self) -> bool:
@@ -245,6 +182,109 @@ class Engine(Protocol):
         """Told after somebody wrote into `tensors`: wide copies are read again, caches of old weights dropped."""
         ...
 
-    def copy(self) -> Engine:
+    def state(self) -> State:
+        """A copy of the weights."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over these weights; the optimizer's moments stay."""
+        ...
+
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        ...
+
+
+class Generates(HasWeights, Protocol):
+    """Of an engine whose operations are `generate` and `interact`."""
+
+    def generate(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
+    ) -> Generation:
+        """Sample `n` responses for each prompt, with `weights` in place of the model's own if given.
+
+        The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
+        n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,
+        also under top_p, top_k and min_tokens, and at temperature 1 when decoding greedily: what `logprobs`
+        gives for the same tokens.
+        """
+        ...
+
+
+class Streams(Generates, Protocol):
+    """Of an engine that `streams`."""
+
+    def parts(
+        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[Generation]:
+        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
+        ends."""
+        ...
+
+
+class Scores(HasWeights, Protocol):
+    """Of an engine with one of these operations; it has those that it names.
+
+    They build a graph for gradients exactly where torch's gradient mode is on. Dropout is off everywhere, in training
+    too: the log-probability of a row is a function of the weights alone.
+    """
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        ...
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Entropy in nats of the distribution that each scored token was drawn from, float [total scored]."""
+        ...
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """The value of the state before each scored token, float [total scored]."""
+        ...
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """The scalar at each row's last token, float [N]."""
+        ...
+
+
+class Trains(HasWeights, Protocol):
+    """Of an engine whose operation is `train`."""
+
+    def train_step(
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+    ) -> dict[str, float]:
+        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all
+        data-parallel ranks (a rank may have none): its `loss`, its `grad_norm` (before clipping), its `lr`."""
+        ...
+
+    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Blocks for `train_step`: row indices, int64, of rows of these lengths, int64 [N]."""
+        ...
+
+
+class Saves(HasWeights, Protocol):
+    """Of an engine that `saves`."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder that a model source can name."""
+        ...
+
+
+class Engine(Generates, Scores, Trains, Protocol):
+    """Who plays all roles of a plan. Of what a process has of a model only those are asked that the engine's spec
+    names: a plan gives it no other work."""
+
+
+class Embedded(Engine, Saves, Protocol):
+    """The engine of the user's own process, with a Hugging Face model."""
+
+    @property
+    def model(self) -> Any: ...
+
+    def copy(self) -> Embedded:
         """The same model with weights of its own and no optimizer."""
         ...

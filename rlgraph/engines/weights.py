@@ -1,4 +1,4 @@
-"""Filling an engine's tensors with weights, reading no more of them than the engine's layout asks for."""
+"""An engine's tensors: filling them with weights, reading no more of these than its layout asks for; copies of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,39 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rlgraph.engines.base import EngineError
+from rlgraph.engines.base import EngineError, State
 from rlgraph.ir.layout import Box, Local, Piece, volume
 from rlgraph.models.families import tensors as tensors_of
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import shape_of
+
+
+def copied(tensors: Mapping[str, Tensor]) -> State:
+    """A copy of some weights."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def take_over(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Writes other weights over one's own. Raises EngineError where they are of another model."""
+    same_names(own, other)
+    for name, tensor in own.items():
+        tensor.copy_(other[name])
+
+
+@torch.no_grad()
+def blend(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) -> None:
+    """Moves one's own weights towards others: own = ema * own + (1 - ema) * other. Raises EngineError where they are of
+    another model."""
+    same_names(own, other)
+    for name, tensor in own.items():
+        tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
+
+
+def same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    if own.keys() != other.keys():
+        odd = sorted(own.keys() ^ other.keys())
+        raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")
 
 
 class Weights(Protocol):

@@ -161,6 +161,11 @@ class EngineSpec:
     """What `pip install` takes to install them."""
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """The axes as a schedule lists them, inner ones first."""
+        return self.axes[::-1]
+
+    @property
     def trains(self) -> bool:
         return "train" in self.operations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,17 @@ class Attribute:
     by: Literal["user", "checker", "pass"] = "user"
     """Who writes it: an option of the language, the checker, or a pass (the pipeline says which, and only after that
     is it there)."""
+
+    names: Callable[[], Iterable[str]] | None = None
+    """Of a text that is one of these names: they are its doc."""
+
+    @property
+    def about(self) -> str:
+        """What it is, in a few words."""
+        if self.names is None:
+            return self.doc
+        *others, last = self.names()
+        return f"{', '.join(others)} or {last}" if others else last
 
     def problem(self, value: Constant, axes: Container[object]) -> str:
         """What is wrong with a value, or nothing; `axes` are the keys of those in the program."""

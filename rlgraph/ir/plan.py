@@ -30,7 +30,7 @@ class Group:
     name: str
     pool: str
     engine: str
-    """`transformers`, `megatron`, `vllm`; `host` for the group that has no model."""
+    """As `rlgraph.enginespec` calls it; `host` for the group that has no model."""
     mesh: Mesh
     devices: tuple[int, ...]
     """For each rank the pool's device it runs on."""
@@ -102,13 +102,11 @@ class Plan:
         found = (each for each in self.holdings if (each.model, each.group) == (model, group))
         return next(found, Holding(model, group))
 
-    def alone(self) -> Plan:
-        """The same plan with one rank of `transformers` for each group, as it can run in one process."""
+    def alone(self, engine: str) -> Plan:
+        """The same plan with one rank of an engine for each group, as it can run in one process."""
         single = Mesh((("dp", 1), ("pp", 1), ("tp", 1)))
         groups = tuple(
-            group
-            if group.name == HOST
-            else replace(group, engine="transformers", mesh=single, devices=group.devices[:1])
+            group if group.name == HOST else replace(group, engine=engine, mesh=single, devices=group.devices[:1])
             for group in self.groups
         )
         return replace(self, groups=groups)

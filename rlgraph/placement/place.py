@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.dsl.schedule import Placement, Schedule, operations
-from rlgraph.dsl.signatures import ENGINES
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Span
@@ -129,7 +128,7 @@ class _Placer:
         split = mesh(dp=self.pools[pool])
         engine = self.engine(model, operation, split)
         for seat in others:
-            if engine == seat.engine or operation in _SCORING and operation in ENGINES[seat.engine].operations:
+            if engine == seat.engine or operation in _SCORING and operation in spec_of(seat.engine).operations:
                 return seat
         return _Seat(pool, engine, split)
 
@@ -147,7 +146,7 @@ class _Placer:
         """The best engine that is there and can; where none is, the one that has to be installed for this split."""
         special = "vllm" if operation in DRAWING else "megatron"
         wanted = {name for name, size in split.axes if size > 1}
-        able = [name for name in (special, "transformers") if wanted <= set(ENGINES[name].splits)]
+        able = [name for name in (special, "transformers") if wanted <= set(spec_of(name).axes)]
         there = (name for name in able if name in self.installed and self.fits(model, name, split))
         return next(there, able[-1])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.dsl.schedule import operations
 from rlgraph.dsl.scope import nearest
-from rlgraph.dsl.signatures import ENGINES
+from rlgraph.enginespec.registry import engine, engines
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Role
 from rlgraph.placement.place import updates
@@ -45,7 +45,7 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, group in enumerate(plan.groups):
         at = ("plan", "groups", number)
         yield from _unknown(group.pool, pools, (*at, "pool"), "pool")
-        yield from _unknown(group.engine, [HOST] if group.name == HOST else ENGINES, (*at, "engine"), "engine")
+        yield from _unknown(group.engine, [HOST] if group.name == HOST else engines(), (*at, "engine"), "engine")
         for place, model in enumerate(group.models):
             yield from _unknown(model, models, (*at, "models", place), "model")
     used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
@@ -114,8 +114,8 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
         message = f"two ranks of `{group.name}` have the same device"
         yield (*at, "devices"), "E0956", message, "each rank has one of its own"
     for axis, size in group.mesh.axes:
-        if size > 1 and axis not in ENGINES[group.engine].splits:
-            able = " and ".join(f"`{name}`" for name in ENGINES[group.engine].splits)
+        if size > 1 and axis not in engine(group.engine).splits:
+            able = " and ".join(f"`{name}`" for name in engine(group.engine).splits)
             message = f"`{group.engine}` does not split models by `{axis}`"
             yield (*at, "mesh", axis), "E0956", message, f"it does by {able}"
 
@@ -135,7 +135,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
         if role.operation not in work[role.model]:
             hint = nearest(role.operation[:60], work[role.model]) or "leave the role out"
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
-        elif group.name == HOST or role.operation not in ENGINES[group.engine].operations:
+        elif group.name == HOST or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
         elif role.model not in group.models:
             hint = f"add it to the `models` of `{group.name}`"

@@ -23,11 +23,11 @@ from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.compilation.planning import installed
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
 from rlgraph.cost.constants import CPU, GPU, Constants, Host, Rates, WorkKind
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Batch, Predictor, work
+from rlgraph.enginespec import registry
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, Done, Observed, Seen, by_turn, observed
 from rlgraph.profiles.probes import Point, Probe, Size
@@ -86,11 +86,11 @@ def profile(
 ) -> Calibration:
     """Measures this machine.
 
-    engines: those to measure; None: all that are installed. threads: of the transformers engine, beside one. quick:
+    engines: those to measure; None: all that are installed. threads: of the embedded engine, beside one. quick:
     fewer repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured
     next, other runs that go on step by step between its repetitions.
     """
-    wanted = [engine for engine in ("transformers", "megatron", "vllm") if engine in (engines or installed())]
+    wanted = [name for name in registry.engines() if name in (engines or registry.installed())]
     note("matrix products and memory")
     device = measure_device()
     probe = Probe(SIZES[:2] if quick else SIZES, POINTS)
@@ -114,12 +114,13 @@ def profile(
 
 
 def _sessions(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[Session]:
-    if "transformers" in wanted or not wanted:
-        alone = _schedule(["transformers"], models, "")
+    plain = registry.embedded().name
+    if plain in wanted or not wanted:
+        alone = _schedule([plain], models, "")
         yield Session(ALONE, alone, 1)
         if threads > 1 and not quick:
             yield Session(f"{threads} threads in this process", alone, threads)
-    if find_spec("ray") is None or not set(wanted) & {"megatron", "vllm"}:
+    if find_spec("ray") is None or not set(wanted) - {plain}:
         return
     yield Session(ONE, _schedule(wanted, models, ""))
     if not quick:
@@ -128,17 +129,23 @@ def _sessions(wanted: Sequence[str], threads: int, quick: bool, models: int) -> 
 
 
 def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
-    """Each engine does what it can; of copies, the last model is transformers' alone."""
+    """Each engine does what it can; of copies, the last model is the embedded engine's alone."""
     split = f", {axis}=2" if axis else ""
     lines = [f"pool all = {2 if axis else 1} devices"]
     for number in range(models):
         plain = axis == "dp" and number == models - 1
-        trains = "megatron" if "megatron" in wanted and not plain else "transformers"
-        generates = "vllm" if "vllm" in wanted and axis != "dp" else "transformers"
-        splits = {engine: split if engine != "transformers" or axis == "dp" else "" for engine in (trains, generates)}
+        trains = _best([] if plain else wanted, "train")
+        generates = _best([] if axis == "dp" else wanted, "generate")
+        splits = {name: split if axis in registry.engine(name).axes else "" for name in (trains, generates)}
         lines.append(f"place m{number}.train, r{number} on all(engine={trains}{splits[trains]})")
         lines.append(f"place m{number}.generate on all(engine={generates}{splits[generates]})")
     return "\n".join(lines) + "\n"
+
+
+def _best(wanted: Sequence[str], operation: str) -> str:
+    """Of some engines that which is for an operation."""
+    able = [name for name in wanted if operation in registry.engine(name).operations]
+    return max(able, key=lambda name: registry.engine(name).preference, default=registry.embedded().name)
 
 
 def _in_turn(

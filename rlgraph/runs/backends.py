@@ -19,7 +19,7 @@ from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 if TYPE_CHECKING:
     from rlgraph.backends.local.session import Settings
     from rlgraph.backends.steps import Observer, StepResult
-    from rlgraph.engines.transformers.engine import TransformersEngine
+    from rlgraph.engines.base import Embedded
 
 Name = Literal["local", "ray"]
 
@@ -98,7 +98,7 @@ def _local(
     from rlgraph.backends.local.run import LocalBackend
 
     backend = LocalBackend(compiled.program, settings, observer)
-    engines = {name: cast("TransformersEngine", state.engine) for name, state in backend.session.models.items()}
+    engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
     return backend, {name: TrainedModel(name, 0, Here(engine)) for name, engine in engines.items()}
 
 

@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rlgraph.engines.base import Embedded
     from rlgraph.engines.sources import ModelSpec
-    from rlgraph.engines.transformers.engine import TransformersEngine
     from rlgraph.runs.backends import Backend
 
 
 class Weights(Protocol):
     """Where a model's weights are."""
 
-    def engine(self) -> TransformersEngine:
+    def engine(self) -> Embedded:
         """The model in this process."""
         ...
 
@@ -33,10 +33,10 @@ class Weights(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, engine: TransformersEngine) -> None:
+    def __init__(self, engine: Embedded) -> None:
         self._engine = engine
 
-    def engine(self) -> TransformersEngine:
+    def engine(self) -> Embedded:
         return self._engine
 
     def save(self, folder: Path) -> None:
@@ -53,14 +53,16 @@ class Elsewhere:
         self._backend: Backend | None = backend
         self._name, self._spec, self._frozen = name, spec, frozen
         """`spec` is where the weights came from; those of a frozen model are still there."""
-        self._engine: TransformersEngine | None = None
+        self._engine: Embedded | None = None
         self._kept: TemporaryDirectory[str] | None = None
 
-    def engine(self) -> TransformersEngine:
-        from rlgraph.engines.transformers.engine import TransformersEngine
-
+    def engine(self) -> Embedded:
         if self._engine is None:
-            self._engine = TransformersEngine.open(self._spec)
+            from rlgraph.engines.base import Rank
+            from rlgraph.enginespec.registry import embedded, opener
+
+            self._engine = opener(embedded())(self._spec, Rank())
+        assert self._engine is not None
         return self._engine
 
     def save(self, folder: Path) -> None:
@@ -89,7 +91,7 @@ class TrainedModel:
     weights: Weights = field(repr=False)
 
     @property
-    def engine(self) -> TransformersEngine:
+    def engine(self) -> Embedded:
         """The engine that computes with it in this process."""
         return self.weights.engine()
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
@@ -211,8 +210,6 @@ def refusals(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
         refused(lambda: engine.values(sequences)),
         refused(lambda: engine.logprobs(first)),
         refused(lambda: engine.load_state({})),
-        refused(lambda: engine.generate(sequences, 1, Sampling(1), np.zeros(0, np.uint64))),
-        refused(lambda: engine.save("somewhere")),
         refused(lambda: MegatronEngine.open(replace(spec, dtype="int4"), mesh)),
         refused(lambda: MegatronEngine.open(replace(spec, source=source("gpt2")), mesh)),
     ]

@@ -211,19 +211,22 @@ def test_what_cannot_be_asked(pair: Pair) -> None:
         engine.generate(PROMPTS, 2, Sampling(4), keys(5))
     with pytest.raises(EngineError, match="prompt of 7 tokens and up to 250 generated ones are more than the 256"):
         engine.generate(PROMPTS, 1, Sampling(250), keys(5))
-    for name in (
-        "logprobs",
-        "entropy",
-        "logprobs_and_entropy",
-        "values",
-        "score",
-        "train_step",
-        "plan_blocks",
-        "save",
-        "copy",
-    ):
-        with pytest.raises(EngineError, match="only generates.*transformers and megatron"):
-            getattr(engine, name)()
+
+
+def test_it_has_the_roles_that_its_spec_names(pair: Pair) -> None:
+    engine, _ = pair
+    others = ("logprobs", "entropy", "values", "score", "train_step", "plan_blocks", "save", "copy")
+    assert not [name for name in others if hasattr(engine, name)]
+    assert all(hasattr(engine, name) for name in ("generate", "parts", "layout", "tensors", "state", "blend"))
+
+
+def test_a_moving_average(pair: Pair) -> None:
+    engine, _ = pair
+    own = engine.state()
+    engine.blend({name: tensor + 1 for name, tensor in own.items()}, 0.75)
+    for name, tensor in engine.tensors().items():
+        torch.testing.assert_close(tensor, own[name] + 0.25)
+    engine.load_state(own)
 
 
 def test_diverged_weights_are_reported() -> None:

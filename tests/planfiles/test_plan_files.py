@@ -21,7 +21,7 @@ from programs_on_disk import write_tiny
 import rlgraph
 from rlgraph.cli import status
 from rlgraph.dsl.schedule import operations
-from rlgraph.dsl.signatures import ENGINES
+from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, mesh
@@ -120,10 +120,12 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     for model, work in operations(program).items():
         for operation in sorted(work):
             pool = draw(st.sampled_from(pools))
-            engine = draw(st.sampled_from([name for name, engine in ENGINES.items() if operation in engine.operations]))
+            engine = draw(
+                st.sampled_from([name for name, engine in engines().items() if operation in engine.operations])
+            )
             left, axes = pool.devices, []
             for axis in draw(st.permutations(("dp", "pp", "tp"))):
-                size = draw(st.integers(1, left)) if axis in ENGINES[engine].splits else 1
+                size = draw(st.integers(1, left)) if axis in engines()[engine].splits else 1
                 left //= size
                 axes.append((axis, size))
             split = Mesh(tuple(axes))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.engines.base import Engine, EngineError, Rank, State
+from rlgraph.engines.base import Embedded, Engine, EngineError, Rank, State
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -67,8 +67,8 @@ OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
     if model.copy_of:
-        return session.models[model.copy_of].engine.copy()
-    found: Engine = opener(embedded())(spec, Rank(threads=session.settings.threads))
+        return cast(Embedded, session.models[model.copy_of].engine).copy()
+    found: Embedded = opener(embedded())(spec, Rank(threads=session.settings.threads))
     return found
 
 

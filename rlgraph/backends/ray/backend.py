@@ -17,6 +17,7 @@ from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.weights import Weights
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Things
+from rlgraph.enginespec.registry import embedded
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
 
@@ -39,11 +40,11 @@ class RayBackend(Placed):
         """Starts every process of the plan and loads its models.
 
         address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one
-        for each group, with the transformers engine. seconds: longest wait for an answer. memory: bytes that the
+        for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the
         processes need together at least. Raises ProgramError for what cannot be opened, RunError for a cluster that
         cannot hold the plan.
         """
-        plan = plan.alone() if debug else plan
+        plan = plan.alone(embedded().name) if debug else plan
         self.program, self.plan, self.seed, self.replays = program, plan, settings.seed, settings.replay is not None
         self.observer = observer or Silent()
         self.dtype = width(program)

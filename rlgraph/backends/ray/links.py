@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import Engine
+from rlgraph.engines.base import HasWeights
 from rlgraph.engines.joining import attend
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
@@ -26,7 +26,7 @@ class Holding:
     """The machine that it runs on."""
 
 
-def holding(engine: Engine, node: str) -> Holding:
+def holding(engine: HasWeights, node: str) -> Holding:
     first = next(iter(engine.tensors().values()), None)
     return Holding(tuple(engine.layout()), torch.float32 if first is None else first.dtype, node)
 

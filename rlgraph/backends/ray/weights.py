@@ -16,6 +16,7 @@ from rlgraph.backends.ray.orders import numbered
 from rlgraph.backends.ray.processes import Processes, What
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.steps import Observer
+from rlgraph.enginespec.registry import engine
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -186,7 +187,7 @@ class Weights:
         owner = self.plan.owner(model)
         first = What(_ranks(owner)[:1], f"saving `{model}`")
         with self.queues.turn(owner.pool, HOST):
-            if owner.mesh.size == owner.mesh.length("dp") and owner.engine == "transformers":
+            if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
                 self.ask(first, lambda each: ("save", model, str(folder)))
             else:
                 self._save_parts(model, owner, folder)

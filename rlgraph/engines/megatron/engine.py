@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.engines.base import Call, EngineError, Generation, Micro, Sampling, State, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.batches import batch_of
 from rlgraph.engines.megatron.groups import settle
@@ -25,7 +24,7 @@ from rlgraph.engines.megatron.training import Trainer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import ModelSpec, load, load_codec
 from rlgraph.engines.tokenizers import Codec
-from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
+from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, blend, copied, fill, same_names, take_over
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.known import find_config
@@ -33,7 +32,7 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 
 class MegatronEngine:
-    """One rank's part of a model. Implements `Engine`, but for `generate`.
+    """One rank's part of a model. Implements `Scores` and `Trains`.
 
     All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp)
     have rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients.
@@ -94,17 +93,6 @@ class MegatronEngine:
         fill(engine.tensors(), engine.layout(), weights)
         return engine
 
-    def generate(
-        self,
-        prompts: Sequences,
-        n: int,
-        sampling: Sampling,
-        row_keys: np.ndarray,
-        weights: State | None = None,
-    ) -> Generation:
-        """Raises EngineError."""
-        raise EngineError("the engine megatron does not generate: the engines vllm and transformers do")
-
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature) of each scored token, float [total scored]."""
         return self._ask(sequences, ["logprobs"], temperature)[0]
@@ -147,38 +135,31 @@ class MegatronEngine:
 
     def state(self) -> State:
         """A copy of this rank's weights."""
-        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        return copied(self.tensors())
 
-    @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights, of a model with the same split; the optimizer's moments stay."""
-        for own, other in self._pairs(state):
-            own.copy_(other)
+        take_over(self.tensors(), state)
         self.written()
 
-    @torch.no_grad()
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
         """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        for own, target in self._pairs(other):
-            own.lerp_(target.to(own), 1 - ema)
+        blend(self.tensors(), other, ema)
         self.written()
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied."""
-        pairs = self._pairs(state)
-        own = [tensor.data for tensor, _ in pairs]
+        own = self.tensors()
+        same_names(own, state)
+        before = {name: tensor.data for name, tensor in own.items()}
         try:
-            for tensor, other in pairs:
-                tensor.data = other
+            for name, tensor in own.items():
+                tensor.data = state[name]
             yield
         finally:
-            for (tensor, _), data in zip(pairs, own, strict=True):
-                tensor.data = data
-
-    def save(self, folder: str | Path) -> None:
-        """Raises EngineError: no rank has the whole model."""
-        raise EngineError("a rank of the engine megatron has a part of the model only, and cannot save it alone")
+            for name, tensor in own.items():
+                tensor.data = before[name]
 
     @property
     def speaks(self) -> bool:
@@ -252,13 +233,6 @@ class MegatronEngine:
         kind, what = _GIVES[op]
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
-
-    def _pairs(self, state: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        own = self.tensors()
-        if own.keys() != state.keys():
-            odd = sorted(own.keys() ^ state.keys())
-            raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")
-        return [(tensor, state[name]) for name, tensor in own.items()]
 
 
 _GIVES = {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import Call, EngineError, Generation, Micro, Rank, Sampling, State, TrainOptions
+from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
@@ -21,9 +21,11 @@ from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 from rlgraph.engines.transformers.attention import use_fast_decoding
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
+from rlgraph.engines.transformers.gradients import summed
 from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
+from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import mesh
@@ -45,7 +47,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
 
 
 class TransformersEngine:
-    """One model. Implements `Engine`; `open` makes one from a source."""
+    """One model. Implements `Embedded`; `open` makes one from a source."""
 
     def __init__(
         self,
@@ -174,9 +176,10 @@ class TransformersEngine:
         """
         if self._optimizer is None:
             self._optimizer = Optimizer(self.model)
-        total, gradients = self._gradients(blocks, micro)
+        parameters = list(self.model.parameters())
+        total, gradients = summed(self, parameters, blocks, micro, self._pool, self.threads)
         if self.copies is not None:
-            total, gradients = self.copies.sum(total, gradients, list(self.model.parameters()))
+            total, gradients = self.copies.sum(total, gradients, parameters)
         return {"loss": total, **self._optimizer.step(gradients, options, step)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
@@ -186,32 +189,24 @@ class TransformersEngine:
 
     def state(self) -> State:
         """A copy of the weights."""
-        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+        return copied(self.tensors())
 
-    @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
-        tensors = self._tensors()
-        _same_names(tensors, state)
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
+        take_over(self.tensors(), state)
         self.written()
 
-    @torch.no_grad()
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
         """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        tensors = self._tensors()
-        _same_names(tensors, other)
-        for name, tensor in tensors.items():
-            tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
+        blend(self.tensors(), other, ema)
         self.written()
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
         at a time."""
-        tensors = self._tensors()
-        _same_names(tensors, state)
+        tensors = self.tensors()
+        same_names(tensors, state)
         own = {name: tensor.data for name, tensor in tensors.items()}
         try:
             for name, tensor in tensors.items():
@@ -259,12 +254,14 @@ class TransformersEngine:
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
-            return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self._tensors().items())
+            return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self.tensors().items())
         return entire(shape, mesh(), 0, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters and persistent buffers by name."""
-        return self._tensors()
+        """The live parameters and persistent buffers by name, tied ones once."""
+        saved = self.model.state_dict().keys()
+        named: dict[str, Tensor] = dict(self.model.named_parameters())
+        return named | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     def written(self) -> None:
         """Takes the weights over into the optimizer's wide copies."""
@@ -274,12 +271,6 @@ class TransformersEngine:
     def _require(self, kind: str, what: str) -> None:
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by name, tied ones once."""
-        saved = self.model.state_dict().keys()
-        named: dict[str, Tensor] = dict(self.model.named_parameters())
-        return named | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     def _tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """`read` of what the head says before each scored token: `results` tensors [total scored]."""
@@ -343,66 +334,9 @@ class TransformersEngine:
 
         return list(self._pool.map(quietly, plan))
 
-    def _gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> tuple[float, list[Tensor | None]]:
-        """The sum over blocks of the loss and of its gradient for each parameter."""
-        parameters = list(self.model.parameters())
-
-        def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
-            with torch.enable_grad():
-                part = micro(block)
-                value = part.loss(self._answers(part.calls))
-                if not value.requires_grad:
-                    return float(value), [None] * len(parameters)
-                return float(value.detach()), torch.autograd.grad(value, parameters, allow_unused=True)
-
-        total, sums = 0.0, list[Tensor | None]([None] * len(parameters))
-        for value, gradients in _in_order(one, blocks, self._pool, self.threads):
-            total += value
-            sums = [_plus(old, new) for old, new in zip(sums, gradients, strict=True)]
-        return total, sums
-
-    def _answers(self, calls: Sequence[Call]) -> list[Tensor]:
-        """What the model says to each call; log-probabilities and entropies of the same rows come from one pass."""
-        found: dict[int, Tensor] = {}
-        for place, call in enumerate(calls):
-            if place in found:
-                continue
-            twin = next((at for at, other in enumerate(calls) if at > place and _one_pass(call, other)), None)
-            if twin is not None:
-                both = self.logprobs_and_entropy(call.sequences, call.temperature)
-                found[place], found[twin] = both if call.op == "logprobs" else both[::-1]
-            elif call.op in ("logprobs", "entropy"):
-                found[place] = getattr(self, call.op)(call.sequences, call.temperature)
-            else:
-                found[place] = getattr(self, call.op)(call.sequences)
-        return [found[place] for place in range(len(calls))]
-
 
 def _entire(name: str, shape: tuple[int, ...]) -> Local:
     return Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),))
-
-
-def _one_pass(a: Call, b: Call) -> bool:
-    return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
-
-
-def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
-    """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
-    if pool is None or len(items) < 2:
-        yield from (work(item) for item in items)
-        return
-    waiting = [pool.submit(work, item) for item in items[:ahead]]
-    for index in range(len(items)):
-        result = waiting.pop(0).result()
-        if index + ahead < len(items):
-            waiting.append(pool.submit(work, items[index + ahead]))
-        yield result
-
-
-def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if old is None or new is None:
-        return new if old is None else old
-    return old.add_(new)
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -425,9 +359,3 @@ def _wide(outputs: Tensor) -> Tensor:
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    if own.keys() != other.keys():
-        odd = sorted(own.keys() ^ other.keys())
-        raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")

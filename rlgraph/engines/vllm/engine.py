@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from rlgraph.engines.base import EngineError, Generation, Rank, Sampling, State
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
-from rlgraph.engines.vllm.elsewhere import OnlyGenerates
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.layout import layout
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.start import Limits, start
-from rlgraph.engines.weights import fill
+from rlgraph.engines.weights import blend, copied, fill, take_over
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 
@@ -60,8 +59,8 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     return VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, cache_bytes=cache)
 
 
-class VllmEngine(OnlyGenerates):
-    """One rank's part of a language model that generates. Implements what `Engine` says of generation and of shards.
+class VllmEngine:
+    """One rank's part of a language model that generates. Implements `Streams`.
 
     All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
     along dp know nothing of each other.
@@ -181,15 +180,16 @@ class VllmEngine(OnlyGenerates):
 
     def state(self) -> State:
         """A copy of this rank's weights."""
-        return {name: tensor.clone() for name, tensor in self.tensors().items()}
+        return copied(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over weights that `state` gave."""
-        tensors = self.tensors()
-        if tensors.keys() != state.keys():
-            raise EngineError("these weights are another model's, or another rank's")
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
+        take_over(self.tensors(), state)
+        self.written()
+
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        blend(self.tensors(), other, ema)
         self.written()
 
     @contextmanager
