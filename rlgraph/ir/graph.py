@@ -170,13 +170,6 @@ class Graph:
             for region in node.regions:
                 yield from region.walk()
 
-    def graphs(self) -> Iterator[Graph]:
-        """This graph, and those of regions."""
-        yield self
-        for node in self.nodes:
-            for region in node.regions:
-                yield from region.graphs()
-
     def values(self) -> dict[str, Type]:
         """Types of all values made here and in regions, by name."""
         found = {value.name: value.type for value in self.inputs}
@@ -307,7 +300,7 @@ def rename(node: Node, names: Mapping[str, str]) -> Node:
     if not names:
         return node
     inputs = tuple(names.get(name, name) for name in node.inputs)
-    if node.op == "tensor":
+    if node.body:
         body = tuple(replace(let, expr=substitute(let.expr, _renamed(let.expr, names))) for let in node.body)
         return replace(node, inputs=tuple(dict.fromkeys(inputs)), body=body)
     node = replace(node, inputs=inputs)

@@ -72,12 +72,12 @@ def print_graph(graph: Graph, indent: str = "") -> Iterator[str]:
 def print_node(node: Node, indent: str = "") -> Iterator[str]:
     """The lines of one node, its unit as a comment in brackets."""
     made = ", ".join(map(_value, node.outputs))
-    left = f"{made} = " if node.op == "tensor" else f"{made} <- " if made else ""
+    left = f"{made} = " if node.body else f"{made} <- " if made else ""
     unit = ""
     if node.unit:
         reason = f" because {json.dumps(node.unit.reason)}" if node.unit.reason else ""
         unit = f" per {_unit_axis(node.unit.axis)}{reason}"
-    if node.op == "tensor":
+    if node.body:
         names = {value.name for value in node.outputs}
         if len(node.body) == 1 and len(names) == 1:
             yield f"{indent}{left}{show(node.body[0].expr)}{unit}"

@@ -5,18 +5,15 @@ A broken graph is a bug of the pass that made it, not of the user: the runner of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
 from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
 
-UNIT = "unit"
-"""In what passes write: the unit of every node."""
-
-Rule = Callable[[Program], Iterable[str]]
-"""What a pass has brought about and those after it keep: yields where a program breaks it."""
+UNIT, FUSED = "unit", "fused"
+"""Among what passes write: the unit of every node, and tensor nodes that make several values."""
 
 
 class Signed(Protocol):
@@ -29,7 +26,13 @@ class Signed(Protocol):
     def region(self) -> bool: ...
 
     @property
+    def body(self) -> bool: ...
+
+    @property
     def barrier(self) -> bool: ...
+
+    @property
+    def trains(self) -> bool: ...
 
     @property
     def attributes(self) -> tuple[Attribute, ...]: ...
@@ -48,12 +51,11 @@ def verify(
     ops: Mapping[str, Signed],
     infer: Infer,
     written: Collection[str] = (),
-    rules: Iterable[Rule] = (),
 ) -> None:
     """Raises BrokenGraph unless every phase of the program is well formed.
 
-    written: what passes have written by now: `unit`, and attributes as `train.micro`. All of it has to be there, and
-    nothing that a later pass writes.
+    written: what passes have written by now: `unit`, `fused`, and attributes as `train.micro`. That has to be there,
+    and nothing that a later pass writes.
     """
     problems: list[str] = []
     known = {model.name for model in program.models} | {o.name for o in program.outside}
@@ -74,8 +76,6 @@ def verify(
             last = [kinds[name] for name in phase.graph.outputs]
             if [str(kind) for kind in first] != [str(kind) for kind in last]:
                 problems.append(f"phase {phase.name}: given {first}, yields {last}")
-    if not problems:
-        problems += [problem for rule in rules for problem in rule(program)]
     if problems:
         raise BrokenGraph(problems)
 
@@ -125,10 +125,12 @@ class _Check:
             self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
         self.attributes(node, op)
         self.unit(node, op)
-        if node.body or node.op == "tensor":
+        if bool(node.body) != op.body:
+            self.problems.append(f"{node.name}: {node.op} {'has no body' if op.body else 'cannot have a body'}")
+        if node.body:
             self.tensor(node, scope)
         for region in node.regions:
-            self.region(node, region, scope)
+            self.region(node, op, region, scope)
 
     def attributes(self, node: Node, op: Signed) -> None:
         said, known = dict(node.attrs), {each.name: each for each in op.attributes}
@@ -160,6 +162,8 @@ class _Check:
             self.problems.append(f"{node.name}: {problem}")
 
     def tensor(self, node: Node, scope: Mapping[str, Type]) -> None:
+        if len(node.outputs) > 1 and FUSED not in self.written:
+            self.problems.append(f"{node.name}: makes several values, and no pass has fused nodes yet")
         inner = dict(scope)
         used: set[str] = set()
         for let in node.body:
@@ -193,7 +197,7 @@ class _Check:
         if found != expr.type:
             self.problems.append(f"{node.name}: {expr.op} makes {found}, is marked {expr.type}")
 
-    def region(self, node: Node, region: Graph, scope: Mapping[str, Type]) -> None:
+    def region(self, node: Node, op: Signed, region: Graph, scope: Mapping[str, Type]) -> None:
         count = len(region.inputs)
         if node.inputs[count:] != captures(region):
             self.problems.append(f"{node.name}: captures {captures(region)}, is given {node.inputs[count:]}")
@@ -205,7 +209,7 @@ class _Check:
         self.graph(region, scope)
         made = {**scope, **region.values()}
         for name, value in zip(region.outputs, node.outputs, strict=False):
-            loss = node.op == "train" and value is node.outputs[0]
+            loss = op.trains and value is node.outputs[0]
             if not loss and name in made and made[name] != value.type:
                 self.problems.append(f"{node.name}: {value.name} is {value.type}, its region yields {made[name]}")
 

@@ -22,7 +22,6 @@ from rlgraph.ops.tensor import TENSOR
 
 _CONSTANTS = (bool, int, float, str)
 _TEXT = {"eq": reference.same_text, "ne": reference.other_text}
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class RowsOf(Protocol):
@@ -66,7 +65,7 @@ class Lowered:
 
 def lower(node: Node) -> Lowered:
     """The body of a `tensor` node as torch code."""
-    assert node.op == "tensor", node.op
+    assert node.body, node.op
     return _Lowering(node).lowered()
 
 
@@ -157,7 +156,7 @@ class _Lowering:
         target = self.dtype if wanted == "float" else torch.int64
         smaller = ("int", "bool") if wanted == "float" else ("bool",)
         found = list(args)
-        numeric = range(expr.op == "where", len(args))
+        numeric = range(TENSOR[expr.op].conditions, len(args))
         for place in numeric:
             if isinstance(args[place], bool):
                 found[place] = int(args[place])
@@ -204,9 +203,10 @@ class _Lowering:
 
 def _number_kind(expr: Apply, kinds: list[DType]) -> DType | None:
     """The kind in which an operation meets its numbers; None where it takes them as they are."""
-    if expr.op in _COMPARISONS:
+    meet = TENSOR[expr.op].numbers
+    if meet == "widest":
         return "float" if "float" in kinds or "any" in kinds else None
-    if expr.op in ("count", "size") or expr.type.dtype not in ("float", "int"):
+    if meet == "own" or expr.type.dtype not in ("float", "int"):
         return None
     return expr.type.dtype
 
@@ -218,7 +218,7 @@ def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
     tensors = [torch.tensor(arg, dtype=torch.float64 if isinstance(arg, float) else None) for arg in args]
     kind = {"float": torch.float64, "int": torch.int64}.get(expr.type.dtype)
     if kind is not None:
-        numeric = expr.op == "where"
+        numeric = TENSOR[expr.op].conditions
         tensors = tensors[:numeric] + [tensor.to(kind) for tensor in tensors[numeric:]]
     found: bool | int | float = reference.REFERENCE[expr.op](*tensors).item()
     return found

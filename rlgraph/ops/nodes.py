@@ -11,7 +11,9 @@ are functions here:
     op.updates           a model has other weights afterwards                      train update
     op.selects           its outputs are inputs, or parts of them, where they are  column keep pick
     op.chooses           which input says what rows stay, None where none does     keep pick
-    op.region, op.loop   it holds a graph; that graph is run as often as the operation says
+    op.region            it holds a graph
+    op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
+    op.body              it is written as expressions                              tensor
     op.pure              same inputs, same outputs, and nothing else happens: two of them are one
     op.random, op.effect, op.streams, op.barrier, op.free
     op.attributes        names, types, ranges and defaults of its attributes
@@ -19,6 +21,7 @@ are functions here:
     attr(node, "lag")    an attribute's value, the record's default where the node does not say it
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
+    chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
 """
 
@@ -51,8 +54,11 @@ class NodeOp:
     chooses: int | None = None
     """Of an operation that selects rows: the place of the input that says which."""
     region: bool = False
-    loop: bool = False
-    """It runs its region as often as it says; a region that is no loop is run once."""
+    loop: Literal["slices", "rounds", "steps"] | None = None
+    """How often it runs its region: for each slice of its axis, until there are enough rows of its axis, or on some
+    steps. A region that is no loop is run once."""
+    body: bool = False
+    """Its work is written in the node, as expressions."""
     pure: bool = True
     """The same inputs make the same outputs, and nothing else happens: two of them are one."""
     random: bool = False
@@ -186,7 +192,7 @@ _ALL = (
         attributes=(Attribute("func", "name", doc="the function", by="checker"), _NAMES),
         pure=False,
     ),
-    NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics."),
+    NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics.", body=True),
     NodeOp(
         "size",
         "any -> tensor",
@@ -300,7 +306,7 @@ _ALL = (
             _KEY,
         ),
         region=True,
-        loop=True,
+        loop="slices",
         pure=False,
     ),
     NodeOp(
@@ -315,7 +321,7 @@ _ALL = (
             _AXIS,
         ),
         region=True,
-        loop=True,
+        loop="rounds",
         pure=False,
     ),
     NodeOp(
@@ -326,7 +332,7 @@ _ALL = (
         "what happens on some steps only waits for what it uses",
         attributes=(Attribute("steps", "int", low=1, doc="from one time to the next"),),
         region=True,
-        loop=True,
+        loop="steps",
         pure=False,
         effect=True,
     ),
@@ -355,6 +361,13 @@ def model_of(node: Node) -> str:
 def table_of(node: Node) -> str:
     """The rows that a node is about, by the name of their table; "" of none."""
     return _input(node, "table")
+
+
+def chosen_from(node: Node) -> tuple[str, ...]:
+    """Of a node that chooses rows: the inputs that they are chosen from, one for each output."""
+    at = NODES[node.op].chooses
+    assert at is not None
+    return node.inputs[:at] + node.inputs[at + 1 :]
 
 
 def _input(node: Node, kind: str) -> str:

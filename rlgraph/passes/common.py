@@ -1,6 +1,7 @@
 """Common sub-expressions: two nodes that do the same to the same values are one.
 
-A body sees the nodes before its loop, so what a loop would compute again is taken from outside. Draws are never merged.
+A body sees the nodes before its loop, so what a loop would compute again is taken from outside. Only pure operations
+are merged.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def _key(node: Node) -> tuple[object, ...] | None:
     """What makes two nodes the same; None for a node that is only ever itself."""
     if not NODES[node.op].pure:
         return None
-    if node.op == "tensor":
-        return ("tensor", node.body[0].expr) if len(node.body) == 1 and node.inputs else None
+    if node.body:
+        return (node.op, node.body[0].expr) if len(node.body) == 1 and node.inputs else None
     return (node.op, node.inputs, node.attrs)
 
 
@@ -36,8 +37,8 @@ def _graph(graph: Graph, seen: Seen, known: Mapping[str, Axis]) -> Graph:
     for node in graph.nodes:
         node = rename(node, renamed)
         if node.regions:
-            visible = _in_slices(node, found, known) if node.op == "minibatch" else found
-            node = region_node(node, _graph(node.regions[0], visible, known))
+            visible = _in_slices(node, found, known) if NODES[node.op].loop == "slices" else found
+            node = region_node(node, _graph(node.region, visible, known))
         key = _key(node)
         old = found.get(key) if key is not None else None
         # Two tables are two sets of axes: only values of the same type can be one.
@@ -58,7 +59,7 @@ def _in_slices(loop: Node, found: Seen, known: Mapping[str, Axis]) -> Seen:
     return {
         key: node
         for key, node in found.items()
-        if node.op != "size" and all(_local(let.expr, axis, known) for let in node.body)
+        if not NODES[node.op].barrier and all(_local(let.expr, axis, known) for let in node.body)
     }
 
 

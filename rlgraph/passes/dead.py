@@ -7,10 +7,11 @@ uses, and the bodies' nodes with them.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 
-from rlgraph.ir.graph import Graph, Node, Program, Value, carried, refs, region_node, tensor_node
+from rlgraph.ir.graph import Graph, Node, Program, Value, refs, region_node, tensor_node
 from rlgraph.ir.types import axis_of
-from rlgraph.ops import NODES
+from rlgraph.ops import NODES, chosen_from
 
 
 def dead(program: Program) -> Program:
@@ -39,15 +40,17 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
     used = [value.name in needed for value in node.outputs]
     if not any(used) and not _effect(node):
         return None
-    if node.op == "tensor":
+    if node.body:
         return _slim_tensor(node, needed)
-    if node.op == "keep":
-        pairs = [pair for pair, use in zip(zip(node.inputs[1:], node.outputs, strict=True), used, strict=True) if use]
-        return replace(node, inputs=(node.inputs[0], *(i for i, _ in pairs)), outputs=tuple(o for _, o in pairs))
+    op = NODES[node.op]
+    if op.chooses is not None:
+        inputs = list(compress(chosen_from(node), used))
+        inputs.insert(op.chooses, node.inputs[op.chooses])
+        return replace(node, inputs=tuple(inputs), outputs=tuple(compress(node.outputs, used)))
     if not node.regions:
         return node
-    count = carried(node)
-    region = node.regions[0]
+    region = node.region
+    count = len(region.inputs)
     exports = [i for i in range(count, len(node.outputs)) if used[i] or _carries_axis(node, i)]
     outputs = (*node.outputs[:count], *(node.outputs[i] for i in exports))
     region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[i] for i in exports))))
@@ -55,8 +58,8 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
 
 
 def _carries_axis(node: Node, at: int) -> bool:
-    """Whether a `collect` counts its rows on this export."""
-    if node.op != "collect":
+    """Whether a loop counts its rows on this export."""
+    if NODES[node.op].loop != "rounds":
         return False
     axis = axis_of(node.outputs[at].type)
     return axis is not None and axis.key == str(node.attr("axis"))

@@ -10,9 +10,9 @@ from typing import Literal
 
 from rlgraph.ir.graph import Program
 from rlgraph.ir.text import print_program
-from rlgraph.ir.verify import UNIT, BrokenGraph, Rule, verify
+from rlgraph.ir.verify import FUSED, UNIT, BrokenGraph, verify
 from rlgraph.ops import NODES, infer
-from rlgraph.passes.fuse import fuse, unfused
+from rlgraph.passes.fuse import fuse
 from rlgraph.passes.granularity import granularity
 from rlgraph.passes.simplify import simplify
 from rlgraph.passes.split import split
@@ -24,9 +24,7 @@ class Pass:
     changes: Literal["exact", "reorder"]
     """`exact`: the same numbers; `reorder`: the same samples in another order. None may change staleness."""
     writes: tuple[str, ...] = ()
-    """What every node has after it and none before: attributes (`train.micro`), `unit`."""
-    rules: tuple[Rule, ...] = ()
-    """What holds of a program after it, and after all later passes."""
+    """What nodes have after it and none has before: attributes (`train.micro`), `unit`, several values (`fused`)."""
 
     @property
     def name(self) -> str:
@@ -36,7 +34,7 @@ class Pass:
 PIPELINE: tuple[Pass, ...] = (
     Pass(simplify, "exact"),
     Pass(split, "exact", writes=("train.micro", "train.why")),
-    Pass(fuse, "exact", rules=(unfused,)),
+    Pass(fuse, "exact", writes=(FUSED,)),
     Pass(granularity, "exact", writes=(UNIT,)),
 )
 
@@ -75,8 +73,7 @@ def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[St
 
 def verify_after(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
     """Raises BrokenGraph unless the program is one that these passes make."""
-    written = {name for step in done for name in step.writes}
-    verify(program, NODES, infer, written, [rule for step in done for rule in step.rules])
+    verify(program, NODES, infer, {name for step in done for name in step.writes})
 
 
 def _difference(before: Program, after: Program) -> str:

@@ -1,9 +1,9 @@
 """Re-use of the sampler's log-probabilities: a forward pass saved where it would compute what sampling knew.
 
 `actor.logprobs(rollout)` is `rollout.logprobs` where the same engine holds the same weights at the same temperature.
-The version of the weights is in the names: `actor@0` drew the rows and `actor@0` is asked. Rows that an older version
-drew (`lag`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose probabilities are
-taken at 1.
+The version of the weights is in the names: `actor@0` generated the rows and `actor@0` is asked. Rows of an older
+version (`lag`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose probabilities
+are taken at 1.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, region_node
+from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
 
 
 def reuse(program: Program) -> Program:
     return program.map_graphs({phase.name: _graph(phase.graph, {}) for phase in program.phases})
 
 
-def _graph(graph: Graph, drawn: dict[str, Node]) -> Graph:
-    """`drawn`: for each table, the node that drew its rows."""
-    drawn = dict(drawn)
+def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
+    """`generated`: for each table, the node that generated its rows."""
+    generated = dict(generated)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op in ("generate", "interact"):
-            drawn[node.outputs[0].name] = node
-        elif node.op == "keep":
-            pairs = zip(node.inputs[1:], node.outputs, strict=True)
-            drawn.update({value.name: drawn[name] for name, value in pairs if name in drawn})
-        elif node.op == "pick" and node.inputs[0] in drawn:
-            drawn[node.outputs[0].name] = drawn[node.inputs[0]]
-        elif node.op == "logprobs" and _same(node, drawn.get(node.inputs[1])):
-            node = Node("column", (node.inputs[1],), node.outputs, (("name", "logprobs"),), span=node.span)
+        op = NODES[node.op]
+        if op.generates:
+            generated[node.name] = node
+        elif op.chooses is not None:
+            pairs = zip(chosen_from(node), node.outputs, strict=True)
+            generated.update({value.name: generated[name] for name, value in pairs if name in generated})
+        elif node.op == "logprobs" and _same(node, generated.get(table_of(node))):
+            node = Node("column", (table_of(node),), node.outputs, (("name", "logprobs"),), span=node.span)
         for region in node.regions:
-            # What a body draws is known in it only: after `collect`, rows of several rounds and versions are mixed.
-            node = region_node(node, _graph(region, drawn))
+            # What a body generates is known in it only: after `collect`, rows of several rounds and versions are mixed.
+            node = region_node(node, _graph(region, generated))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -41,7 +41,7 @@ def _graph(graph: Graph, drawn: dict[str, Node]) -> Graph:
 def _same(node: Node, source: Node | None) -> bool:
     return (
         source is not None
-        and source.inputs[0] == node.inputs[0]
-        and source.attr("temperature") == node.attr("temperature")
-        and not source.attr("lag")
+        and model_of(source) == model_of(node)
+        and attr(source, "temperature") == attr(node, "temperature")
+        and not attr(source, "lag")
     )

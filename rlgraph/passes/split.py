@@ -14,7 +14,7 @@ It writes the unit into `train`'s attributes: `micro` (the key of an axis, or nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlgraph.ir.graph import (
@@ -33,8 +33,7 @@ from rlgraph.ir.graph import (
     tensor_node,
 )
 from rlgraph.ir.types import Axis, Table, Tensor, Type, axes_of, axis_of
-from rlgraph.ops import infer
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops import NODES, TENSOR, infer, table_of
 from rlgraph.passes.units import common_axis, depends, reductions
 
 
@@ -55,7 +54,7 @@ def split(program: Program) -> Program:
 def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis], taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op == "train":
+        if NODES[node.op].trains:
             nodes += _Splitter(node, dict(types), known, taken).run()
             continue
         for region in node.regions:
@@ -83,7 +82,7 @@ class _Splitter:
     summands: list[Let] = field(default_factory=list)
 
     def run(self) -> list[Node]:
-        region = self.node.regions[0]
+        region = self.node.region
         self.tied = {region.inputs[0].name}
         inside: list[Node] = []
         for node in region.nodes:
@@ -91,7 +90,7 @@ class _Splitter:
                 self.moved.append(node)
                 continue
             self.tied.update(value.name for value in node.outputs)
-            inside.append(self.without_constants(node) if node.op == "tensor" else node)
+            inside.append(self.without_constants(node) if node.body else node)
         micro, why = self.unit(inside)
         loss = region.outputs[0]
         if micro is not None:
@@ -139,7 +138,7 @@ class _Splitter:
     def unit(self, inside: list[Node]) -> tuple[Axis | None, str]:
         """The axis whose rows, with all that lies in them, can be computed apart from each other."""
         rows = [axis.row for node in inside for value in node.outputs if (axis := axis_of(value.type)) is not None]
-        asked = (self.types[node.inputs[1]] for node in inside if node.op in MODEL_CALLS)
+        asked = (self.types[table_of(node)] for node in inside if NODES[node.op].scores)
         rows += [kind.axis for kind in asked if isinstance(kind, Table)]
         rows += [
             self.known[found.axis].row
@@ -181,34 +180,31 @@ class _Splitter:
                 raise _NotASum(part)
             return part
         assert isinstance(expr, Apply)
-        if expr.type.axis is not None or expr.op == "detach":
-            raise _NotASum(f"`{expr.op}` of a number about the whole batch")
-        args = expr.args
-        if expr.op in ("add", "sub", "neg", "float"):
+        if expr.op in _SUMS:
+            return self.sum(expr, inside)
+        linear, args = TENSOR[expr.op].linear, expr.args
+        if linear == "all":
             return replace(expr, args=tuple(self.summed(arg, inside) for arg in args))
-        if expr.op == "mul":
+        if linear == "each":
             tied = [depends(arg, self.tied) for arg in args]
-            if all(tied):
+            if sum(tied) > 1:
                 raise _NotASum("the loss multiplies two numbers about the whole batch that depend on the model")
             return replace(
                 expr, args=tuple(self.summed(a, inside) if t else a for a, t in zip(args, tied, strict=True))
             )
-        if expr.op == "div" and not depends(args[1], self.tied):
-            return replace(expr, args=(self.summed(args[0], inside), args[1]))
-        if expr.op in ("sum", "mean"):
-            return self.sum(expr, inside)
-        shown = {"div": "the loss divides by a number about the whole batch that depends on the model"}
-        raise _NotASum(
-            shown.get(expr.op, f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows")
-        )
+        if linear == "first" and not any(depends(arg, self.tied) for arg in args[1:]):
+            return replace(expr, args=(self.summed(args[0], inside), *args[1:]))
+        usual = f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"
+        raise _NotASum(_WHY_NOT.get(expr.op, usual))
 
     def sum(self, expr: Apply, inside: list[Node]) -> Expr:
-        rows = expr.args[0]
-        crossing = self.crosses(rows)
+        crossing = self.crosses(expr.args[0])
         if crossing:
             raise _NotASum(crossing)
-        if expr.op == "sum":
-            return expr
+        return _SUMS[expr.op](self, expr, inside)
+
+    def mean(self, expr: Apply, inside: list[Node]) -> Expr:
+        rows = expr.args[0]
         assert rows.type.axis
         total = Apply("sum", (rows,), infer("sum", [rows.type]), None, expr.span)
         # The mean of none is 0.
@@ -236,10 +232,22 @@ class _Splitter:
             # Rows of the axis itself tell it best: of prompts without answers, the answers know nothing.
             exact = (n for n in tables if axis in axes_of(self.types[n]))
             source = next(exact, None) or next(n for n in tables if _holds(self.types[n], axis))
-            value = Value(self.fresh(f"{self.node.regions[0].outputs[0]}.{axis.key}.size"), Tensor("int"))
+            value = Value(self.fresh(f"{self.node.region.outputs[0]}.{axis.key}.size"), Tensor("int"))
             self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.node.span))
             self.sizes[axis.key] = value.name
         return Ref(self.sizes[axis.key], Tensor("int"))
+
+
+_SUMS: Mapping[str, Callable[[_Splitter, Apply, list[Node]], Expr]] = {
+    "sum": lambda splitter, expr, inside: expr,
+    "mean": _Splitter.mean,
+}
+"""The reductions that are sums over rows, and how each is written as one."""
+
+_WHY_NOT = {
+    "div": "the loss divides by a number about the whole batch that depends on the model",
+    "detach": "`detach` of a number about the whole batch",
+}
 
 
 def _needed(lets: list[Let], name: str) -> tuple[Let, ...]:

@@ -30,7 +30,7 @@ def reductions(expr: Expr) -> Iterator[Apply]:
 def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
     """The unit of one node; `types` are those of the values it uses, `known` the axes by key."""
     op = NODES[node.op]
-    if node.op == "tensor":
+    if node.body:
         return _tensor_unit(node, types, known)
     if op.unit == "batch":
         return Unit(None, op.reason)
@@ -38,8 +38,8 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
         axis = axis_of(node.outputs[0].type)
         assert axis
         return Unit(axis.key, op.reason)
-    if node.op == "keep":
-        return Unit(node.attr("axis"))
+    if axis := node.attr("axis"):
+        return Unit(axis)
     rows = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
     tables = [kind.axis for name in node.inputs if isinstance(kind := types[name], Table)]
     if not rows:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
+BoxKind = Literal[
     "data", "op", "call", "table", "column", "tensor", "report", "state", "minimize", "next", "model", "train", "loop"
 ]
 """`model`, `train` and `loop` hold other boxes; a report has a box for each of its metrics."""
@@ -53,7 +53,7 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Box:
     id: str
-    kind: Kind
+    kind: BoxKind
     title: str
     note: str = ""
     """Beside the title of a container, under that of others."""

@@ -7,48 +7,36 @@ from collections.abc import Iterable, Mapping
 from rlgraph.ir.graph import Constant, Model, Node, Record, Unit, Value
 from rlgraph.ir.text import show, show_constant
 from rlgraph.ir.types import Handle
+from rlgraph.ops import NODES
+from rlgraph.ops.tensor import INFIX
 
 FORMULA_COLUMNS = 44
 FORMULA_LINES = 4
 METRIC_COLUMNS = 56
 OPTION_COLUMNS = 40
 
-# What goes without saying: internal names, and options at the value that changes nothing.
-_HIDDEN = {"key", "func", "names", "env", "axis", "name", "column", "micro", "why"}
-_NEUTRAL: dict[str, Constant] = {
-    "n": 1,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_tokens": 0,
-    "epochs": 1,
-    "shuffle": False,
-    "rounds": 64,
-    "clip_norm": 0.0,
-    "weight_decay": 0.0,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "dtype": "float32",
-    "timeout": 60.0,
-    "batch": 0,
-}
+_ELSEWHERE = ("name", "names", "axis", "text")
+"""Types of attributes that are no options: a title or an arrow says them."""
+
+_COUNTED = {"parts": "part", "epochs": "epoch", "steps": "step", "rows": "row"}
+"""Attributes that say how often a loop runs, and what is counted."""
 
 
-def options(attrs: Iterable[tuple[str, Constant]]) -> str:
-    """The options that say something: `n=16, max_tokens=1024`."""
-    said = []
-    for name, value in attrs:
-        neutral = name in _NEUTRAL and value == _NEUTRAL[name]
-        if name not in _HIDDEN and not neutral and value is not None and value != ():
-            said.append(f"{name}={show_constant(value)}")
-    return ", ".join(said)
+def options(node: Node, but: Iterable[str] = ()) -> str:
+    """The options that say something, but for some: `n=16, max_tokens=1024`."""
+    known = {each.name: each for each in NODES[node.op].attributes if each.type not in _ELSEWHERE}
+    said = [(name, value) for name, value in node.attrs if name in known and name not in but]
+    return _shown((name, value) for name, value in said if value != known[name].default)
+
+
+def _shown(said: Iterable[tuple[str, Constant]]) -> str:
+    return ", ".join(f"{name}={show_constant(value)}" for name, value in said if value is not None and value != ())
 
 
 def record(found: Record, kind: str) -> str:
     """What something from outside is made of: `jsonl("a.jsonl", batch=8)`."""
-    # A data source is shuffled unless it says otherwise; a loop is not.
-    told = options((name, value) for name, value in found.options if (kind, name, value) != ("data", "shuffle", True))
+    # A data source is shuffled unless it says otherwise.
+    told = _shown(item for item in found.options if (kind, *item) != ("data", "shuffle", True))
     shown = [show_constant(arg) for arg in found.args] + ([told] if told else [])
     return short(f"{found.name}({', '.join(shown)})", OPTION_COLUMNS)
 
@@ -57,7 +45,7 @@ def training(node: Node, axes: Mapping[str, str]) -> str:
     """The options of a training step: `lr=1e-06, micro-batches by rollout`."""
     micro = node.attr("micro")
     parts = [
-        options(node.attrs),
+        options(node),
         f"micro-batches by {axes.get(micro, micro)}" if isinstance(micro, str) and micro else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -65,26 +53,25 @@ def training(node: Node, axes: Mapping[str, str]) -> str:
 
 def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
     """Title and note of a loop: `minibatch prompts`, `4 parts, 2 epochs`."""
-    attrs = dict(node.attrs)
-    axis = attrs.pop("axis", None)
-    rows = axes.get(str(axis), str(axis)) if axis is not None else _drawn(node)
-    title = f"{node.op} {rows}".rstrip()
+    axis = node.attr("axis")
+    rows = axes.get(str(axis), str(axis)) if axis is not None else _read(node)
     counted = []
-    for name, words in (("parts", "part"), ("epochs", "epoch"), ("steps", "step"), ("rows", "row")):
-        count = attrs.get(name)
+    for name, word in _COUNTED.items():
+        count = node.attr(name)
         if isinstance(count, int) and (name, count) != ("epochs", 1):
-            counted.append(f"{count} {words}{'' if count == 1 else 's'}")
-    if node.op == "every":
-        title, counted = f"every {', '.join(counted)}" if counted else title, []
-    if node.op == "collect" and counted:
-        counted[0] = f"until {attrs['rows']} {rows or 'rows'} are kept" if "rows" in attrs else counted[0]
-    rest = options(item for item in attrs.items() if item[0] not in ("parts", "epochs", "steps", "rows"))
+            counted.append(f"{count} {word}{'' if count == 1 else 's'}")
+    title, kind = f"{node.op} {rows}".rstrip(), NODES[node.op].loop
+    if kind == "steps":
+        title, counted = f"{node.op} {', '.join(counted)}", []
+    if kind == "rounds":
+        counted = [f"until {node.attr('rows')} {rows or 'rows'} are kept"]
+    rest = options(node, but=_COUNTED)
     return title, ", ".join([*counted, *([rest] if rest else [])])
 
 
-def _drawn(node: Node) -> str:
-    """The data source that a loop draws from."""
-    given = (value.type for value in node.regions[0].inputs)
+def _read(node: Node) -> str:
+    """The data source whose rows a loop reads."""
+    given = (value.type for value in node.region.inputs)
     return next((kind.name for kind in given if isinstance(kind, Handle) and kind.kind == "cursor"), "")
 
 
@@ -133,22 +120,6 @@ def wrap(text: str, columns: int) -> list[str]:
     return [*lines, text]
 
 
-_BREAKS = {
-    "+": 0,
-    "-": 0,
-    "or": 0,
-    "and": 0,
-    "<": 0,
-    ">": 0,
-    "<=": 0,
-    ">=": 0,
-    "==": 0,
-    "!=": 0,
-    "*": 1,
-    "/": 1,
-}
-
-
 def _break(text: str, columns: int) -> int:
     """Where to end the first line: after a comma or before an operator, in its right half."""
     depth = 0
@@ -160,7 +131,10 @@ def _break(text: str, columns: int) -> int:
             continue
         # A line that ends in an operator looks as if it went wrong there.
         after = text[place + 1 :].split(" ", 1)[0]
-        badness = 2 * depth + (0 if text[place - 1] == "," else _BREAKS.get(after, 6))
+        sign = INFIX.get(after)
+        # Loose signs are the best places, words the worst.
+        tight = 0 if text[place - 1] == "," else max(0, sign.precedence - 5) if sign else 6
+        badness = 2 * depth + tight
         if badness <= least:
             least, best = badness, place
     return best if least < 1000 else at

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
 from rlgraph.ir.text import print_node, show, show_constant
 from rlgraph.ir.types import Handle
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
-from rlgraph.viz.boxes import Body, Box, Kind, Line, Link, Port, Role, Scene, Section
+from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Link, Port, Role, Scene, Section
 from rlgraph.viz.containers import Draft, gather
 
-_OF_MODELS = (*MODEL_CALLS, "generate", "interact", "update")
+Said = tuple[BoxKind, str, str, tuple[str, ...]]
+"""Kind, title, note and lines of a box."""
+
 _ROLES: dict[str, Role] = {"causal_lm": "policy", "value_lm": "critic", "reward_lm": "reward"}
 _FROZEN: dict[Role, Role] = {"policy": "policy frozen", "critic": "critic frozen", "reward": "reward frozen"}
 
@@ -56,14 +59,14 @@ class _Maker:
         """Adds a box for each node; `trained` is the version of the weights that the frame trains."""
         minor = _minor(graph)
         for node in graph.nodes:
-            if node.op == "report":
+            if _is_report(node):
                 for metric in self.metrics(node, minor):
                     self.add(draft, metric)
-            if node.op == "report" or node.name in minor:
+            if _is_report(node) or node.name in minor:
                 continue
             box = self.frame(node) if node.regions else self.leaf(node)
-            if node.op in _OF_MODELS and node.inputs:
-                name = self.owner(graph, node)
+            if model_of(node) and not node.regions:
+                name = self.owner(node)
                 if name and node.inputs[0] == trained:
                     box = replace(box, role=self.role(name), inputs=box.inputs[1:])
                 elif name:
@@ -100,27 +103,32 @@ class _Maker:
         )
         return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
-    def said(self, node: Node) -> tuple[Kind, str, str, tuple[str, ...]]:
+    def said(self, node: Node) -> Said:
         """Kind, title, note and lines of a node without regions."""
-        shown = captions.options(node.attrs)
-        if node.op == "tensor":
-            return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula(node)
-        if node.op == "column":
-            column = next((value for _, value in node.attrs if isinstance(value, str)), "")
-            return "column", f"{node.inputs[0]}.{column}" if column else node.name, "", ()
-        if node.op == "read":
-            return "data", node.name, self.outside(node.inputs[0].split("@")[0]), ()
-        if node.op == "call":
-            func = str(node.attr("func", node.attr("name", "call")))
-            return "call", func, self.outside(func), ()
-        if node.op in _OF_MODELS:
-            env = node.attr("env")
+        if node.op in _SAID:
+            return _SAID[node.op](self, node)
+        shown = captions.options(node)
+        if model_of(node):
+            env, given = node.attr("env"), self.types[node.inputs[1]]
+            source = f"from {given.name}" if isinstance(given, Handle) else ""
             with_env = f"with {env}" if env else ""
-            source = f"from {node.inputs[1].split('@')[0]}" if node.op == "update" and len(node.inputs) > 1 else ""
             return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
         axis = node.attr("axis")
         title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
         return "table", title, shown, ()
+
+    def tensor(self, node: Node) -> Said:
+        return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula(node)
+
+    def column(self, node: Node) -> Said:
+        return "column", f"{node.inputs[0]}.{node.attr('name')}", "", ()
+
+    def read(self, node: Node) -> Said:
+        return "data", node.name, self.outside(_base(node.inputs[0])), ()
+
+    def call(self, node: Node) -> Said:
+        func = node.attr("func")
+        return "call", func, self.outside(func), ()
 
     def outside(self, name: str) -> str:
         """What a data source or a function is made of."""
@@ -152,7 +160,7 @@ class _Maker:
     def box(
         self,
         node: Node,
-        kind: Kind,
+        kind: BoxKind,
         title: str,
         note: str,
         lines: tuple[str, ...] = (),
@@ -183,16 +191,15 @@ class _Maker:
     # Frames
 
     def frame(self, node: Node) -> Box:
-        region = node.regions[0]
-        count = len(region.inputs)
+        region, count = node.region, len(node.carried_in)
         inputs = [
             self.port(outer, _base(inner.name), inner.name)
             for outer, inner in zip(node.inputs, region.inputs, strict=False)
             if not _is_cursor(inner)
         ]
-        inputs += [self.port(name, _base(name), name) for name in node.inputs[count:]]
+        inputs += [self.port(name, _base(name), name) for name in node.captured]
         draft = Draft(sources={port.inside: "" for port in inputs})
-        trained = self.handle(node) if node.op == "train" else ""
+        trained = _base(model_of(node)) if NODES[node.op].trains else ""
         self.nodes(draft, region, region.inputs[0].name if trained and count else "")
         outputs = []
         for at, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
@@ -223,14 +230,9 @@ class _Maker:
         title, note = captions.loop(node, self.axes)
         return self.box(node, "loop", title, note, inputs=kept, outputs=made, body=body)
 
-    def handle(self, node: Node) -> str:
-        """The model that a `train` node trains."""
-        first = node.regions[0].inputs[0].type if node.regions[0].inputs else None
-        return first.name if isinstance(first, Handle) else node.op
-
-    def owner(self, graph: Graph, node: Node) -> str:
-        """The model that performs an operation: its first input is a version of it."""
-        name = _base(node.inputs[0])
+    def owner(self, node: Node) -> str:
+        """The model that performs an operation."""
+        name = _base(model_of(node))
         return name if name in self.models else ""
 
     def port(self, name: str, label: str, inside: str = "") -> Port:
@@ -268,6 +270,15 @@ class _Maker:
         )
 
 
+_SAID: Mapping[str, Callable[[_Maker, Node], Said]] = {
+    "tensor": _Maker.tensor,
+    "column": _Maker.column,
+    "read": _Maker.read,
+    "call": _Maker.call,
+}
+"""Operations that are drawn in their own way."""
+
+
 def _base(version: str) -> str:
     """`actor` of `actor@2`."""
     return version.split("@")[0]
@@ -298,17 +309,18 @@ def _pruned(body: Body) -> Body:
     return replace(body, boxes=tuple(boxes))
 
 
+def _is_report(node: Node) -> bool:
+    return node.op == "report"
+
+
 def _minor(graph: Graph) -> dict[str, Node]:
     """The tensor nodes that only a report uses, by the value they make."""
-    users: dict[str, list[str]] = {}
+    users: dict[str, list[bool]] = {}
     for node in graph.nodes:
         for name in node.inputs:
-            users.setdefault(name, []).append(node.op)
+            users.setdefault(name, []).append(_is_report(node))
     return {
         node.name: node
         for node in graph.nodes
-        if node.op == "tensor"
-        and len(node.body) == 1
-        and users.get(node.name) == ["report"]
-        and node.name not in graph.outputs
+        if len(node.body) == 1 and users.get(node.name) == [True] and node.name not in graph.outputs
     }

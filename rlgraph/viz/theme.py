@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlgraph.viz.boxes import Kind, Role
+from rlgraph.viz.boxes import BoxKind, Role
 from rlgraph.viz.fonts import Face
 
 
@@ -32,7 +32,7 @@ ROLES: dict[Role, Paint] = {
 }
 """A model's container by what the model is; frozen ones are paler."""
 
-KINDS: dict[Kind, Paint] = {
+KINDS: dict[BoxKind, Paint] = {
     "data": Paint("#eef1f5", "#8793a8", INK, ""),
     "call": Paint("#fff6dc", "#d9ab3a", "#6b4e00", ""),
     "table": Paint("#f2f4f7", "#a3adbd", INK, ""),
