@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlgraph.analysis.tables import table
+from rlgraph.clusters.read import read_cluster
+from rlgraph.clusters.topology import topology_of
 from rlgraph.compilation.planning import Placed
 from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import dtype_of, updates
@@ -21,10 +24,6 @@ from rlgraph.transfers.reshard import reshard
 BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, beside the weights themselves."""
 
-DEVICES_PER_NODE = 8
-"""Assumed of a cluster. Devices are counted over all pools, in the order in which those are declared."""
-
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 _BYTES = {"float": 4, "int": 8, "bool": 1}
 _SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
 """Columns of a table that are not worked out from others."""
@@ -73,14 +72,15 @@ def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: str, 
         layout = spec_of(group.engine).layout
         sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
         places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
-    nodes = {device: device // DEVICES_PER_NODE for device in places}
-    topology = Topology(dict(enumerate(places)), nodes)
+    topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
     return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:
-    """A number for each device of all pools."""
+    """Where it is in the plan's cluster; of no cluster, a number for each device of all pools."""
     before = 0
+    if plan.cluster:
+        return next(pool.first for pool in plan.pools if pool.name == group.pool) + group.devices[rank]
     for pool in plan.pools:
         if pool.name == group.pool:
             break

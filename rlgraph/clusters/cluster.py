@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class Device:
     """Bytes a second to the memory of its host, in each direction."""
     price: float
     """US dollars an hour."""
+
+    @property
+    def kind(self) -> Literal["cpu", "gpu"]:
+        return "cpu" if self.name == "cpu" else "gpu"
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at a dtype; where it has none of its own, that of float32."""
@@ -71,4 +76,13 @@ class Cluster:
             if first < island.devices:
                 return number
             first -= island.devices
+        raise IndexError(f"the cluster has {self.devices} devices")
+
+    def node(self, device: int) -> int:
+        """The number of the node that a device is in, counted through all islands."""
+        before = 0
+        for island in self.islands:
+            if device < island.devices:
+                return before + device // island.per_node
+            device, before = device - island.devices, before + island.nodes
         raise IndexError(f"the cluster has {self.devices} devices")

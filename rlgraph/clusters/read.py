@@ -9,7 +9,7 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, Listed, known, made, names
 from rlgraph.clusters.file import read_file
 from rlgraph.clusters.text import Group, Request, Word, read_text, write_text
-from rlgraph.clusters.units import QuantityKind, exact, parse, show
+from rlgraph.clusters.units import QuantityKind, exact, parse
 from rlgraph.errors import Diagnostic, ProgramError
 
 UNKNOWN_DEVICE = "E0921"
@@ -29,26 +29,6 @@ def read_cluster(text: str) -> Cluster:
     _few_enough(request, islands)
     bandwidth, latency = _between(request, islands)
     return Cluster(islands, bandwidth, latency, write_text(islands, _said_between(islands, bandwidth, latency)))
-
-
-def show_cluster(cluster: Cluster) -> str:
-    """A few lines for people: what there is, how fast, and what it costs."""
-    price = sum(island.devices * island.device.price for island in cluster.islands)
-    lines = [f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}, ${price:,.2f} an hour"]
-    for island in cluster.islands:
-        device = island.device
-        rates = ", ".join(f"{show(rate, 'rate')} {dtype}" for dtype, rate in device.flops)
-        latency = f"{show(island.link_latency, 'time')} and {show(island.network_latency, 'time')}"
-        lines += [
-            f"{island.nodes:,} x {island.per_node} {device.name}: ${device.price:g} an hour each",
-            f"    {show(device.memory, 'bytes')} at {show(device.bandwidth, 'bandwidth')}; {rates}",
-            f"    links {show(device.link, 'bandwidth')} in a node, {show(island.network, 'bandwidth')} between nodes, "
-            f"{show(device.host, 'bandwidth')} to the host; {latency} a message",
-        ]
-    if len(cluster.islands) > 1:
-        latency = show(cluster.between_latency, "time")
-        lines.append(f"between groups: {show(cluster.between, 'bandwidth')} for each device; {latency} a message")
-    return "\n".join(lines)
 
 
 def _island(group: Group) -> Island:

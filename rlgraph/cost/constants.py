@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlgraph.enginespec.rates import Rates, WorkKind
+from rlgraph.enginespec.registry import engines
+from rlgraph.enginespec.spec import DeviceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +55,14 @@ class Constants:
     """Where they are from: shown with every prediction."""
 
 
-GPU = Constants(
-    {
-        ("megatron", "train"): Rates(0.45, 0.8, call=0.01, block=1e-3, layer=1e-4, update=5e-3),
-        ("megatron", "forward"): Rates(0.5, 0.8, call=0.01, block=1e-3, layer=5e-5),
-        ("vllm", "generate"): Rates(0.6, 0.75, call=0.02, block=2e-3, layer=1e-5, row=1e-5),
-        ("transformers", "train"): Rates(0.35, 0.8, call=0.01, block=2e-3, layer=3e-4, update=5e-3),
-        ("transformers", "forward"): Rates(0.4, 0.8, call=0.01, block=2e-3, layer=1e-4),
-        ("transformers", "generate"): Rates(0.3, 0.4, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
-    }
-)
-"""Of a data-centre GPU in bfloat16. Shares of the peak are those that training and serving systems publish
-(Megatron-LM, arXiv 2104.04473: 0.44 to 0.52 on A100; vLLM decodes at 0.7 to 0.8 of the bandwidth with CUDA graphs);
-overheads are of the order that kernel launches and Python take. `rlgraph profile` measures a machine's own."""
+def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
+    """What engines say of themselves."""
+    return {(name, kind): rates for name, spec in engines().items() for kind, rates in spec.rates[device].items()}
 
-CPU = Constants(
-    {
-        ("megatron", "train"): Rates(0.4, 0.5, call=5e-3, block=8e-3, layer=2e-3, update=1e-2),
-        ("megatron", "forward"): Rates(0.4, 0.5, call=5e-3, block=5e-3, layer=1e-3),
-        ("vllm", "generate"): Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1e-4),
-        ("transformers", "train"): Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
-        ("transformers", "forward"): Rates(0.4, 0.5, call=2e-3, block=2e-3, layer=5e-4),
-        ("transformers", "generate"): Rates(0.4, 0.5, call=5e-3, block=1e-3, layer=3e-4, row=2e-5),
-    },
-    reserved=512 << 20,
-)
+
+GPU = Constants(_rates("gpu"))
+"""Of a data-centre GPU in bfloat16. Shares of the peak are those that training and serving systems publish; overheads
+are of the order that kernel launches and Python take. `rlgraph profile` measures a machine's own."""
+
+CPU = Constants(_rates("cpu"), reserved=512 << 20)
 """Of a CPU; `rlgraph profile` measures a machine's own."""

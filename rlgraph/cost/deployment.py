@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.links import Link, link
-from rlgraph.models.families import Kind
+from rlgraph.enginespec.registry import engine
+from rlgraph.enginespec.spec import EngineSpec
+from rlgraph.ir.dtypes import ITEM_BYTES
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 
 BLOCK_TOKENS = 2048
 """Padded tokens of a micro-batch where nobody says how many: what the engines take by themselves."""
-
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float64": 8}
-"""Of a weight, an activation, a key or a value; 4 of all other dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class ModelConfig:
 
     name: str
     shape: Shape
-    kind: Kind
+    kind: ModelKind
     dtype: str = "float32"
 
     @property
     def item(self) -> int:
         """Bytes of one of its numbers."""
-        return ITEM_BYTES.get(self.dtype, 4)
+        return ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class Deployment:
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
     """Of an engine that computes micro-batches side by side in one process."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        return engine(self.engine)
 
     @property
     def size(self) -> int:

@@ -11,24 +11,11 @@ from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.time import Batch, slots
 from rlgraph.cost.work import Activations, Tokens
+from rlgraph.enginespec.spec import Grown
+from rlgraph.ir.dtypes import ITEM_BYTES
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
-
-PREFILL_TOKENS = 2048
-"""Of the prompts that vLLM reads at a time; it has buffers for as many."""
-
-VLLM_CACHE = 64 << 20
-"""Bytes of vLLM's cache on a CPU where nobody says how many."""
-
-VLLM_BUFFERS = 1 << 20
-"""Bytes of tables of vLLM's that do not depend on the model."""
-
-CACHE_PLACES = 1 << 18
-"""Tokens, of all rows together, that transformers' engine decodes at a time."""
-
-FIRST_ROOM = 64
-"""Places beyond the prompt that its cache has at first; when they are used up it grows by half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +57,34 @@ class Footprint:
 
 def training(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv
-    1710.03740). Megatron's copies share those out, which is ZeRO's first stage (arXiv 1910.02054), and have wide
-    gradients that stay."""
+    1710.03740). Copies may share those out, which is ZeRO's first stage (arXiv 1910.02054)."""
     weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     wide = 0 if config.item >= 4 else 4
     own = Bytes((("weights", weights * config.item),))
     optimizer = Bytes((("optimizer", weights * (wide + 2 * max(4, config.item))),))
+    sharded = deployment.spec.shards_optimizer
     micro, blocks = _micro(config, deployment, batches)
     kept = _activations(config, deployment, micro)
-    if deployment.engine == "megatron":
-        scores = work.scores_bytes(config.shape, micro, itemsize=config.item, tp=deployment.tp)
-        stays = Bytes((("gradients", weights * max(4, config.item)), ("buffers", scores)))
-        passes = _pipeline(config, deployment, kept, scores, blocks)
+    scores = _scores(config, deployment, micro)
+    if deployment.spec.memory.gradients_stay:
+        wide_gradients = weights * max(4, config.item)
+        own += Bytes((("gradients", wide_gradients),))
+        passes = _pipeline(config, deployment, kept, scores.total, blocks)
         # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
-        copied = weights * max(4, config.item) / (1 if _on_cpu(deployment) else deployment.dp)
-        return Footprint(own + stays, _larger(passes, Bytes((("buffers", copied),))), optimizer)
-    passes = _passes(config, deployment, kept, blocks, weights * config.item)
-    return Footprint(own + optimizer, _larger(passes, _update(config, deployment, weights)))
+        shared_out = sharded and not _on_cpu(deployment)
+        update = Bytes((("buffers", wide_gradients / (deployment.dp if shared_out else 1)),))
+    else:
+        passes = _passes(config, deployment, kept, blocks, weights * config.item)
+        update = _update(config, deployment, weights)
+    own, active = own + scores, _larger(passes, update)
+    return Footprint(own, active, optimizer) if sharded else Footprint(own + optimizer, active)
+
+
+def _scores(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
+    """The matrix of attention scores that stays, of engines that have one."""
+    if deployment.spec.memory.flash:
+        return Bytes()
+    return Bytes((("buffers", work.scores_bytes(config.shape, micro, itemsize=config.item, tp=deployment.tp)),))
 
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Activations:
@@ -97,10 +95,8 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         itemsize=config.item,
         tp=deployment.tp,
         recompute=deployment.recompute,
-        flash=deployment.engine != "megatron",
-        fused_norms=not _on_cpu(deployment)
-        if deployment.engine == "megatron"
-        else _on_cpu(deployment) and config.dtype == "float32",
+        flash=deployment.spec.memory.flash,
+        fused_norms=deployment.spec.memory.fused_norms(deployment.island.device.kind, config.dtype),
     )
 
 
@@ -121,7 +117,7 @@ def _turn(activations: float, kept: Activations) -> Bytes:
 
 
 def _passes(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float, gradients: float) -> Bytes:
-    """Of transformers' engine: beside the sum of the gradients those of the last micro-batch are there while the next
+    """Where gradients do not stay: beside their sum those of the last micro-batch are there while the next
     ones are computed, and each of these has its activations at first and its gradients in the end."""
     shape = config.shape
     side = min(deployment.threads, blocks)
@@ -134,7 +130,7 @@ def _passes(config: ModelConfig, deployment: Deployment, kept: Activations, bloc
 
 
 def _update(config: ModelConfig, deployment: Deployment, weights: float) -> Bytes:
-    """Of transformers' engine, at the end of a step: gradients, and what becomes of them."""
+    """Where gradients do not stay, at the end of a step: they, and what becomes of them."""
     narrow = config.item < 4
     if deployment.dp > 1:
         # Copies add up one float32 tensor that is made of all gradients.
@@ -165,7 +161,7 @@ def _laid_out(config: ModelConfig) -> float:
 
 def reading(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a forward pass: one layer at a time, and then the head."""
-    shape, item, flash = config.shape, config.item, deployment.engine != "megatron"
+    shape, item, flash = config.shape, config.item, deployment.spec.memory.flash
     weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
     own = Bytes((("weights", weights * item),))
     micro, blocks = _micro(config, deployment, batches)
@@ -173,9 +169,7 @@ def reading(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch
     logits = work.logits_bytes(shape, config.kind, micro, item, deployment.tp, flash)
     chosen = micro.scored * shape.hidden * item
     active = _larger(Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits))))
-    if not flash:
-        own += Bytes((("buffers", work.scores_bytes(shape, micro, itemsize=item, tp=deployment.tp)),))
-    return Footprint(own, _times(active, min(deployment.threads, blocks)))
+    return Footprint(own + _scores(config, deployment, micro), _times(active, min(deployment.threads, blocks)))
 
 
 # Generation
@@ -183,40 +177,42 @@ def reading(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch
 
 def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs."""
-    if deployment.engine == "transformers":
-        return _decoding(config, deployment, batches)
-    # On a CPU it computes in float32, whatever it is told.
-    shape, item = config.shape, 4 if _on_cpu(deployment) else config.item
+    traits, reserved = deployment.spec.memory, deployment.spec.memory.cache
+    if isinstance(reserved, Grown):
+        return _decoding(config, deployment, batches, reserved)
+    shape = config.shape
+    item = ITEM_BYTES[traits.cpu_dtype] if traits.cpu_dtype and _on_cpu(deployment) else config.item
     weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
     width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=0.0)
     rows = max((min(slots(config, deployment, batch), batch.share(deployment.dp)) for batch in batches), default=0.0)
     own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
-    cache = deployment.kv_bytes or (max(VLLM_CACHE, own * width) if _on_cpu(deployment) else own * rows * width)
+    cache = deployment.kv_bytes or (max(reserved.cpu_bytes, own * width) if _on_cpu(deployment) else own * rows * width)
     queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
     ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
-    fed = min(PREFILL_TOKENS, rows * width)
+    fed = min(reserved.prompt_tokens, rows * width)
     read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
-    buffers = VLLM_BUFFERS + PREFILL_TOKENS * shape.hidden * item
+    buffers = reserved.tables + reserved.prompt_tokens * shape.hidden * item
     # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
     logits = (12.0 + item * (item < 4)) * rows * shape.vocab
     held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
     return Footprint(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
 
 
-def _decoding(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
-    """Of transformers' engine: prompts are read all at once, before their rows are decoded together."""
+def _decoding(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> Footprint:
+    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together."""
     own = Bytes((("weights", work.stage_parameters(config.shape, config.kind, 1) * config.item),))
-    return Footprint(own, max((_decoded(config, deployment, batch) for batch in batches), key=_total, default=Bytes()))
+    active = [_decoded(config, deployment, batch, cache) for batch in batches]
+    return Footprint(own, max(active, key=_total, default=Bytes()))
 
 
-def _decoded(config: ModelConfig, deployment: Deployment, batch: Batch) -> Bytes:
+def _decoded(config: ModelConfig, deployment: Deployment, batch: Batch, kept: Grown) -> Bytes:
     shape, item = config.shape, config.item
     prompt, response = batch.prompt.longest, batch.response.longest
     rows = max(1.0, batch.share(deployment.dp))
-    blocks = min(rows, max(deployment.threads, math.ceil(rows * (prompt + response) / CACHE_PLACES)))
+    blocks = min(rows, max(deployment.threads, math.ceil(rows * (prompt + response) / kept.places)))
     side = min(deployment.threads, blocks)
     rows = math.ceil(rows / blocks) * side
-    first = prompt + min(response, FIRST_ROOM)
+    first = prompt + min(response, kept.first)
     room, before = _room(first, prompt + response)
     kv = work.kv_bytes(shape, item)
     prompts = math.ceil(rows / batch.samples)
@@ -274,7 +270,7 @@ def _block(available: float, budget: float, width: float, side: int) -> tuple[fl
 
 
 def _on_cpu(deployment: Deployment) -> bool:
-    return deployment.island.device.name == "cpu"
+    return deployment.island.device.kind == "cpu"
 
 
 def _larger(one: Bytes, other: Bytes) -> Bytes:

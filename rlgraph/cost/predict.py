@@ -11,6 +11,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import Footprint
 from rlgraph.cost.time import Batch, Cost
+from rlgraph.enginespec.registry import engine
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import DRAWING
 
@@ -90,7 +91,7 @@ class Predictor:
             how.micro_tokens,
             how.recompute,
             how.kv_bytes,
-            self.threads if group.engine == "transformers" else 1,
+            self.threads if engine(group.engine).threads else 1,
         )
 
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:

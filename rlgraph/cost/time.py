@@ -225,7 +225,7 @@ class Update:
     whole: float
     """Bytes that each copy reads and writes."""
     shared: float
-    """More of them, which copies share out: each of Megatron's updates its share."""
+    """More of them, which copies share out: with a sharded optimizer each updates its share."""
     bandwidth: float
     share: float
     """Of a link's bandwidth."""
@@ -250,8 +250,9 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     rates = constants.rates[deployment.engine, "train"]
     weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
-    # Megatron scatters sums of float32 gradients and gathers new weights; transformers adds all gradients up.
-    split = deployment.engine == "megatron"
+    # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
+    # gradients.
+    split = deployment.spec.shards_optimizer
     sent = weights * (4 + config.item) if split else weights * 8
     whole = weights * (4 + (config.item if split else ADAM_BYTES))
     shared = weights * ADAM_BYTES if split else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from rlgraph.models.families import Kind, count
+from rlgraph.models.families import ModelKind, count
 from rlgraph.models.shape import Shape
 
 
@@ -49,14 +49,14 @@ def expert_parameters(shape: Shape) -> int:
 
 
 @cache
-def active_parameters(shape: Shape, kind: Kind = "causal_lm") -> int:
+def active_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Those that one token takes part in: of the experts, its own."""
     idle = expert_parameters(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
     return count(shape, kind) - idle
 
 
 @cache
-def stage_parameters(shape: Shape, kind: Kind, pp: int) -> int:
+def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
     """Of the fullest of equal pipeline stages. The first has the embedding, the last the last norm and the head; a tied
     head is a tensor of its own there."""
     if pp == 1:
@@ -70,7 +70,7 @@ def stage_parameters(shape: Shape, kind: Kind, pp: int) -> int:
 # FLOPs
 
 
-def forward_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
+def forward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
     """Of the matrix products of a pass over rows, a multiplication and an addition counted as two: 2 for each weight
     and token, and those of the attention. Embeddings are looked up, which is none; norms and activations are left out
     (Kaplan et al., arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473, appendix)."""
@@ -88,23 +88,17 @@ def attention_flops(shape: Shape, work: Tokens) -> float:
     return 4.0 * shape.layers * shape.heads * shape.head_dim * work.squares
 
 
-def head_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
+def head_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
     """The part of the head in `forward_flops`: at the scored tokens, of a reward model at each row's last one."""
     if kind == "reward_lm":
         return 2.0 * shape.hidden * work.rows
     return 2.0 * shape.hidden * (shape.vocab if kind == "causal_lm" else 1) * work.scored
 
 
-def backward_flops(shape: Shape, kind: Kind, work: Tokens) -> float:
+def backward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
     """Twice those forward: each product has two gradients. Attention that keeps no weights computes them once more,
     which is two and a half times as much (Dao, arXiv 2307.08691, section 4.1)."""
     return 2 * forward_flops(shape, kind, work) + attention_flops(shape, work) / 2
-
-
-def train_flops(shape: Shape, kind: Kind, work: Tokens, recompute: bool) -> float:
-    """Forward and backward; with `recompute` the layers forward once more."""
-    again = layers_flops(shape, work) if recompute else 0.0
-    return forward_flops(shape, kind, work) + backward_flops(shape, kind, work) + again
 
 
 def decode_flops(shape: Shape, context: float) -> float:
@@ -125,7 +119,7 @@ def _layer_weights(shape: Shape) -> int:
 
 
 LOGITS = 1 << 25
-"""Of which transformers' engine computes at most so many at a time where no gradient is kept."""
+"""Of which engines with flash attention compute at most so many at a time where no gradient is kept."""
 
 
 def kv_bytes(shape: Shape, itemsize: int) -> int:
@@ -155,7 +149,7 @@ class Activations:
 
 def activation_bytes(
     shape: Shape,
-    kind: Kind,
+    kind: ModelKind,
     micro: Tokens,
     *,
     itemsize: int,
@@ -170,9 +164,8 @@ def activation_bytes(
     tensor-parallel rank.
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone. flash:
-    the layers of transformers, whose attention keeps no weights; without it those that Megatron-core has without
-    Transformer Engine, which keeps them. fused_norms: norms keep what they read or its normal form; without it they are
-    written out and compute in float32, as transformers' do but in a float32 model on a CPU, and Megatron's on a CPU.
+    layers whose attention keeps no weights; without it those of tensor-parallel layers in plain torch, which keep them.
+    fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
     entropy: the loss asks for it, too.
     """
     part = _Part(shape, micro, itemsize, tp, flash, fused_norms)
@@ -189,8 +182,10 @@ def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, fl
     return _Part(shape, micro, itemsize, tp, flash, False).forward()
 
 
-def logits_bytes(shape: Shape, kind: Kind, micro: Tokens, itemsize: int = 4, tp: int = 1, flash: bool = True) -> float:
-    """What the head has at its peak where no gradient is kept, in float32. transformers has logits and their softmax,
+def logits_bytes(
+    shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int = 4, tp: int = 1, flash: bool = True
+) -> float:
+    """What the head has at its peak where no gradient is kept, in float32: logits and their softmax,
     of at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices, and narrow
     logits."""
     if kind != "causal_lm":
@@ -200,14 +195,14 @@ def logits_bytes(shape: Shape, kind: Kind, micro: Tokens, itemsize: int = 4, tp:
 
 
 def scores_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1) -> float:
-    """Of the one matrix of attention scores that all layers of Megatron-core write to, and that it keeps."""
+    """Of the one matrix of attention scores that all layers write to, and that stays."""
     return shape.heads / tp * micro.squares * itemsize
 
 
-def _head(shape: Shape, kind: Kind, micro: Tokens, itemsize: int, tp: int, flash: bool, entropy: bool) -> float:
-    """Three float32 matrices of transformers' loss: log-softmax, and the gradients behind and before it; with the
-    entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it asks for:
-    logits, those less the largest, their exponentials and a product; and narrow logits."""
+def _head(shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, flash: bool, entropy: bool) -> float:
+    """Three float32 matrices of a loss over the whole vocabulary: log-softmax, and the gradients behind and before it;
+    with the entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it
+    asks for: logits, those less the largest, their exponentials and a product; and narrow logits."""
     if kind != "causal_lm":
         return 0.0
     each = 12 * (1 + entropy) if flash else 16 + itemsize * (itemsize < 4)
@@ -265,7 +260,7 @@ class _Part:
     def ends(self) -> float:
         last = self._norm() - self.shape.hidden * self.itemsize
         found = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
-        # Megatron has one matrix of scores that all layers write to.
+        # Without flash attention there is one matrix of scores that all layers write to.
         return found + (self._angles() if self.flash else self._scores() * self.itemsize)
 
     def _norm(self) -> float:
@@ -275,8 +270,8 @@ class _Part:
         return self.shape.hidden * (wide + 2 * self.itemsize) + 4
 
     def _network(self) -> float:
-        """For each token: gate, up, SiLU of the gate, and product; Megatron adds 0 to `up` and keeps the sum, too.
-        Experts also keep a token's copy for each of them, and what they make of it."""
+        """For each token: gate, up, SiLU of the gate, and product; without flash attention 0 is added to `up`, and the
+        sum kept, too. Experts also keep a token's copy for each of them, and what they make of it."""
         each = 4 if self.flash else 5
         copies = 2 * self.shape.experts_per_token * self.shape.hidden
         return (each * _ffn(self.shape) / self.tp + copies) * self.itemsize

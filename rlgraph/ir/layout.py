@@ -2,7 +2,7 @@
 
 A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer:
 its name has a `*` in the layer's place. So layers over pipeline stages are a split like any other, and plans stay
-small. The words are those of `torch.distributed.tensor`: `Shard`, `Replicate`, `Partial`.
+small.
 """
 
 from __future__ import annotations
@@ -15,27 +15,6 @@ Range = tuple[int, int]
 
 Box = tuple[Range, ...]
 """A range for each dimension."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Split along a dimension of the tensor, or rows along an axis: the first ranks take one more where it does not
-    divide."""
-
-    dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replicate:
-    """Each rank has all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Each rank has a summand."""
-
-
-Placement = Shard | Replicate | Partial
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from typing import Any
 
 from rlgraph.ir.layout import Box, volume
 
+DEVICES_PER_NODE = 8
+"""Assumed where no cluster is given."""
+
 TensorBox = tuple[str, Box]
 """A box of the global tensor of this name."""
 
@@ -38,7 +41,7 @@ class Topology:
     """Seconds that a round of messages takes beside its bytes."""
 
     @classmethod
-    def separate(cls, places: Iterable[int], devices_per_node: int = 8) -> Topology:
+    def separate(cls, places: Iterable[int], devices_per_node: int = DEVICES_PER_NODE) -> Topology:
         """Each place on a device of its own, nodes filled in the order of the places."""
         devices = {place: index for index, place in enumerate(dict.fromkeys(places))}
         return cls(devices, {device: device // devices_per_node for device in devices.values()})

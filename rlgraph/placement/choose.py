@@ -42,7 +42,7 @@ class Question:
     workload: Workload
     constants: Constants
     engines: tuple[str, ...]
-    """Those that may be chosen where the schedule names none, beside transformers."""
+    """Those that may be chosen where the schedule names none, beside the embedded one."""
     goal: Goal = "time"
     offload: bool = True
     """Models may be in the host's memory while they are not at work."""

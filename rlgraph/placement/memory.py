@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import cast
 
+from rlgraph.enginespec.registry import engine
+from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.models.families import Kind, count
+from rlgraph.models.families import ModelKind, count
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import Shapes, dtype_of
 
-_WIDTH = {"bfloat16": 2, "float64": 8}
-"""Bytes of a weight; 4 of all others."""
 _GRADIENT, _MOMENTS = 4, 8
 """Bytes that training keeps for each weight: its gradient, and AdamW's two moments."""
 
@@ -25,13 +25,12 @@ def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
 
 def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     trained = {role.model for role in plan.roles if role.operation == "train" and role.group == group.name}
-    # Megatron's copies share the moments out among them.
-    sharing = group.mesh.length("dp") if group.engine == "megatron" else 1
+    sharing = group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
     found = 0
     for name in group.models:
         model, shape = program.model(name), shapes.get(name)
         if isinstance(shape, Shape):
-            numbers = count(shape, cast(Kind, model.kind)) // (group.mesh.length("tp") * group.mesh.length("pp"))
+            numbers = count(shape, cast(ModelKind, model.kind)) // (group.mesh.length("tp") * group.mesh.length("pp"))
             kept = _GRADIENT + _MOMENTS // sharing if name in trained else 0
-            found += numbers * (_WIDTH.get(dtype_of(model, program), 4) + kept)
+            found += numbers * (ITEM_BYTES[dtype_of(model, program)] + kept)
     return found

@@ -6,7 +6,8 @@ What a schedule pins is done; the rest gets simple defaults:
   - work that is not placed runs where the model's other work runs; a model of which nothing is placed runs where the
   model
     that it is a copy of runs, or else in the first pool;
-  - vLLM generates and Megatron does the rest, where they are installed and know the model; transformers does all else;
+  - of the engines that are installed and know the model, the preferred one does a piece of work; the embedded one does
+    all else;
   - a model is split as little as is said, and the copies that share the rows fill the pool.
 
 Work with the same pool, engine and mesh is done by the same processes.
@@ -21,13 +22,14 @@ from typing import Literal, cast
 
 from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Span
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ir.types import Handle
-from rlgraph.models.families import Kind
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
 from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
 
@@ -144,17 +146,16 @@ class _Placer:
 
     def engine(self, model: Model, operation: str, split: Mesh) -> str:
         """The best engine that is there and can; where none is, the one that has to be installed for this split."""
-        special = "vllm" if operation in DRAWING else "megatron"
         wanted = {name for name, size in split.axes if size > 1}
-        able = [name for name in (special, "transformers") if wanted <= set(spec_of(name).axes)]
+        able = [each.name for each in preferred(operation) if wanted <= set(each.axes)]
         there = (name for name in able if name in self.installed and self.fits(model, name, split))
         return next(there, able[-1])
 
     def fits(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
-        known = isinstance(shape, Shape) and not problems(shape, engine, split, cast(Kind, model.kind))
-        here = {"float32"} if engine == "megatron" and self.machine.kind == "cpu" else _DTYPES
-        return engine == "transformers" or known and dtype_of(model, self.program) in here
+        known = isinstance(shape, Shape) and not problems(shape, engine, split, cast(ModelKind, model.kind))
+        spec = spec_of(engine)
+        return spec.every_model or known and spec.can_compute(dtype_of(model, self.program), self.machine.kind)
 
     # What is wrong
 
@@ -163,7 +164,7 @@ class _Placer:
         seen = set()
         for (name, operation), seat in self.seats.items():
             pin = self.pin(name, operation)
-            if pin and seat.engine != "transformers" and (name, seat) not in seen:
+            if pin and not spec_of(seat.engine).every_model and (name, seat) not in seen:
                 seen.add((name, seat))
                 yield from self.wrong(self.program.model(name), seat, pin)
 
@@ -171,22 +172,22 @@ class _Placer:
         engine, shape, dtype = seat.engine, self.shapes.get(model.name), dtype_of(model, self.program)
         subject = next(s.span for s in pin.work if s.model == model.name)
         named = pin.at("engine") if pin.engine else subject
-        if dtype not in _DTYPES:
+        if not spec_of(engine).can_compute(dtype):
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`",
                 named,
-                "`engine=transformers` does",
+                f"`engine={embedded().name}` does",
             )
         if isinstance(shape, UnsupportedModel):
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` cannot hold `{model.name}`: {shape}",
                 named,
-                "`engine=transformers` takes every architecture",
+                f"`engine={embedded().name}` takes every architecture",
             )
         elif shape is not None:
-            for at, text in _misfits(shape, cast(Kind, model.kind), seat, pin, named):
+            for at, text in _misfits(shape, cast(ModelKind, model.kind), seat, pin, named):
                 yield Diagnostic("E0911", f"`{model.name}`: {text}", at)
 
     # The plan
@@ -213,7 +214,7 @@ class _Placer:
         )
 
     def names(self) -> dict[_Seat, str]:
-        """`learn.megatron`; with the split, where a pool has several groups of an engine: `learn.megatron.tp4pp2`."""
+        """`POOL.ENGINE`; with the split, where a pool has several groups of an engine: `POOL.ENGINE.tp4pp2`."""
         order = list(self.pools)
         seats = sorted(dict.fromkeys(self.seats.values()), key=lambda seat: order.index(seat.pool))
         kinds = [(seat.pool, seat.engine) for seat in seats]
@@ -266,7 +267,7 @@ def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
     return (first, second), a.size // part
 
 
-def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:
+def _misfits(shape: Shape, kind: ModelKind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:
     """What is wrong with a model's split, and the option that it comes from; `named` is where the engine stands."""
     whole = problems(shape, seat.engine, mesh(), kind)
     yield from ((named, text) for text in whole)
@@ -276,8 +277,6 @@ def _misfits(shape: Shape, kind: Kind, seat: _Seat, pin: Placement, named: Span)
 
 
 _SCORING = tuple(name for name in MODEL_OPERATIONS if name not in DRAWING)
-_DTYPES = {"float32", "bfloat16"}
-"""Of Megatron's and vLLM's weights; transformers takes any. Megatron's bfloat16 needs a GPU."""
 
 
 def _split(split: Mesh) -> str:

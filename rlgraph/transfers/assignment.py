@@ -103,16 +103,3 @@ def _members(groups: Sequence[Sequence[int]], count: int) -> NDArray[np.int64]:
     for index, group in enumerate(groups):
         found[list(group)] = index
     return found
-
-
-def footprint(before: Layout, after: Layout) -> tuple[int, int, int]:
-    """Of a device that goes from one layout to another: elements that it has to get, elements it has while both are
-    there (what is in both once), and elements it keeps that the second has no use for."""
-    moved = peak = unused = 0
-    for tensor in cells([before, after]):
-        have, need = tensor.held
-        sizes = tensor.volumes()
-        moved += int(sizes[need & ~have].sum())
-        peak += int(sizes[need | have].sum())
-        unused += int(sizes[have & ~need].sum())
-    return moved, peak, unused

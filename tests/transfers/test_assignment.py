@@ -10,9 +10,10 @@ import pytest
 from rlgraph.ir.layout import Local, Piece, share
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.rows import block, made, needed
-from rlgraph.transfers.assignment import assign, footprint
+from rlgraph.transfers.assignment import assign
+from rlgraph.transfers.cells import Layout, cells
 from rlgraph.transfers.reshard import reshard
+from tests.transfers.rows import block, made, needed
 
 LAYERS, ROWS, COLUMNS = 192, 192, 16
 
@@ -260,3 +261,16 @@ def test_from_one_mesh_to_another_without_a_controller() -> None:
     transfer = _plan(made(before, 12), destination)
     pairs = {(giver, taker - 100): size for (giver, taker), size in transfer.pairs().items()}
     assert pairs == {(2, 0): 4, (2, 1): 4, (6, 0): 2, (6, 1): 2, (6, 2): 2, (6, 3): 2, (10, 2): 4, (10, 3): 4}
+
+
+def footprint(before: Layout, after: Layout) -> tuple[int, int, int]:
+    """Of a device that goes from one layout to another: elements that it has to get, elements it has while both are
+    there (what is in both once), and elements it keeps that the second has no use for."""
+    moved = peak = unused = 0
+    for tensor in cells([before, after]):
+        have, need = tensor.held
+        sizes = tensor.volumes()
+        moved += int(sizes[need & ~have].sum())
+        peak += int(sizes[need | have].sum())
+        unused += int(sizes[have & ~need].sum())
+    return moved, peak, unused

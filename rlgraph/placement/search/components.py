@@ -12,7 +12,7 @@ from rlgraph.cost.time import Batch
 from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.models.families import Kind
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
 from rlgraph.placement.place import Shapes, dtype_of
@@ -67,7 +67,7 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
             own = tuple(operation for operation in done if (operation in DRAWING) == generating)
             if not own or not isinstance(shape, Shape):
                 continue
-            config = ModelConfig(model.name, shape, cast(Kind, model.kind), dtype_of(model, program))
+            config = ModelConfig(model.name, shape, cast(ModelKind, model.kind), dtype_of(model, program))
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
             said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
             pin = next((each for each in said.values() if each), None)

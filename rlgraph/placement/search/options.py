@@ -18,8 +18,10 @@ from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch, LatencyModel, Update, generate, latency, update
 from rlgraph.cost.work import kv_bytes
 from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import embedded, preferred
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.families import Kind
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import DRAWING
 from rlgraph.placement.search.components import Component
@@ -162,17 +164,21 @@ class Options:
                     yield Deployment(engine, island, tp, pp)
 
     def able(self, component: Component) -> list[str]:
-        """The engine that is for a component's work; transformers where it cannot hold the model."""
-        special = "vllm" if component.work == "generate" else "megatron"
-        if special in self.engines and legal(component.config.shape, special, component.config.kind, 1):
-            return [special]
-        return ["transformers"]
+        """The engine that is preferred for a component's work, of those that can hold the model."""
+        config = component.config
+        for spec in preferred(component.operations[0]):
+            there = spec.embedded or spec.name in self.engines
+            able = spec.operations.issuperset(component.operations)
+            if there and able and legal(config.shape, spec.name, config.kind, 1):
+                return [spec.name]
+        return [embedded().name]
 
     def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
         """Sizes of micro-batches and caches, recomputation."""
         batches = self.batches(component)
         width = int(max((batch.row.longest for batch in batches), default=1.0)) + 1
-        if component.work == "generate" and deployment.engine == "vllm":
+        settings = deployment.spec.settings
+        if component.work == "generate" and "kv_bytes" in settings:
             row = (
                 kv_bytes(component.config.shape, component.config.item)
                 / min(deployment.tp, component.config.shape.kv_heads)
@@ -180,10 +186,10 @@ class Options:
             )
             for rows in SLOTS_AT_ONCE:
                 yield replace(deployment, kv_bytes=int(row * rows))
-        elif deployment.engine == "megatron":
+        elif component.work != "generate" and "micro_tokens" in settings:
             for rows in MICROS:
                 yield replace(deployment, micro_tokens=rows * width)
-                if component.work == "train":
+                if component.work == "train" and "recompute" in settings:
                     yield replace(deployment, micro_tokens=rows * width, recompute=True)
         else:
             yield deployment
@@ -212,7 +218,7 @@ class Options:
         resident = strategy.fixed + strategy.shared / copies
         synced = component.work == "generate" and component.trained
         # What is called a CPU's device memory is its host's.
-        away = self.offload and deployment.island.device.name != "cpu"
+        away = self.offload and deployment.island.device.kind != "cpu"
         moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
         extra = order(deployment.tp * deployment.pp * copies, constants).seconds
         seconds, again = [], []
@@ -249,14 +255,11 @@ class Options:
 
 
 @cache
-def legal(shape: Shape, engine: str, kind: Kind, per_node: int) -> tuple[tuple[int, int], ...]:
+def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[tuple[int, int], ...]:
     """The tensor-parallel and pipeline sizes that an engine can split a model by; tensors over two nodes at most."""
-    if engine == "transformers":
-        return ((1, 1),)
-    tensor = [2**power for power in range(12) if 2**power <= 2 * per_node]
-    stages = (
-        [pp for pp in range(1, min(shape.layers, 64) + 1) if shape.layers % pp == 0] if engine == "megatron" else [1]
-    )
+    axes = spec_of(engine).axes
+    tensor = [2**power for power in range(12) if 2**power <= 2 * per_node] if "tp" in axes else [1]
+    stages = range(1, min(shape.layers, 64) + 1) if "pp" in axes else [1]
     return tuple((tp, pp) for tp in tensor for pp in stages if not problems(shape, engine, mesh(1, pp, tp), kind))
 
 
@@ -307,4 +310,4 @@ def _brought(option: Option, component: Component) -> tuple[object, tuple[float,
 
 def _alike(component: Component, deployment: Deployment) -> bool:
     """Whether one engine trains and generates: with the same split in both, weights do not travel at all."""
-    return component.trained and component.generates and deployment.engine == "transformers"
+    return component.trained and component.generates and deployment.spec.trains and deployment.spec.generates
