@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rlgraph.clusters.cluster import Cluster, Device
-from rlgraph.cost.constants import Constants, Host, Rates, WorkKind
+from rlgraph.cost.constants import Constants, Host
+from rlgraph.enginespec.rates import Rates, WorkKind
 
 VERSION = 1
 

@@ -16,11 +16,12 @@ from typing import Literal
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost import work
-from rlgraph.cost.constants import Constants, Rates
+from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import link
 from rlgraph.cost.work import Tokens
+from rlgraph.enginespec.rates import Rates
 
 SLOTS = 256
 """Rows that an engine decodes together at most."""

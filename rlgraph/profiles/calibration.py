@@ -10,7 +10,8 @@ from typing import get_args
 from rlgraph.clusters.devices import DTYPES
 from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Host, Rates, WorkKind
+from rlgraph.cost.constants import CPU, GPU, Host
+from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.planfiles.document import Document, Part
 

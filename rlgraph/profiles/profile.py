@@ -24,10 +24,11 @@ from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Constants, Host, Rates, WorkKind
+from rlgraph.cost.constants import CPU, GPU, Constants, Host
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Batch, Predictor, work
 from rlgraph.enginespec import registry
+from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, Done, Observed, Seen, by_turn, observed
 from rlgraph.profiles.probes import Point, Probe, Size

@@ -13,10 +13,11 @@ import pytest
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration, Measured
-from rlgraph.cost.constants import CPU, Host, Rates
+from rlgraph.cost.constants import CPU, Host
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
+from rlgraph.enginespec.rates import Rates
 from rlgraph.errors import ProgramError
 from rlgraph.models.shape import Shape, shape_of
 from rlgraph.profiles.calibration import read_calibration
