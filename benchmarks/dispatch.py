@@ -119,7 +119,7 @@ class Ours:
         for self.node in graph.walk():
             if self.node.op == "tensor":
                 break
-            made = self.backend.dispatch.fire(self.node, self.frame, host, {})
+            made = self.backend.dispatch.fire(self.node, self.frame, host)
             for rows in made.rows:
                 self.frame.add_rows(rows)
             self.frame.values.update(made.values)
@@ -131,7 +131,7 @@ class Ours:
         copies = self.copies(count)
 
         def fire() -> object:
-            return self.backend.dispatch.fire(self.node, self.frame, copies, {})
+            return self.backend.dispatch.fire(self.node, self.frame, copies)
 
         # In this order: after the first the rows are here.
         return {"rows away": fire, "rows here": fire}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -28,11 +28,9 @@ class Orders(Protocol):
     nodes: dict[int, int]
     """For each node, by its `id`, its number in the program."""
 
-    def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made: ...
+    def fire(self, node: Node, frame: Frame, group: Group) -> Made: ...
 
-    def parts(
-        self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
-    ) -> Iterator[Made]: ...
+    def parts(self, node: Node, frame: Frame, group: Group, sizes: Sequence[int]) -> Iterator[Made]: ...
 
     def choose(self, node: Node, frame: Frame, host: Group) -> Tensor:
         """Which rows `keep` or `pick` takes."""
@@ -63,8 +61,8 @@ class Placed(Steps):
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         model = frame.values[node.inputs[0]]
         group = self.plan.role(model, node.op)
-        self.weights.bring(model, group, node)
-        yield from self.dispatch.parts(node, frame, group, self.weights.versions, sizes)
+        self.weights.bring(model, group, node, frame.step)
+        yield from self.dispatch.parts(node, frame, group, sizes)
 
     # Nodes
 
@@ -73,9 +71,9 @@ class Placed(Steps):
             return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
         if node.op == "update":
             target, source = (frame.values[name] for name in node.inputs)
-            self.weights.update(target, source, node)
+            self.weights.update(target, source, node, frame.step)
             return Made({node.name: target})
-        # An age is that of the present step, which not everybody knows who has the rows.
+        # An age is that of a step, which who has the rows is not told when he is asked for them.
         if node.op == "column" and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
             return Made({node.name: replace(table, column=self.dispatch.nodes[id(node)])})
@@ -85,20 +83,20 @@ class Placed(Steps):
         if node.op in ("keep", "pick"):
             places = self.dispatch.choose(node, frame, host)
             return kept(node, frame, places) if node.op == "keep" else chosen(node, frame, places)
-        return self.dispatch.fire(node, frame, host, self.weights.versions)
+        return self.dispatch.fire(node, frame, host)
 
     def compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         model = frame.values[node.inputs[0]]
         group = self.plan.role(model, node.op)
-        self.weights.bring(model, group, node)
+        self.weights.bring(model, group, node, frame.step)
         try:
-            made = self.dispatch.fire(node, frame, group, self.weights.versions)
+            made = self.dispatch.fire(node, frame, group)
         except KeyboardInterrupt:
             # It comes at the end of an update, whose weights are new ones: they are worth saving.
             if node.op == "train":
-                self.weights.trained(model)
+                self.weights.trained(model, frame.step)
             raise
         if node.op == "train":
-            self.weights.trained(model)
+            self.weights.trained(model, frame.step)
         return made

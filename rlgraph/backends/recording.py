@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from rlgraph.backends.rows import RowId, show_id
+from rlgraph.backends.step import Step
 from rlgraph.engines.base import Generation
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
@@ -146,7 +147,7 @@ _Key = tuple[str, int | None, RowId]
 
 
 class Replay:
-    """Reads a recording; only the rows of the last step that was asked for are kept in memory."""
+    """Reads a recording; the rows of a step are kept in memory until it is over."""
 
     def __init__(self, folder: Path, program: str, seed: int) -> None:
         """Raises UsageMistake where the folder is no recording of this program."""
@@ -154,8 +155,8 @@ class Replay:
         recorded = read_header(folder, program)["seed"]
         self._hint = f"replay with the data, the seed and the `n` that were recorded: its seed was {recorded}"
         self._hint += f", this run's is {seed}" if recorded != seed else ""
-        self._step = 0
-        self._rows: dict[_Key, dict[str, Any]] = {}
+        self._rows: dict[int, dict[_Key, dict[str, Any]]] = {}
+        """By step."""
         self._lock = Lock()
 
     def read(
@@ -173,6 +174,11 @@ class Replay:
             torch.tensor([chance for record in found for chance in record["logprobs"]], dtype=torch.float64),
             torch.tensor([record["finished"] for record in found], dtype=torch.bool),
         )
+
+    def finish(self, step: Step) -> None:
+        """This step and those before are over."""
+        with self._lock:
+            self._rows = {number: rows for number, rows in self._rows.items() if number > step.number}
 
     def _row(
         self,
@@ -206,10 +212,9 @@ class Replay:
 
     def _of_step(self, step: int) -> dict[_Key, dict[str, Any]]:
         with self._lock:
-            if step != self._step:
-                self._rows = dict(self._lines(step))
-                self._step = step
-            return self._rows
+            if step not in self._rows:
+                self._rows[step] = dict(self._lines(step))
+            return self._rows[step]
 
     def _lines(self, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
         for file in sorted(self.folder.glob(f"{_stem(step)}.*.jsonl")):

@@ -15,6 +15,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
+from rlgraph.backends.step import Step
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sequences import Sequences, ragged_index
@@ -65,11 +66,16 @@ def column(node: Node, frame: Frame, session: Session) -> Made:
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
     table = frame.values[node.inputs[0]]
-    return Made({node.outputs[0].name: column_of(node, table, kind, session, frame.rows[kind.axis.key])})
+    if node.attr("name") == "age" and kind.sampled and "age" not in table.columns:
+        found = session.versions.at(table.owner, frame.step) - table.columns["version"]
+    else:
+        found = column_of(node, table, session, frame.rows[kind.axis.key])
+    return Made({node.outputs[0].name: found})
 
 
-def column_of(node: Node, table: TableData, kind: Table, session: Session, rows: Rows | None = None) -> Any:
-    """The column of a table that a node asks for; `rows` tell who lacks it."""
+def column_of(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
+    """The column of a table that a node asks for, unless it is one that a step has a say in; `rows` tell who lacks
+    it."""
     name = node.attr("name")
     if name in table.columns:
         return table.columns[name]
@@ -87,8 +93,6 @@ def column_of(node: Node, table: TableData, kind: Table, session: Session, rows:
         if name == "text":
             codec = session.models[table.owner].engine.codec
             return [codec.decode(row) for row in sequences.scored_rows()]
-    if name == "age" and kind.sampled:
-        return session.models[table.owner].version - table.columns["version"]
     return list(data_column(table, name, rows, node))
 
 
@@ -366,13 +370,14 @@ def sample(node: Node, frame: Frame, session: Session) -> Made:
 
 def update(node: Node, frame: Frame, session: Session) -> Made:
     target, source = (frame.values[name] for name in node.inputs)
-    take_over(node, session, target, source)
+    take_over(node, frame.step, session, target, source)
     return Made({node.outputs[0].name: target})
 
 
-def take_over(node: Node, session: Session, target: str, source: str) -> None:
+def take_over(node: Node, step: Step, session: Session, target: str, source: str) -> None:
     """Gives a model another's weights, or moves it towards them."""
     to, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
+    session.changing(target, step)
     try:
         if ema is None:
             to.engine.load_state(weights)
@@ -380,7 +385,6 @@ def take_over(node: Node, session: Session, target: str, source: str) -> None:
             to.engine.blend(weights, ema)
     except EngineError as error:
         raise engine_failure(node, "the weights do not fit", error) from None
-    to.touched = True
 
 
 def report(node: Node, frame: Frame, session: Session) -> Made:

@@ -27,7 +27,6 @@ class LocalBackend(Steps):
     def __init__(self, program: Program, settings: Settings, observer: Observer | None = None) -> None:
         self.observer = observer or Silent()
         self.session = Session(program, settings, self.observer.opening)
-        self.session.remember(self.session.models)
         self.program, self.seed = program, settings.seed
         self.dtype, self.first = self.session.dtype, self.session.first
         self.executor = Executor(self, settings.block)
@@ -35,7 +34,7 @@ class LocalBackend(Steps):
         """Sees the frame after each node, for tests and debugging."""
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        self.session.end_step()
+        self.session.finish(step)
         return {}
 
     def trained(self) -> dict[str, int]:

@@ -39,7 +39,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     count = node.attr("n")
     ids = _ids(parents, kind, count)
     encoded = _encoded(node, model, prompts, parents)
-    weights, version = _weights(node, model)
+    weights, version = _weights(node, frame.step, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
     draw = _Draw(node, frame.step, session, model, None, count, _sampling(node, model), weights)
     for (start, stop), made in zip(
@@ -149,13 +149,11 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
         raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
 
 
-def _weights(node: Node, model: ModelState) -> tuple[State | None, int]:
-    """The weights that sample and their version: with a lag, those of so many steps ago."""
-    lag = min(node.attr("lag", 0), model.version)
-    if not lag or not model.past:
-        # Where no past is kept, the weights that came here are those of the past already.
-        return None, model.version - lag
-    return model.past[-1 - lag], model.version - lag
+def _weights(node: Node, step: Step, session: Session, model: ModelState) -> tuple[State | None, int]:
+    """The weights that generate, where they are not the present ones, and their version."""
+    lag = node.attr("lag", 0)
+    version = session.versions.at(model.model.name, step, 1 + lag)
+    return model.past.get(version) if lag else None, version
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     parents, data, prompts = _asked(node, frame)
     kind, count = _kind(node), node.attr("n")
     ids = _ids(parents, kind, count)
-    weights, version = _weights(node, model)
+    weights, version = _weights(node, frame.step, session, model)
     started = _encoded(node, model, prompts, parents)
     rows, asked = _repeat(data, count), _repeat(prompts, count)
     environment = session.environments[node.attr("env")]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any, cast
 import torch
 
 from rlgraph.backends.recording import Recorder, Replay
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.engines.base import Embedded, Engine, EngineError, Rank, State
+from rlgraph.engines.base import Embedded, Engine, EngineError, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -51,14 +52,9 @@ class ModelState:
 
     engine: Engine
     model: Model
-    version: int = 0
-    """Steps in which its weights changed."""
+    past: PastWeights
     updates: int = 0
     """Optimizer steps."""
-    past: deque[State] = field(default_factory=deque)
-    """Weights of the last versions, the newest at the end, for models whose sampling lags behind."""
-    touched: bool = False
-    """Its weights changed in this step."""
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
@@ -89,6 +85,7 @@ class Session:
         outside: Container[str] | None = None,
     ) -> None:
         self.program, self.settings = program, settings
+        self.versions = Versions(program)
         self._open_engine = open_engine
         self.workers = Workers()
         self.models: dict[str, ModelState] = {}
@@ -150,24 +147,20 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
             ) from None
-        self.models[model.name] = ModelState(engine, model)
+        self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
 
-    def remember(self, models: Iterable[str]) -> None:
-        """From now on keeps the weights of these models that sampling with a lag needs."""
-        lag = max((phase.staleness for phase in self.program.phases), default=0)
-        for state in (self.models[name] for name in models):
-            if lag and not state.model.frozen:
-                state.past = deque([state.engine.state()], maxlen=lag + 1)
+    def changing(self, name: str, step: Step) -> None:
+        """A model's weights are about to change; its past ones are kept as long as they are needed."""
+        state = self.models[name]
+        state.past.changing(step, state.engine.state)
 
-    def end_step(self) -> None:
-        """Publishes the weights of models that changed in this step."""
+    def finish(self, step: Step) -> None:
+        """This step and those before are over: what only they needed is forgotten."""
         for state in self.models.values():
-            if state.touched:
-                state.version += 1
-                state.touched = False
-                if state.past:
-                    state.past.append(state.engine.state())
+            state.past.finish(step)
+        if self.replay:
+            self.replay.finish(step)
 
     def close(self) -> None:
         self.workers.close()

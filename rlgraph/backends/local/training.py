@@ -49,12 +49,12 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
         body.values[region.inputs[0].name] = model
         return Micro(tuple(_call(inner, body, session) for inner in asked), loss)
 
+    session.changing(model, frame.step)
     try:
         state.engine.train_step(range(len(blocks)), micro, _options(node), state.updates)
     except EngineError as error:
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
-    state.touched = True
     if not parts:
         # A rank without the answers has nothing to export either.
         return Made({node.outputs[0].name: model})

@@ -82,7 +82,7 @@ class RayBackend(Placed):
         self.dispatch.end_step()
         needed = live(things.values())
         who = self.processes.who
-        references = [self.processes.call(each, "retain", sorted(needed.get(each, ()))) for each in who]
+        references = [self.processes.call(each, "retain", step, sorted(needed.get(each, ()))) for each in who]
         self.processes.get(references, What(who, "the end of the step"))
         return told
 

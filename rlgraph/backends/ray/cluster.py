@@ -46,13 +46,11 @@ def start(
 
     memory: bytes that the processes need together at least.
     """
-    owners = dict(plan.owners)
     jobs = {
         (group.name, rank): Job(
             program,
             group,
             rank,
-            tuple(model for model in group.models if owners.get(model) == group.name),
             settings,
             seconds,
         )

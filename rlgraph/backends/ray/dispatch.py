@@ -39,15 +39,15 @@ class Dispatch:
         self._work: dict[tuple[Address, int], int] = {}
         """For each process and work of this step the observer's number."""
 
-    def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made:
+    def fire(self, node: Node, frame: Frame, group: Group) -> Made:
         """Each data-parallel copy of the group does its share of the rows."""
         speakers, axis = group.speakers(), split_axis(node)
         if len(speakers) == 1 or (axis is None and node.op != "train"):
-            number, receipts = self.ask(node, group, {0: frame}, versions)
+            number, receipts = self.ask(node, group, {0: frame})
             return self.made(node, number, receipts[0], (group.name, speakers[0]))
         if axis is None:
             # A loss that cannot be split is worked out by one copy; the others take the same step.
-            number, receipts = self.ask(node, group, {0: frame, **dict.fromkeys(range(1, len(speakers)))}, versions)
+            number, receipts = self.ask(node, group, {0: frame, **dict.fromkeys(range(1, len(speakers)))})
             return self.made(node, number, receipts[0], (group.name, speakers[0]))
         # In a later block the axes that the node makes are there already, without rows of this block.
         needed = {own.key for own in row_axes(frame, node.inputs, {axis: self.axes[axis]})}
@@ -56,7 +56,7 @@ class Dispatch:
         parts = split(frame, axis, len(speakers), node.inputs)
         busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
         idle: dict[int, Frame | None] = dict.fromkeys(range(len(parts))) if node.op == "train" else {}
-        number, receipts = self.ask(node, group, idle | busy, versions)
+        number, receipts = self.ask(node, group, idle | busy)
         done: list[tuple[Frame, Places]] = []
         for copy, body in busy.items():
             made = self.made(node, number, receipts[copy], (group.name, speakers[copy]))
@@ -72,14 +72,12 @@ class Dispatch:
 
     def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
         """Which rows `keep` or `pick` takes. The rows themselves stay where they are."""
-        _, receipts = self.ask(node, host, {0: frame}, {})
+        _, receipts = self.ask(node, host, {0: frame})
         chosen = receipts[0].chosen
         assert chosen is not None
         return torch.tensor(chosen)
 
-    def ask(
-        self, node: Node, group: Group, frames: Mapping[int, Frame | None], versions: Mapping[str, int]
-    ) -> tuple[int, dict[int, Receipt]]:
+    def ask(self, node: Node, group: Group, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
 
         A copy without a frame takes part in an update to which it has nothing to add.
@@ -109,7 +107,6 @@ class Dispatch:
                     delivery.rows,
                     frames[group.mesh.at(address[1], "dp")] is None,
                     keeps,
-                    dict(versions),
                 )
                 references.append(self.processes.call(address, "fire", packed(order), *delivery.arriving))
             told = self.processes.get(references, What(who, doing(node), node))
@@ -125,9 +122,7 @@ class Dispatch:
             self.observer.fired(node, seconds, tokens, group.pool)
         return number, receipts
 
-    def parts(
-        self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
-    ) -> Iterator[Made]:
+    def parts(self, node: Node, frame: Frame, group: Group, sizes: Sequence[int]) -> Iterator[Made]:
         """What the group makes of the first so many rows, of the next ones, and so on. Parts are dealt to its copies in
         turn."""
         axis, copies, speakers = split_axis(node), group.copies(), group.speakers()
@@ -157,7 +152,6 @@ class Dispatch:
                         delivery.rows,
                         False,
                         address[1] == speakers[copy],
-                        dict(versions),
                         told,
                     )
                     for index in mine:

@@ -15,7 +15,9 @@ from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.orders import numbered
 from rlgraph.backends.ray.processes import Processes, What
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
+from rlgraph.backends.versions import Versions
 from rlgraph.enginespec.registry import engine
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -33,18 +35,16 @@ class Weights:
     def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
         names = [model.name for model in program.models]
-        self.versions = dict.fromkeys(names, 0)
-        """Steps in which a model's weights changed."""
+        self.versions = Versions(program)
         self.updates = dict.fromkeys(names, 0)
         """Optimizer steps."""
         self._changes = dict.fromkeys(names, 0)
         """How often the weights changed; a group that has the same count has the same weights."""
-        self._published: dict[str, list[int]] = {name: [0] for name in names}
-        """For each version, the count at its end."""
+        self._ends: dict[tuple[str, int], int] = {}
+        """For each version that is no more the present one, the count at its end."""
         self._held: dict[tuple[str, str], int] = {}
         """For each model and group the count of the weights that are there; all begin with the same."""
         self._bringing = {(model, group.name): threading.Lock() for model in names for group in plan.groups}
-        self._touched: set[str] = set()
         self._seconds, self._bytes, self._peak = 0.0, 0, 0
         self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
         self._planned: dict[str, dict[tuple[int, int], int]] = {}
@@ -53,25 +53,18 @@ class Weights:
 
     # Counting
 
-    def trained(self, model: str) -> None:
+    def trained(self, model: str, step: Step) -> None:
         with self._lock:
             self.updates[model] += 1
-            self._change(model)
+            self._change(model, step)
 
-    def _change(self, model: str) -> None:
+    def _change(self, model: str, step: Step) -> None:
+        self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
         self._changes[model] += 1
-        self._touched.add(model)
         self._held[model, self.plan.owner(model).name] = self._changes[model]
 
     def end_step(self) -> dict[str, float]:
-        """Publishes the weights that changed in this step. What its transfers took."""
-        for model in sorted(self._touched):
-            self.versions[model] += 1
-            self._published[model].append(self._changes[model])
-            group = self.plan.owner(model)
-            what = What(_ranks(group), f"the end of the step for `{model}`")
-            self.ask(what, lambda each, name=model: ("publish", name))  # type: ignore[misc]
-        self._touched = set()
+        """What its transfers took."""
         told = {"sync/seconds": self._seconds, "sync/bytes": float(self._bytes), "sync/peak_bytes": float(self._peak)}
         moved = self._seconds > 0
         self._seconds, self._bytes, self._peak = 0.0, 0, 0
@@ -79,35 +72,44 @@ class Weights:
 
     # Moving
 
-    def bring(self, model: str, group: Group, node: Node) -> None:
-        """Sees to it that a group has the weights that a node works with: the newest ones, or of some versions ago."""
+    def bring(self, model: str, group: Group, node: Node, step: Step) -> None:
+        """Sees to it that a group has the weights that a node works with: the present ones, or a version before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
             return
-        lag = min(node.attr("lag", 0) if node.op in ("generate", "interact") else 0, self.versions[model])
-        wanted = self._published[model][self.versions[model] - lag] if lag else self._changes[model]
+        lag = node.attr("lag", 0)
+        version = self.versions.at(model, step, 1 + lag) if lag else None
+        wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
         with self._bringing[model, group.name]:
             # Whoever waited for another node that needs the same finds it done.
             if self._held.get((model, group.name), 0) != wanted:
-                self._move(model, owner, model, group, node, lag)
+                self._move(model, owner, model, group, node, version)
                 self._held[model, group.name] = wanted
 
-    def update(self, target: str, source: str, node: Node) -> None:
+    def update(self, target: str, source: str, node: Node, step: Step) -> None:
         """The `update` of a program: another model's weights, or a moving average with them."""
         from_, to = self.plan.owner(source), self.plan.owner(target)
         if from_.name == to.name:
             with self.queues.turn(to.pool):
                 self.ask(
                     What(_ranks(to), doing(node), node),
-                    lambda each: ("take_over", self.nodes[id(node)], target, source),
+                    lambda each: ("take_over", step, self.nodes[id(node)], target, source),
                 )
         else:
-            self._move(source, from_, target, to, node, 0, node.attr("ema"))
+            self._move(source, from_, target, to, node, None, node.attr("ema"), step)
         with self._lock:
-            self._change(target)
+            self._change(target, step)
 
     def _move(
-        self, source: str, from_: Group, target: str, to: Group, node: Node, lag: int, ema: float | None = None
+        self,
+        source: str,
+        from_: Group,
+        target: str,
+        to: Group,
+        node: Node,
+        version: int | None,
+        ema: float | None = None,
+        update: Step | None = None,
     ) -> None:
         name = f"{source}@{from_.name} > {target}@{to.name}" + ("" if ema is None else " (average)")
         who = (*_ranks(from_), *_ranks(to))
@@ -117,7 +119,7 @@ class Weights:
                 self._plan(name, source, from_, target, to, what, forward=ema is None)
             began = time.time()
             moved: list[Moved] = self.ask(
-                what, lambda each: ("exchange", name, *_ends(each, source, from_, target, to), lag, ema)
+                what, lambda each: ("exchange", name, *_ends(each, source, from_, target, to), version, ema, update)
             )
             seconds = time.time() - began
             self.trace(f"sync {source}", name, what, began, moved)
@@ -218,7 +220,7 @@ class Weights:
             self.ask(
                 what,
                 lambda each, n=name, p=part: (  # type: ignore[misc]
-                    ("write_part", n, p, dtype) if each == host else ("exchange", n, model, None, 0, None)
+                    ("write_part", n, p, dtype) if each == host else ("exchange", n, model, None)
                 ),
             )
         self.ask(alone, lambda each: ("end_folder",))

@@ -28,6 +28,7 @@ from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, W
 from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
+from rlgraph.backends.step import Step
 from rlgraph.engines.joining import Meeting, listen
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -49,8 +50,6 @@ class Job:
     program: Program
     group: Group
     rank: int
-    owned: tuple[str, ...]
-    """Models whose weights are the truth here."""
     settings: Settings
     seconds: float
     """Longest wait for another process."""
@@ -86,7 +85,6 @@ class Worker:
         outside = None if job.group.name == HOST else _environments(job.program, job.group)
         opener = shards.Opener(job.group, job.rank, holdings, addresses, job.seconds)
         self.session = Session(job.program, job.settings, open_engine=opener.open, outside=outside)
-        self.session.remember(job.owned)
         if job.group.name != HOST:
             return []
         models = {model.name for model in job.program.models}
@@ -120,9 +118,10 @@ class Worker:
                 found.append((name, places, to_wire(self.part(key, places, column))))
         return found
 
-    def retain(self, keys: Sequence[Key]) -> None:
-        """The step is over: all other rows can be forgotten."""
+    def retain(self, step: Step, keys: Sequence[Key]) -> None:
+        """A step is over: all other rows can be forgotten."""
         self.store.retain(keys)
+        self.session.finish(step)
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
         """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
@@ -137,8 +136,6 @@ class Worker:
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
-        for name, version in order.versions.items():
-            session.models[name].version = version
         with torch.no_grad():
             if node.op in ("keep", "pick"):
                 choose = kept_places if node.op == "keep" else chosen_places
@@ -212,7 +209,7 @@ class Worker:
             return piece
         _, node = self.nodes[column]
         assert isinstance(piece.kind, Table)
-        value = column_of(node, piece.value, piece.kind, self.session)
+        value = column_of(node, piece.value, self.session)
         known = piece.kind.columns().get(node.attr("name"))
         own = known.axis if known and known.axis else piece.kind.axis
         counts = next(
@@ -273,14 +270,25 @@ class Worker:
     def _layout(self, model: str | None) -> Sequence[Local]:
         return () if model is None else self.session.models[model].engine.layout()
 
-    def exchange(self, name: str, source: str | None, destination: str | None, lag: int, ema: float | None) -> Moved:
-        """Takes part in a transfer: sends a model's weights, of so many versions ago, and writes them to a model
-        here."""
+    def exchange(
+        self,
+        name: str,
+        source: str | None,
+        destination: str | None,
+        version: int | None = None,
+        ema: float | None = None,
+        update: Step | None = None,
+    ) -> Moved:
+        """Takes part in a transfer: sends a model's weights, present ones or a version of them, and writes them to a
+        model here. update: the step in which this changes that model; otherwise it is only brought here."""
         sent: Mapping[str, Tensor] = {}
         if source is not None:
             state = self.session.models[source]
-            sent = state.past[-1 - lag] if lag else state.engine.tensors()
+            past = None if version is None else state.past.get(version)
+            sent = state.engine.tensors() if past is None else past
         target = None if destination is None else self.session.models[destination].engine
+        if destination is not None and update is not None:
+            self.session.changing(destination, update)
         moved = self.links.run(name, sent, {} if target is None else target.tensors(), ema)
         if target is not None:
             target.written()
@@ -308,15 +316,9 @@ class Worker:
 
     # Changes
 
-    def take_over(self, node: int, target: str, source: str) -> None:
+    def take_over(self, step: Step, node: int, target: str, source: str) -> None:
         """Gives a model here the weights of another one here, as an `update` says."""
-        take_over(self.nodes[node][1], self.session, target, source)
-
-    def publish(self, model: str) -> None:
-        """The step is over, and this model's weights changed in it."""
-        state = self.session.models[model]
-        if state.past:
-            state.past.append(state.engine.state())
+        take_over(self.nodes[node][1], step, self.session, target, source)
 
 
 def _environments(program: Program, group: Group) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -50,7 +50,7 @@ class SimOrders:
 
     # Nodes
 
-    def fire(self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int]) -> Made:
+    def fire(self, node: Node, frame: Frame, group: Group) -> Made:
         made = self.made(node, frame, group)
         self.work(node, frame, group, made)
         self.count(node, made)
@@ -72,9 +72,7 @@ class SimOrders:
             work = self.log.take(_title(node), node.op, [group], fired, spent, _counts(node, frame, made))
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
 
-    def parts(
-        self, node: Node, frame: Frame, group: Group, versions: Mapping[str, int], sizes: Sequence[int]
-    ) -> Iterator[Made]:
+    def parts(self, node: Node, frame: Frame, group: Group, sizes: Sequence[int]) -> Iterator[Made]:
         """All rows are sampled side by side: a part is there when its longest row is, and the parts before are."""
         assert node.unit is not None and node.unit.axis is not None
         fired = self.log.clock.now

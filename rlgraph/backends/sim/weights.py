@@ -10,6 +10,7 @@ from rlgraph.backends.ray.failures import What
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.weights import Weights
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 
@@ -28,7 +29,15 @@ class Counted(Weights):
         return []
 
     def _move(
-        self, source: str, from_: Group, target: str, to: Group, node: Node, lag: int, ema: float | None = None
+        self,
+        source: str,
+        from_: Group,
+        target: str,
+        to: Group,
+        node: Node,
+        version: int | None,
+        ema: float | None = None,
+        update: Step | None = None,
     ) -> None:
         fired = self.log.clock.now
         with self.queues.turn(from_.pool, to.pool):

@@ -1,0 +1,98 @@
+"""Versions of a model's weights: which there is after which step, and which of them are still needed.
+
+Version 0 are the first weights; every step that changes a model makes its next version. Which steps do is read off the
+program. So every process knows the version that a step works with, also of steps that are not over, and nobody has to
+be told.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from threading import Lock
+
+from rlgraph.backends.loops import LOOPS, Policy
+from rlgraph.backends.step import Step
+from rlgraph.engines.base import State
+from rlgraph.ir.graph import Graph, Program
+from rlgraph.ir.steps import reach
+from rlgraph.ir.types import Handle
+
+
+class Versions:
+    """Those of all models of a program."""
+
+    def __init__(self, program: Program, loops: Mapping[str, Policy] = LOOPS) -> None:
+        self._reach = reach(program)
+        self._coming = _changes(program, loops)
+        self._seen = 0
+        self._changed: dict[str, list[int]] = {model.name: [] for model in program.models}
+        """The steps up to the last one seen that change a model."""
+        self._lock = Lock()
+
+    def after(self, model: str, number: int) -> int:
+        """The version that a step leaves; step 0 is before the first one."""
+        with self._lock:
+            while self._seen < number:
+                for name in next(self._coming):
+                    self._changed[name].append(self._seen + 1)
+                self._seen += 1
+        return bisect_right(self._changed[model], number)
+
+    def at(self, model: str, step: Step, distance: int = 1) -> int:
+        """The version that an edge of this length brings into a step."""
+        return max(0, self.after(model, step.number - 1) + 1 - distance)
+
+    def oldest(self, model: str, number: int) -> int:
+        """The oldest version that a step or a later one may read."""
+        return max(0, self.after(model, number - 1) + 1 - self._reach.get(model, 1))
+
+    def kept(self, model: str) -> bool:
+        """Whether an edge reads versions that are not the last one."""
+        return model in self._reach
+
+
+class PastWeights:
+    """A model's weights before the present ones, by version, as long as a step may read them. What is about to change
+    is copied before."""
+
+    def __init__(self, model: str, versions: Versions) -> None:
+        self.model, self.versions = model, versions
+        self._changed = 0
+        """The last step that changed the weights."""
+        self._past: dict[int, State] = {}
+
+    def changing(self, step: Step, state: Callable[[], State]) -> None:
+        """The weights are about to change in a step."""
+        if self._changed < step.number:
+            self._changed = step.number
+            if self.versions.kept(self.model):
+                self._past[self.versions.after(self.model, step.number - 1)] = state()
+
+    def get(self, version: int) -> State | None:
+        """None: these are the present ones."""
+        return self._past.get(version)
+
+    def finish(self, step: Step) -> None:
+        """This step and those before are over."""
+        oldest = self.versions.oldest(self.model, step.number + 1)
+        self._past = {version: state for version, state in self._past.items() if version >= oldest}
+
+
+def _changes(program: Program, loops: Mapping[str, Policy]) -> Iterator[set[str]]:
+    """For each step the models that it changes."""
+    number = 0
+    for phase in program.phases:
+        for _ in count() if phase.steps is None else range(phase.steps):
+            number += 1
+            yield set(_changed(phase.graph, Step(number, phase.name), loops))
+
+
+def _changed(graph: Graph, step: Step, loops: Mapping[str, Policy]) -> Iterator[str]:
+    for node in graph.nodes:
+        policy = loops.get(node.op)
+        if policy is None:
+            yield from (v.type.name for v in node.outputs if isinstance(v.type, Handle) and v.type.kind == "model")
+        elif policy.when(node, step):
+            yield from _changed(node.region, step, loops)

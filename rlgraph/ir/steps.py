@@ -1,0 +1,41 @@
+"""Edges between steps: weights that one step leaves behind, and a later one works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.types import Handle
+
+
+@dataclass(frozen=True, slots=True)
+class StepEdge:
+    """From what changes a model's weights in a step to a node of a later one."""
+
+    model: str
+    reader: Node
+    distance: int
+    """In step t the reader has the weights that step t - distance left, or the first ones. Only steps that change the
+    model count; the step before is 1 away."""
+
+
+def step_edges(program: Program) -> Iterator[StepEdge]:
+    """Those that are longer than from a step to the next one: what is 1 away is there when a step begins, as all that
+    lives across steps."""
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            lag = node.attr("lag", 0)
+            if lag:
+                model = types[node.inputs[0]]
+                assert isinstance(model, Handle)
+                yield StepEdge(model.name, node, 1 + lag)
+
+
+def reach(program: Program) -> dict[str, int]:
+    """The longest of these edges of each model that has one."""
+    found: dict[str, int] = {}
+    for edge in step_edges(program):
+        found[edge.model] = max(edge.distance, found.get(edge.model, 0))
+    return found

@@ -1,0 +1,232 @@
+"""Steps are values: two of them side by side are what they are one after the other, and weights have versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import compile_text, data_folder, weights
+
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.recording import recording
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import PastWeights, Versions
+from rlgraph.ir.graph import Program
+from rlgraph.ir.steps import reach, step_edges
+from rlgraph.ir.types import Handle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("steps"))
+
+
+HEAD = f"""algorithm t
+model actor = causal_lm({weights()}, dtype="float64")
+model twin = actor
+data prompts = jsonl("prompts.jsonl", batch=5)
+func spread = python("rewards.py:spread")
+"""
+
+AHEAD = (
+    HEAD
+    + """
+step async(staleness=LAG):
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    minibatch prompts(parts=2, shuffle=true):
+        train actor(lr=0.05):
+            minimize mean(-actor.logprobs(rollout) * score)
+        inside = sum(rollout.length)
+    report age = mean(rollout.age), version = max(rollout.version), score = mean(score)
+    report now = mean(actor.logprobs(rollout)), then = mean(rollout.logprobs)
+"""
+)
+
+
+class Hand:
+    """Fires the nodes of a step one by one, in their order."""
+
+    def __init__(self, backend: LocalBackend, number: int) -> None:
+        (self.phase,) = backend.program.phases
+        self.backend, self.frame = backend, backend.frame(self.phase, number)
+        self.nodes = list(self.phase.graph.nodes)
+
+    def give(self, values: dict[str, Any]) -> None:
+        for value in self.phase.graph.inputs:
+            assert isinstance(value.type, Handle)
+            self.frame.values[value.name] = values[value.type.name]
+
+    def left(self) -> dict[str, Any]:
+        kinds = self.phase.graph.inputs
+        return {
+            value.type.name: self.frame.values[last]  # type: ignore[union-attr]
+            for value, last in zip(kinds, self.phase.graph.outputs, strict=True)
+            if last in self.frame.values
+        }
+
+    def fire(self) -> None:
+        """The next node."""
+        node = self.nodes.pop(0)
+        with torch.no_grad():
+            made = self.backend.fire(node, self.frame)
+        for rows in made.rows:
+            self.frame.add_rows(rows)
+        self.frame.values.update(made.values)
+        self.frame.metrics.update(made.metrics)
+
+
+def recorded(folder: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("step-*")):
+        found.setdefault(file.name.split(".")[0], []).extend(file.read_text().splitlines())
+    return found
+
+
+def table(frame: Frame) -> tuple[Any, ...]:
+    made = frame.values["rollout"]
+    return frame.rows["rollout"].ids, made.sequences.rows(), made.columns["logprobs"].tolist()
+
+
+def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[list[Any], list[Any], Any]:
+    """Metrics, samples and the last weights of steps that are run one after the other."""
+    metrics, samples = [], []
+    with recording(record, program.name, 0):
+        backend = LocalBackend(program, Settings(folder=folder, record=record))
+        try:
+            things = backend.first
+            for number in range(1, count + 1):
+                frame = backend.frame(program.phases[0], number)
+                things = backend.run(program.phases[0], frame, things)
+                backend.finish(frame.step, things)
+                metrics.append(frame.metrics)
+                samples.append(table(frame))
+            return metrics, samples, backend.session.models["actor"].engine.state()
+        finally:
+            backend.close()
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) -> None:
+    """The rows of a step are generated before the step before is trained, and between its nodes."""
+    program = compile_text(AHEAD.replace("LAG", str(lag)))
+    metrics, samples, last = in_turn(program, folder, tmp_path / "in turn", 3)
+    found: list[Frame] = []
+    with recording(tmp_path / "ahead", program.name, 0):
+        backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "ahead"))
+        try:
+            now = Hand(backend, 1)
+            now.give(dict(backend.first))
+            for number in (2, 3, 4):
+                ahead = Hand(backend, number)
+                while now.nodes:
+                    if "rollout" not in now.frame.values:
+                        now.fire()
+                        continue
+                    if "rollout" not in ahead.frame.values:
+                        # A model is a name; the data goes on where this step has read it.
+                        ahead.give({**backend.first, **now.left()})
+                        while "rollout" not in ahead.frame.values:
+                            ahead.fire()
+                        assert any(node.regions for node in now.nodes), "this step is not trained yet"
+                    elif not ahead.nodes[0].regions:
+                        ahead.fire()
+                    now.fire()
+                backend.finish(now.frame.step, {})
+                found.append(now.frame)
+                now = ahead
+            weights_then = backend.session.models["actor"].engine.state()
+        finally:
+            backend.close()
+    assert [frame.metrics for frame in found] == metrics
+    assert [table(frame) for frame in found] == samples
+    ahead_rows = recorded(tmp_path / "ahead")
+    ahead_rows.pop("step-000004")
+    assert ahead_rows == recorded(tmp_path / "in turn")
+    assert [each["age"] for each in metrics] == [min(number, lag) for number in range(3)]
+    assert all(torch.equal(weights_then[name], last[name]) for name in last)
+
+
+# Versions
+
+
+EDGES = (
+    HEAD
+    + """
+phase warm(steps=2):
+    rollout = actor.generate(prompts, max_tokens=2)
+    train twin(lr=0.1):
+        minimize mean(-twin.logprobs(rollout))
+
+step async(staleness=2):
+    rollout = actor.generate(prompts, max_tokens=2)
+    every 3:
+        train actor(lr=0.1):
+            minimize mean(-actor.logprobs(rollout))
+    update twin from actor
+"""
+)
+
+
+def test_staleness_is_an_edge(folder: Path) -> None:
+    program = compile_text(EDGES)
+    [edge] = step_edges(program)
+    assert (edge.model, edge.reader.op, edge.distance) == ("actor", "generate", 3)
+    assert reach(program) == {"actor": 3}
+
+
+def test_versions_are_read_off_the_program() -> None:
+    """Steps 1 and 2 train `twin`, the others update it; every third one trains `actor`."""
+    versions = Versions(compile_text(EDGES))
+    assert [versions.after("actor", step) for step in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert [versions.after("twin", step) for step in range(6)] == [0, 1, 2, 3, 4, 5]
+    ninth = Step(9, "step")
+    assert versions.at("actor", ninth) == 2 and versions.at("actor", ninth, 3) == 0
+    assert versions.at("twin", ninth) == 8
+
+
+def test_weights_are_kept_until_no_step_needs_them() -> None:
+    versions = Versions(compile_text(AHEAD.replace("LAG", "2")))
+    past = PastWeights("actor", versions)
+    for number in range(1, 7):
+        step = Step(number, "step")
+        for update in range(2):
+            past.changing(step, lambda number=number, update=update: {"w": torch.tensor([number, update])})  # type: ignore[misc]
+        assert past.get(number) is None, "these are the present ones"
+        read = past.get(versions.at("actor", step, 3))
+        # Of a step the weights before its first update.
+        assert read is not None and read["w"].tolist() == [max(1, number - 2), 0]
+        past.finish(step)
+        assert sorted(past._past) == [version for version in (number - 2, number - 1) if version >= 0]
+
+
+def test_a_model_that_no_later_step_reads_is_not_copied() -> None:
+    past = PastWeights("twin", Versions(compile_text(EDGES)))
+    past.changing(Step(1, "warm"), lambda: pytest.fail("copied"))
+    assert past.get(0) is None
+
+
+def test_weights_of_before_the_first_step_are_the_first_ones(folder: Path) -> None:
+    """Also where a step trains before it generates."""
+    text = (
+        HEAD
+        + """
+data held = jsonl("gsm8k.jsonl", batch=5)
+
+step async(staleness=1):
+    first = actor.generate(prompts, max_tokens=4)
+    train actor(lr=0.5):
+        minimize mean(-actor.logprobs(first))
+    second = actor.generate(held, max_tokens=4)
+    report version = max(second.version), gap = max(abs(actor.logprobs(second) - second.logprobs))
+"""
+    )
+    backend = LocalBackend(compile_text(text), Settings(folder=folder))
+    try:
+        [step] = backend.steps(1)
+    finally:
+        backend.close()
+    assert step.metrics["version"] == 0 and step.metrics["gap"] > 1e-3
