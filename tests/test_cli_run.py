@@ -47,6 +47,19 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert records[1] == {"type": "end", "folder": "here", "models": ["here/models/actor"]}
 
 
+def test_metrics_that_are_called_as_fields_of_a_record(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (folder / "tiny.rlf").read_text()
+    (folder / "tiny.rlf").write_text(f"{text}    report type = 1.5\n    report phase = 2.5\n")
+    code, out, _ = told(capsys, "run", "tiny.rlf", "--steps", "1", "--out", "here", "--message-format", "json")
+    step, _ = (json.loads(line) for line in out.splitlines())
+    assert code == 0
+    assert list(step) == ["type", "step", "phase", "seconds", "reward", "report.type", "report.phase"]
+    assert (step["type"], step["step"], step["phase"]) == ("step", 1, "step")
+    assert (step["report.type"], step["report.phase"]) == (1.5, 2.5)
+    [line] = (folder / "here/metrics.jsonl").read_text().splitlines()
+    assert list(json.loads(line)) == ["step", "seconds", "reward", "type", "phase"]
+
+
 def test_a_run_that_fails_saves_its_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny(folder, rewards=FAILS_AT_THIRD)
     code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "9", "--out", "here")

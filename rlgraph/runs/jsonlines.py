@@ -17,3 +17,9 @@ def emit(record: dict[str, Any]) -> None:
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with nothing for NaN and infinity, which JSON has not."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+def with_metrics(fields: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The record of a step. A metric that is called as one of its fields does not take its place: it is `report.NAME`,
+    as its value is called in the graph."""
+    return {**fields, **{f"report.{name}" if name in fields else name: value for name, value in metrics.items()}}

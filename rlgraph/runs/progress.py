@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from rlgraph.ir.graph import Node
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import emit, with_metrics
 
 
 class Display(Protocol):
@@ -58,7 +58,8 @@ class Json(Quiet):
     """A line of JSON on stdout for each step."""
 
     def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
-        emit({"type": "step", "step": number, "phase": phase, "seconds": round(seconds, 6), **metrics})
+        fields = {"type": "step", "step": number, "phase": phase, "seconds": round(seconds, 6)}
+        emit(with_metrics(fields, metrics))
 
     def note(self, text: str) -> None:
         emit({"type": "note", "text": text})

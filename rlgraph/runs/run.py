@@ -14,6 +14,7 @@ from rlgraph.errors import RunError
 from rlgraph.runs.backends import Options, open_backend
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.trace import Trace, check_writable
 from rlgraph.runs.trained import TrainedModel
@@ -185,7 +186,8 @@ def _give_back(made: Run, folder: RunFolder | None) -> None:
 
 def _record(step: StepResult, phases: bool) -> dict[str, Any]:
     where = {"phase": step.phase} if phases else {}
-    return {"step": step.number, **where, "seconds": round(step.seconds, 6), **step.metrics, **step.extra}
+    fields = {"step": step.number, **where, "seconds": round(step.seconds, 6)}
+    return with_metrics(fields, {**step.metrics, **step.extra})
 
 
 def _how(compiled: Compilation, options: Options) -> dict[str, object]:

@@ -11,6 +11,7 @@ import pytest
 
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.jsonlines import with_metrics
 
 
 class Weights:
@@ -194,3 +195,16 @@ def test_what_was_never_run_is_taken_back(here: Path) -> None:
     (here / "mine").mkdir()
     RunFolder.at(Path("mine")).discard()
     assert inside(here) == ["mine"]
+
+
+def test_metrics_do_not_take_the_place_of_fields() -> None:
+    """The checker refuses some of these names; a plan file that was changed by hand may still have them."""
+    fields = {"type": "step", "step": 3, "seconds": 0.5}
+    told = with_metrics(fields, {"type": 1.0, "reward": 2.0, "step": 4.0, "seconds": 5.0, "sync/seconds": 6.0})
+    assert told == fields | {
+        "report.type": 1.0,
+        "reward": 2.0,
+        "report.step": 4.0,
+        "report.seconds": 5.0,
+        "sync/seconds": 6.0,
+    }
