@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from rlgraph.analysis.tables import table
 from rlgraph.clusters.read import read_cluster
@@ -15,6 +16,7 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import dtype_of, updates
 from rlgraph.transfers.describe import describe
@@ -56,7 +58,7 @@ def _weights(program: Program, placed: Placed, title: str, model: str, source: s
         plan.group(source),
         plan.group(target),
         shape,
-        program.model(model).kind,
+        cast(ModelKind, program.model(model).kind),
         ITEM_BYTES[dtype_of(program.model(model), program)],
     )
     first = plan.group(source).mesh.size
@@ -64,7 +66,7 @@ def _weights(program: Program, placed: Placed, title: str, model: str, source: s
     return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))
 
 
-def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: str, itemsize: int) -> Transfer:
+def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int) -> Transfer:
     """Of a model's weights from one group to another, whose ranks are numbered after those of the first."""
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -11,6 +11,10 @@ from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings
 from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
+
+if TYPE_CHECKING:
+    from rlgraph.analysis.explain import Explanation
+    from rlgraph.analysis.whatif import Sweep
 
 
 @rlgraph.command("compile")
@@ -122,7 +126,7 @@ def compile_(
             )
         )
         show(compiled.diagnostics, form)
-        told = [compiled.explain()] if explained else []
+        told: list[Explanation | Sweep] = [compiled.explain()] if explained else []
         told += [compiled.what_if(what_if)] if what_if else []
     for name in after:
         try:

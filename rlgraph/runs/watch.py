@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Trace | None) -> None:
         self.display, self.interrupts, self.trace = shown, interrupts, trace
-        self._told: list[Observer] = [shown, observer] if observer else [shown]
+        self._told: list[Display | Observer] = [shown, observer] if observer else [shown]
         self._open: list[tuple[Node, float]] = []
         """The nodes at work in this process, the innermost at the end."""
         self._number = 1
@@ -116,11 +116,6 @@ class Watch:
         self.interrupts.check()
 
     # The trace
-
-    @property
-    def tracing(self) -> bool:
-        """Whether anybody wants `span` and `flow`."""
-        return self.trace is not None
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
