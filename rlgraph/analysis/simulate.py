@@ -232,13 +232,16 @@ def simulated(
     # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
     # behind.
     first = 1 + phase.staleness
-    for number in range(1, first + 1):
-        backend.step(phase, number)
-    began, before = backend.clock.now, len(backend.works)
-    ends, extra = [], []
-    for number in range(first + 1, first + steps + 1):
-        extra.append(backend.step(phase, number).extra)
-        ends.append(backend.clock.now)
+    things, began, before, ends, extra = backend.first, 0.0, 0, [], []
+    for number in range(1, first + steps + 1):
+        frame = backend.frame(phase, number)
+        things = backend.run(phase, frame, things)
+        told = backend.finish(frame.step, things)
+        if number <= first:
+            began, before = backend.now(), len(backend.works)
+        else:
+            extra.append(told)
+            ends.append(backend.now())
     rows, tokens = (sum(each[name] for each in extra) for name in ("rows", "tokens"))
     works = tuple(backend.works[before:])
     return Simulation(compiled.name, plan, cluster, works, began, tuple(ends), rows, tokens, source)
