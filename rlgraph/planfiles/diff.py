@@ -10,7 +10,7 @@ from typing import Any
 from rlgraph.compilation.saved import PlanFile
 from rlgraph.ir.plan import HOST, Group, Holding
 from rlgraph.ir.text import print_program
-from rlgraph.planfiles.file import EXTRA, ranges
+from rlgraph.planfiles.format import ranges
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
         "weights": dict(plan.owners),
         "blocks": {table: f"{rows} rows" for table, rows in plan.blocks},
         "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
-        **{name: dict(_flat(file.sections.get(name, {}))) for name in EXTRA},
+        **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
     }
 
 

@@ -41,7 +41,7 @@ class Document:
         """Raises ProgramError where the text is no JSON object."""
         self.source = source
         self.wrong: list[Diagnostic] = []
-        self.top = Part(self, _object(source), ())
+        self.top = JsonNode(self, _object(source), ())
 
     def say(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
         """Notes a mistake in a piece; with `field`, the caret is under its name. Raises ProgramError when there are
@@ -64,8 +64,8 @@ class Document:
             raise ProgramError(sorted(self.wrong, key=lambda found: (found.span.line, found.span.column)))
 
 
-class Part:
-    """A piece of a document. What is wrong with it is noted, and something of the right kind taken for it."""
+class JsonNode:
+    """A value in a document. What is wrong with it is noted, and something of the right kind taken for it."""
 
     def __init__(self, document: Document, value: object, path: Path) -> None:
         self.document, self.value, self.path = document, value, path
@@ -89,30 +89,30 @@ class Part:
     def has(self, name: str) -> bool:
         return isinstance(self.value, dict) and name in self.value
 
-    def part(self, name: str) -> Part:
+    def field(self, name: str) -> JsonNode:
         """A field that is there."""
         assert isinstance(self.value, dict)
-        return Part(self.document, self.value[name], (*self.path, name))
+        return JsonNode(self.document, self.value[name], (*self.path, name))
 
-    def items(self) -> Iterator[Part]:
+    def items(self) -> Iterator[JsonNode]:
         """Of a list."""
         if not isinstance(self.value, list):
             self._wanted("a list")
             return
         for number, value in enumerate(self.value):
-            yield Part(self.document, value, (*self.path, number))
+            yield JsonNode(self.document, value, (*self.path, number))
 
-    def entries(self) -> Iterator[tuple[str, Part]]:
+    def entries(self) -> Iterator[tuple[str, JsonNode]]:
         """Of an object whose fields anybody names."""
         if not isinstance(self.value, dict):
             self._wanted("an object")
             return
         for name in self.value:
-            yield name, self.part(name)
+            yield name, self.field(name)
 
     def mapping(self) -> Mapping[str, Any]:
         """An object as it is."""
-        return {name: part.value for name, part in self.entries()}
+        return {name: node.value for name, node in self.entries()}
 
     def text(self) -> str:
         if isinstance(self.value, str):

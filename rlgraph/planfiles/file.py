@@ -16,34 +16,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.programs import decoded, open_file, whole
 from rlgraph.compilation.saved import Origin, PlanFile
 from rlgraph.dsl.schedule import Schedule
-from rlgraph.dsl.scope import nearest
 from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.ir.graph import Program
-from rlgraph.ir.mesh import Mesh, MeshAxis
 from rlgraph.ir.parse import parse_program
-from rlgraph.ir.plan import VERSION, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.plan import VERSION, Plan
 from rlgraph.ir.text import print_program
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.ops import infer
 from rlgraph.passes.pipeline import Stage, verify_after
 from rlgraph.planfiles.checks import problems
-from rlgraph.planfiles.document import LARGEST, Document, Part
+from rlgraph.planfiles.document import Document, JsonNode
+from rlgraph.planfiles.format import DOCUMENT, PLAN, PROGRAM, SECTIONS, ranges
 
 LARGEST_BYTES = 16 << 20
-
-EXTRA = ("assumptions", "predicted")
-"""What may stand in a plan file beside program, cluster and plan, as the compiler's search left it."""
 
 
 # Writing
@@ -73,7 +68,7 @@ def print_plan_file(file: PlanFile) -> str:
         "blocks": dict(plan.blocks),
         "holdings": [asdict(holding) for holding in plan.holdings],
     }
-    document |= {name: file.sections[name] for name in EXTRA if name in file.sections}
+    document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
     # Some programs take these for the end of a line; JSON lets them stand as they are.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
@@ -88,17 +83,6 @@ def _laid_out(value: object, levels: int, indent: str = "") -> str:
         lines = [_laid_out(each, levels - 1, inner) for each in value]
     first, last = "{}" if isinstance(value, dict) else "[]"
     return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,6,5` for 0, 1, 2, 3, 6, 5: runs that count up are told by their ends."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _origin(compiled: Compilation, beside: Path) -> Origin:
@@ -168,53 +152,51 @@ def read_plan_file(source: Source) -> PlanFile:
 
 def _read(source: Source) -> tuple[Document, PlanFile]:
     document = Document(source)
-    _check_version(document.top)
-    if not document.top.fields("rlgraph", "program", "plan", optional=("cluster", *EXTRA)):
+    top = document.top
+    _check_version(top)
+    if not top.fields(*DOCUMENT.needed, optional=DOCUMENT.optional):
         document.done()
-    program, origin = _program(document.top.part("program"))
-    sections = {name: document.top.part(name).mapping() for name in ("cluster", *EXTRA) if document.top.has(name)}
-    plan = _plan(document.top.part("plan"), program.name, _cluster(document.top))
+    program, origin = _program(top.field("program"))
+    sections = {name: section.read(top.field(name)) for name, section in SECTIONS.items() if top.has(name)}
+    said = PLAN.read(top.field("plan"))
     document.done()
+    cluster = sections.get("cluster", {}).get("text", "")
+    said |= {name: tuple(said[name].items()) for name in ("owners", "blocks")}
+    plan = Plan(program.name, cluster=cluster, **said)
     for path, code, message, hint in problems(plan, program, sections):
         document.say(path, code, message, hint)
     document.done()
     return document, PlanFile(program, plan, origin, sections)
 
 
-def _check_version(top: Part) -> None:
+def _check_version(top: JsonNode) -> None:
     if not top.has("rlgraph"):
         hint = "`rlgraph compile PROGRAM.rlf --emit plan` writes one"
         top.say("E0950", "this is no plan file: it has no field `rlgraph`", hint)
         top.document.done()
-    version = top.part("rlgraph").number()
+    version = top.field("rlgraph").number()
     top.document.done()
     if version != VERSION:
         hint = "install a newer rlgraph" if version > VERSION else "compile the program again"
         age = "a newer" if version > VERSION else "an older"
         message = f"the plan file is of version {version}, made by {age} rlgraph: this one reads version {VERSION}"
-        top.part("rlgraph").say("E0951", message, hint)
+        top.field("rlgraph").say("E0951", message, hint)
     top.document.done()
 
 
-def _program(part: Part) -> tuple[Program, Origin]:
-    if not part.fields("name", "source", "sha256", "folder", "set", "graph"):
-        part.document.done()
-    name, source, digest, folder = (part.part(each).text() for each in ("name", "source", "sha256", "folder"))
-    changes = {each: value.text() for each, value in part.part("set").entries()}
-    lines = part.part("graph").texts()
-    for each in ("source", "folder"):
-        if "\0" in part.part(each).text():
-            part.part(each).say("E0953", f"{part.part(each).shown} is no path: it has a null character")
+def _program(node: JsonNode) -> tuple[Program, Origin]:
+    said = PROGRAM.read(node)
     # Without a graph nothing else can be checked.
-    part.document.done()
-    program = _graph(part.part("graph"), lines)
+    node.document.done()
+    name, lines = said.pop("name"), said.pop("graph")
+    program = _graph(node.field("graph"), lines)
     if program.name != name:
-        part.part("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
-    part.document.done()
-    return program, Origin(source, digest, folder, changes)
+        node.field("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
+    node.document.done()
+    return program, Origin(**said)
 
 
-def _graph(part: Part, lines: Sequence[str]) -> Program:
+def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
     """The program whose printed graph this is. Raises ProgramError where it is none."""
     try:
         program = parse_program("\n".join(lines), infer)
@@ -225,8 +207,8 @@ def _graph(part: Part, lines: Sequence[str]) -> Program:
     except Exception as error:  # a text that no program prints can break the parser in any way
         said = str(error) or type(error).__name__
     if said:
-        part.say("E0954", f"the graph cannot be read: {said:.200}", "compile the program again")
-        part.document.done()
+        node.say("E0954", f"the graph cannot be read: {said:.200}", "compile the program again")
+        node.document.done()
     return program
 
 
@@ -240,101 +222,6 @@ def _unlike(program: Program, lines: Sequence[str]) -> str:
 
 def _lines(program: Program) -> list[str]:
     return print_program(program).rstrip("\n").split("\n")
-
-
-def _cluster(top: Part) -> str:
-    if not top.has("cluster"):
-        return ""
-    cluster = top.part("cluster")
-    if not cluster.has("text"):
-        cluster.say("E0952", "`cluster` lacks the field `text`, the cluster as `--cluster` reads it")
-        return ""
-    return cluster.part("text").text()
-
-
-def _plan(part: Part, program: str, cluster: str) -> Plan:
-    if not part.fields("pools", "groups", "roles", "owners", "blocks", "holdings"):
-        part.document.done()
-    pools = [_pool(each) for each in part.part("pools").items()]
-    groups = [_group(each) for each in part.part("groups").items()]
-    roles = [_role(each) for each in part.part("roles").items()]
-    owners = tuple((model, group.text()) for model, group in part.part("owners").entries())
-    blocks = tuple((table, rows.number(least=1)) for table, rows in part.part("blocks").entries())
-    holdings = [_holding(each) for each in part.part("holdings").items()]
-    part.document.done()
-    return Plan(
-        program,
-        tuple(filter(None, pools)),
-        tuple(filter(None, groups)),
-        tuple(filter(None, roles)),
-        owners,
-        blocks,
-        tuple(filter(None, holdings)),
-        cluster,
-    )
-
-
-def _pool(part: Part) -> Pool | None:
-    if not part.fields("name", "devices", "first"):
-        return None
-    return Pool(part.part("name").text(), part.part("devices").number(), part.part("first").number())
-
-
-def _group(part: Part) -> Group | None:
-    if not part.fields("name", "pool", "engine", "mesh", "devices", "models"):
-        return None
-    name, pool, engine = (part.part(each).text() for each in ("name", "pool", "engine"))
-    mesh, devices = _mesh(part.part("mesh")), _devices(part.part("devices"))
-    return Group(name, pool, engine, mesh, devices, part.part("models").texts())
-
-
-def _mesh(part: Part) -> Mesh:
-    axes = get_args(MeshAxis)
-    for name in part.mapping():
-        if name not in axes:
-            hint = nearest(name[:60], axes) or f"there are {', '.join(f'`{axis}`' for axis in axes)}"
-            message = f"no axis of a mesh is called `{name:.60}`"
-            part.document.say((*part.path, name), "E0952", message, hint, field=True)
-    return Mesh(tuple((name, size.number(least=1)) for name, size in part.entries()))
-
-
-_RANGES = re.compile(r"([0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*)?")
-
-
-def _devices(part: Part) -> tuple[int, ...]:
-    """The numbers that `ranges` wrote."""
-    text = part.text()
-    if not _RANGES.fullmatch(text):
-        message = f"{part.shown} is {json.dumps(text):.60}, and has to be numbers and ranges"
-        part.say("E0953", message, 'as in "0-3,8,9"')
-        return ()
-    runs = [range(int(first), int(last or first) + 1) for first, _, last in (run.partition("-") for run in _runs(text))]
-    if not all(runs) or sum(map(len, runs)) > LARGEST:
-        part.say("E0953", f"{part.shown} has a range that does not count up, or is too large")
-        return ()
-    return tuple(number for run in runs for number in run)
-
-
-def _runs(text: str) -> list[str]:
-    return text.split(",") if text else []
-
-
-def _role(part: Part) -> Role | None:
-    names = ("model", "operation", "group")
-    return Role(*(part.part(each).text() for each in names)) if part.fields(*names) else None
-
-
-def _holding(part: Part) -> Holding | None:
-    """What is not said of it is as the engine does by itself."""
-    own = {each.name: each.default for each in fields(Holding) if each.name not in ("model", "group")}
-    if not part.fields("model", "group", optional=own):
-        return None
-    said = {
-        name: part.part(name).flag() if isinstance(default, bool) else part.part(name).number(most=1 << 62)
-        for name, default in own.items()
-        if part.has(name)
-    }
-    return Holding(part.part("model").text(), part.part("group").text(), **said)  # type: ignore[arg-type]
 
 
 def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:

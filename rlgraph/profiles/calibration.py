@@ -13,7 +13,7 @@ from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, co
 from rlgraph.cost.constants import CPU, GPU, Host
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.planfiles.document import Document, Part
+from rlgraph.planfiles.document import Document, JsonNode
 
 BROKEN, OTHER_VERSION, FIELD, VALUE = "E0940", "E0941", "E0942", "E0943"
 HINT = "`rlgraph profile -o FILE` writes a calibration"
@@ -58,12 +58,12 @@ class _Reading:
         self.version()
         if not self.top.fields("rlgraph_calibration", *SECTIONS):
             self.document.done()
-        device = self.device(self.top.part("device"))
-        rates = dict(self.rates(self.top.part("rates")))
-        host = self.numbers(self.top.part("host"), tuple(each.name for each in fields(Host)))
-        scalars = self.numbers(self.top.part("constants"), SCALARS)
-        machine = {name: part.text() for name, part in self.top.part("machine").entries()}
-        errors = {name: self.number(part, 0.0, MOST_SHARE) for name, part in self.top.part("errors").entries()}
+        device = self.device(self.top.field("device"))
+        rates = dict(self.rates(self.top.field("rates")))
+        host = self.numbers(self.top.field("host"), tuple(each.name for each in fields(Host)))
+        scalars = self.numbers(self.top.field("constants"), SCALARS)
+        machine = {name: node.text() for name, node in self.top.field("machine").entries()}
+        errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
         self.document.done()
         base = CPU if device.name == "cpu" else GPU
         constants = constants_of(rates, Host(**host), scalars, self.path, base)
@@ -73,40 +73,40 @@ class _Reading:
         if not self.top.has("rlgraph_calibration"):
             message = "this is no calibration: it has no field `rlgraph_calibration`"
             raise ProgramError(Diagnostic(BROKEN, message, whole(self.path), HINT))
-        found = self.top.part("rlgraph_calibration")
+        found = self.top.field("rlgraph_calibration")
         if found.value != VERSION or isinstance(found.value, bool):
             message = f"this calibration has version {str(found.value)[:30]}, and this rlgraph reads version {VERSION}"
             self.document.say(found.path, OTHER_VERSION, message, "measure again: `rlgraph profile -o FILE`")
             self.document.done()
 
-    def device(self, part: Part) -> Measured:
-        if not part.fields("name", "flops", "bandwidth"):
+    def device(self, node: JsonNode) -> Measured:
+        if not node.fields("name", "flops", "bandwidth"):
             return Measured("", {}, 1.0)
-        flops = part.part("flops")
+        flops = node.field("flops")
         flops.fields("float32", optional=DTYPES)
         rates = {name: self.number(each, 1.0, MOST_RATE) for name, each in flops.entries() if name in DTYPES}
-        return Measured(part.part("name").text(), rates, self.number(part.part("bandwidth"), 1.0, MOST_RATE))
+        return Measured(node.field("name").text(), rates, self.number(node.field("bandwidth"), 1.0, MOST_RATE))
 
-    def rates(self, part: Part) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
-        for engine, kinds in part.entries():
+    def rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
+        for engine, kinds in node.entries():
             kinds.fields(optional=get_args(WorkKind))
             for kind, numbers in kinds.entries():
                 if kind in get_args(WorkKind):
                     needed = tuple(each.name for each in fields(Rates))
                     yield (engine, kind), Rates(**self.numbers(numbers, needed))  # type: ignore[misc]
 
-    def numbers(self, part: Part, names: tuple[str, ...]) -> Mapping[str, float]:
+    def numbers(self, node: JsonNode, names: tuple[str, ...]) -> Mapping[str, float]:
         """All of them; where some are missing, that is noted, and numbers that do no harm are in their places."""
-        if not part.fields(*names):
+        if not node.fields(*names):
             return dict.fromkeys(names, 1.0)
-        return {name: self.number(part.part(name), *_bounds(name)) for name in names}
+        return {name: self.number(node.field(name), *_bounds(name)) for name in names}
 
-    def number(self, part: Part, least: float, most: float) -> float:
-        value = part.value
+    def number(self, node: JsonNode, least: float, most: float) -> float:
+        value = node.value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
-            part.say("E0953", f"{part.shown} is no number")
+            node.say("E0953", f"{node.shown} is no number")
         elif not least <= value <= most:
-            part.say("E0953", f"{part.shown} is {value:g}, and has to be {least:g} to {most:g}")
+            node.say("E0953", f"{node.shown} is {value:g}, and has to be {least:g} to {most:g}")
         else:
             return float(value)
         return least or 1.0

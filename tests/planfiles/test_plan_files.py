@@ -20,6 +20,7 @@ from programs_on_disk import write_tiny
 
 import rlgraph
 from rlgraph.cli import status
+from rlgraph.compilation.saved import Origin, PlanFile
 from rlgraph.dsl.schedule import operations
 from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
@@ -27,7 +28,8 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.text import print_program
-from rlgraph.planfiles.file import Origin, PlanFile, print_plan_file, ranges, read_plan_file
+from rlgraph.planfiles.file import print_plan_file, read_plan_file
+from rlgraph.planfiles.format import ranges
 
 ALGORITHMS = sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf"))
 

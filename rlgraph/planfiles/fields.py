@@ -1,0 +1,141 @@
+"""What a field of a document may hold, said once: it is read by that, and its JSON Schema is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlgraph.planfiles.document import LARGEST, JsonNode
+
+
+class Field(Protocol):
+    """A kind of value."""
+
+    def read(self, node: JsonNode) -> Any:
+        """The value. What is wrong is noted, and something harmless taken for it."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """In the words of JSON Schema."""
+        ...
+
+
+@dataclass(frozen=True)
+class Text:
+    def read(self, node: JsonNode) -> str:
+        return node.text()
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True)
+class FilePath:
+    """A text that can be a path."""
+
+    def read(self, node: JsonNode) -> str:
+        if "\0" in node.text():
+            node.say("E0953", f"{node.shown} is no path: it has a null character")
+        return node.text()
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^[^\u0000]*$"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    def read(self, node: JsonNode) -> bool:
+        return node.flag()
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number."""
+
+    least: int = 0
+    most: int = LARGEST
+
+    def read(self, node: JsonNode) -> int:
+        return node.number(self.least, self.most)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    each: Field
+
+    def read(self, node: JsonNode) -> tuple[Any, ...]:
+        return tuple(self.each.read(item) for item in node.items())
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": self.each.schema()}
+
+
+@dataclass(frozen=True)
+class Entries:
+    """An object whose fields anybody names, all of one kind."""
+
+    each: Field
+
+    def read(self, node: JsonNode) -> dict[str, Any]:
+        return {name: self.each.read(value) for name, value in node.entries()}
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.each.schema()}
+
+
+@dataclass(frozen=True)
+class Section:
+    """An object that may hold anything, and has to hold some texts."""
+
+    needed: Mapping[str, str] = field(default_factory=dict)
+    """What each of them is."""
+
+    def read(self, node: JsonNode) -> Mapping[str, Any]:
+        found = node.mapping()
+        for name, what in self.needed.items():
+            if name in found:
+                node.field(name).text()
+            elif isinstance(node.value, dict):
+                node.say("E0952", f"{node.shown} lacks the field `{name}`, {what}")
+        return found
+
+    def schema(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"type": "object"}
+        if self.needed:
+            made |= {"properties": {name: Text().schema() for name in self.needed}, "required": [*self.needed]}
+        return made
+
+
+@dataclass(frozen=True)
+class Record:
+    """An object with these fields and no others."""
+
+    make: Callable[..., Any]
+    """Takes the values by the names of their fields."""
+    needed: Mapping[str, Field]
+    optional: Mapping[str, Field] = field(default_factory=dict)
+
+    def read(self, node: JsonNode) -> Any:
+        """None where a field is missing."""
+        if not node.fields(*self.needed, optional=self.optional):
+            return None
+        every = {**self.needed, **self.optional}
+        return self.make(**{name: each.read(node.field(name)) for name, each in every.items() if node.has(name)})
+
+    def schema(self) -> dict[str, Any]:
+        every = {**self.needed, **self.optional}
+        return {
+            "type": "object",
+            "properties": {name: each.schema() for name, each in every.items()},
+            "required": [*self.needed],
+            "additionalProperties": False,
+        }
