@@ -35,7 +35,7 @@ from rlgraph.cost.tasks import DRAWING, Workload
 from rlgraph.dsl.schedule import operations
 from rlgraph.ops.nodes import MODEL_CALLS
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import Observed, Seen, observed
+from rlgraph.profiles.observe import TimedRun, TimedStep, observed
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
 from rlgraph.runs.backends import Options
 
@@ -231,7 +231,7 @@ def phase_of(op: str) -> str:
     return "read" if op in MODEL_CALLS else op if op in ("train", "sync") else "host"
 
 
-def phases_measured(seen: Sequence[Seen]) -> dict[str, float]:
+def phases_measured(seen: Sequence[TimedStep]) -> dict[str, float]:
     """Seconds of each phase in a step, added up over pools."""
     return {
         phase: quiet([sum(each.seconds for each in step.done if phase_of(each.op) == phase) for step in seen])
@@ -265,7 +265,7 @@ class Trial:
     case: Case
     compiled: Compiled
     workload: Workload
-    run: Observed
+    run: TimedRun
 
     def result(self, calibration: Calibration) -> Result:
         seen = self.run.seen[WARM:]
@@ -283,7 +283,7 @@ class Trials:
         self.open = ExitStack()
         self.all: list[Trial] = []
 
-    def beside(self, what: str) -> list[Observed]:
+    def beside(self, what: str) -> list[TimedRun]:
         """The runs that are like what is profiled next."""
         self.open.close()
         begun = [self.begin(case) for case in self.cases if kind_of(case) == what]

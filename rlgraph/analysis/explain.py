@@ -10,7 +10,7 @@ from typing import Any
 
 from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
-from rlgraph.analysis.sharing import Sharing, pools, sharing, ways
+from rlgraph.analysis.sharing import Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import Other, others
 from rlgraph.clusters.units import show
@@ -171,18 +171,18 @@ def explain(compiled: Compilation) -> Explanation:
     """Of a program that was compiled for a cluster. Raises ProgramError where no plan fits."""
     choice = compiled.choice
     alternatives = []
-    known = ways(choice)
-    for way in known:
-        found = way.found
+    known = strategies(choice)
+    for strategy in known:
+        found = strategy.found
         if found is None:
-            alternatives.append(Alternative(way.name, False, None, None, "", way.refused, {}))
+            alternatives.append(Alternative(strategy.name, False, None, None, "", strategy.refused, {}))
             continue
         spent = goes_to(critical_path(choice.problem, found))
         price, shared = _price(choice.problem, found), pools(choice.problem, found)
-        alternatives.append(Alternative(way.name, way.chosen, found.seconds, price, shared, "", spent))
+        alternatives.append(Alternative(strategy.name, strategy.chosen, found.seconds, price, shared, "", spent))
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
     # What is best after a change mostly shares pools in one of the ways that are known by then.
-    some = {way.shares for way in known} if large else None
+    some = {strategy.shares for strategy in known} if large else None
     changes = sorted((changed(choice, other, some) for other in others(choice)), key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, path, tuple(alternatives), tuple(changes))

@@ -25,8 +25,8 @@ Sharing = frozenset[frozenset[int]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to share pools, and the best plan of it."""
+class PlacementStrategy:
+    """A way to place models in pools, and the best plan of it."""
 
     name: str
     shares: Sharing
@@ -37,7 +37,7 @@ class Way:
     """It is what the best plan does."""
 
 
-def ways(choice: Choice) -> list[Way]:
+def strategies(choice: Choice) -> list[PlacementStrategy]:
     """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
     of them."""
     problem = choice.problem
@@ -50,13 +50,15 @@ def ways(choice: Choice) -> list[Way]:
         seen.add(wanted)
         only = [blocks for blocks in every if sharing(blocks) == wanted]
         if wanted == own:
-            found.append(Way(name, own, choice.found, chosen=True))
+            found.append(PlacementStrategy(name, own, choice.found, chosen=True))
         elif not only:
-            found.append(Way(name, wanted, None, _unallowed(choice, wanted)))
+            found.append(PlacementStrategy(name, wanted, None, _unallowed(choice, wanted)))
         else:
             best = search(problem, choice.question, only)
-            found.append(Way(name, wanted, best, "" if best else f"does not fit: {_unfit(problem, only[0])}"))
-    return found if own in seen else [*found, Way("what was chosen", own, choice.found, chosen=True)]
+            found.append(
+                PlacementStrategy(name, wanted, best, "" if best else f"does not fit: {_unfit(problem, only[0])}")
+            )
+    return found if own in seen else [*found, PlacementStrategy("what was chosen", own, choice.found, chosen=True)]
 
 
 def sharing(blocks: Blocks) -> Sharing:

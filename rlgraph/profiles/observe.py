@@ -24,7 +24,7 @@ LOOPS = ("minibatch", "collect", "every")
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TimedWork:
     """A node that was fired, or weights that were brought."""
 
     name: str
@@ -43,14 +43,14 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TimedStep:
     """One step."""
 
     whole: float
     """Seconds, with those in which processes had no core."""
     waited: float
     """Those that are included."""
-    done: tuple[Done, ...]
+    done: tuple[TimedWork, ...]
     """Loops left out, whose nodes are there; in the order in which they ended."""
 
     @property
@@ -98,13 +98,13 @@ def _waited(path: str) -> float:
         return 0.0
 
 
-class Watch(Silent):
+class Stopwatch(Silent):
     """Keeps what was done since it was asked last."""
 
     def __init__(self) -> None:
         self.cores = Cores()
         self._begun: dict[int, list[float]] = {}
-        self._done: list[Done] = []
+        self._done: list[TimedWork] = []
         self._inside: dict[int, float] = {}
         """For each thread the longest work that it was told of since its last node was done."""
 
@@ -133,20 +133,20 @@ class Watch(Silent):
     def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
         now = time.perf_counter()
         inside, waited = min(inside, seconds), min(waited, inside)
-        self._done.append(Done(name, op, now - seconds, now, inside - waited, waited))
+        self._done.append(TimedWork(name, op, now - seconds, now, inside - waited, waited))
 
-    def taken(self) -> tuple[Done, ...]:
+    def taken(self) -> tuple[TimedWork, ...]:
         found, self._done = tuple(self._done), []
         return found
 
 
 @dataclass
-class Observed:
+class TimedRun:
     """A run that goes on step by step."""
 
     steps: Iterator[object]
-    watch: Watch
-    seen: list[Seen] = field(default_factory=list)
+    watch: Stopwatch
+    seen: list[TimedStep] = field(default_factory=list)
 
     def go_on(self, count: int = 1) -> None:
         """Takes some more steps."""
@@ -156,18 +156,18 @@ class Observed:
             step = next(self.steps)
             done, waited = self.watch.taken(), 0.0 if cores.others else cores.since(before)
             waited = max(waited, sum(each.waited for each in done))
-            self.seen.append(Seen(step.seconds, waited, done))  # type: ignore[attr-defined]
+            self.seen.append(TimedStep(step.seconds, waited, done))  # type: ignore[attr-defined]
 
 
 @contextmanager
-def observed(compiled: Compilation, options: Options) -> Iterator[Observed]:
+def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
     """A run whose nodes are timed. Raises ProgramError and RunError as any run."""
-    watch = Watch()
+    watch = Stopwatch()
     with open_backend(compiled, options, watch) as (backend, _):
         watch.cores.others = _processes(backend)
         steps = backend.steps(None)
         watch.taken()
-        yield Observed(steps, watch)
+        yield TimedRun(steps, watch)
 
 
 def _processes(backend: object) -> list[int]:
@@ -180,9 +180,9 @@ def _processes(backend: object) -> list[int]:
     return found
 
 
-def by_turn(seen: Sequence[Seen]) -> dict[tuple[str, str, int], list[Done]]:
+def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
     """What was done in steps, by name, by operation, and by which time it was in the step."""
-    found: dict[tuple[str, str, int], list[Done]] = {}
+    found: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:
         turns: dict[tuple[str, str], int] = {}
         for each in step.done:

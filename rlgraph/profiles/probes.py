@@ -26,7 +26,7 @@ def score(prompts, completions, completion_ids, **columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ProbeModel:
     """A model."""
 
     hidden: int
@@ -47,7 +47,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProbeWork:
     """What is done with rows of one length: they are sampled, read, and trained on."""
 
     samples: int
@@ -60,8 +60,8 @@ class Point:
 class Probe:
     """One program: every model does all points."""
 
-    sizes: tuple[Size, ...]
-    points: tuple[Point, ...]
+    sizes: tuple[ProbeModel, ...]
+    points: tuple[ProbeWork, ...]
     prompts: int = 16
 
     @property
@@ -82,7 +82,7 @@ class Probe:
                     f"    {line}" for line in self._point(f"m{number}", f"r{number}", f"{number}_{place}", point)
                 )
 
-    def _point(self, model: str, frozen: str, place: str, point: Point) -> Iterator[str]:
+    def _point(self, model: str, frozen: str, place: str, point: ProbeWork) -> Iterator[str]:
         yield (
             f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
             f"min_tokens={point.tokens})"
@@ -109,13 +109,13 @@ class Probe:
         draw = random.Random(0)
         return ["".join(draw.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
 
-    def batches(self, point: Point) -> tuple[Batch, Batch]:
+    def batches(self, point: ProbeWork) -> tuple[Batch, Batch]:
         """Rows that are sampled and read, and those of one optimizer step."""
         prompt, response = Lengths.of(len(text) for text in self.texts()), Lengths((float(point.tokens),))
         rows = float(self.prompts * point.samples)
         return Batch(rows, prompt, response, point.samples), Batch(rows / point.parts, prompt, response)
 
-    def trained(self) -> Sequence[tuple[int, Point]]:
+    def trained(self) -> Sequence[tuple[int, ProbeWork]]:
         """Model and point of each optimizer step, in the order in which a model takes its own."""
         return [
             (number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)

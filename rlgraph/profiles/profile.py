@@ -30,12 +30,12 @@ from rlgraph.cost.predict import Batch, Predictor, work
 from rlgraph.enginespec import registry
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.profiles.fit import fit, nonnegative
-from rlgraph.profiles.observe import Cores, Done, Observed, Seen, by_turn, observed
-from rlgraph.profiles.probes import Point, Probe, Size
+from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed
+from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.backends import Options
 
-SIZES = (Size(64, 4, 32), Size(128, 2, 512), Size(256, 3, 1024, heads=4))
-POINTS = (Point(1, 8), Point(4, 8, 2), Point(4, 40, 2))
+SIZES = (ProbeModel(64, 4, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4))
+POINTS = (ProbeWork(1, 8), ProbeWork(4, 8, 2), ProbeWork(4, 40, 2))
 ROUNDS, WARM = 5, 1
 TRIES = 12
 QUIET = 0.3
@@ -53,7 +53,7 @@ LEAST = {"compute": 0.2, "memory": 0.1}
 START = {"compute": 2.0, "memory": 2.0, "crowd": 0.1, "lock": 0.1}
 
 Note = Callable[[str], None]
-Beside = Callable[[str], Sequence[Observed]]
+Beside = Callable[[str], Sequence[TimedRun]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ProbeSetup:
     """A run of the probe that measures some engines."""
 
     what: str
@@ -99,34 +99,34 @@ def profile(
     samples: list[Sample] = []
     local, remote = _Overheads(), _Overheads()
     rounds = 3 if quick else ROUNDS
-    sessions = list(_sessions(wanted, threads, quick, len(probe.sizes)))
-    here = [session for session in sessions if session.threads]
+    setups = list(_setups(wanted, threads, quick, len(probe.sizes)))
+    here = [setup for setup in setups if setup.threads]
     with tempfile.TemporaryDirectory() as folder:
-        for session, compiled, seen in _in_turn(probe, here, Path(folder), rounds, note, beside):
-            samples += _samples(probe, compiled, session, cluster, seen)
+        for setup, compiled, seen in _in_turn(probe, here, Path(folder), rounds, note, beside):
+            samples += _samples(probe, compiled, setup, cluster, seen)
             local.add(probe, seen, compiled)
-        for session in sessions:
-            if not session.threads:
-                [(_, compiled, seen)] = _in_turn(probe, [session], Path(folder), rounds, note, beside)
-                samples += _samples(probe, compiled, session, cluster, seen)
+        for setup in setups:
+            if not setup.threads:
+                [(_, compiled, seen)] = _in_turn(probe, [setup], Path(folder), rounds, note, beside)
+                samples += _samples(probe, compiled, setup, cluster, seen)
                 remote.add(probe, seen, compiled)
     note("fitting")
     return _fitted(samples, local, remote, device)
 
 
-def _sessions(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[Session]:
+def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[ProbeSetup]:
     plain = registry.embedded().name
     if plain in wanted or not wanted:
         alone = _schedule([plain], models, "")
-        yield Session(ALONE, alone, 1)
+        yield ProbeSetup(ALONE, alone, 1)
         if threads > 1 and not quick:
-            yield Session(f"{threads} threads in this process", alone, threads)
+            yield ProbeSetup(f"{threads} threads in this process", alone, threads)
     if find_spec("ray") is None or not set(wanted) - {plain}:
         return
-    yield Session(ONE, _schedule(wanted, models, ""))
+    yield ProbeSetup(ONE, _schedule(wanted, models, ""))
     if not quick:
-        yield Session(RANKS, _schedule(wanted, models, "tp"))
-        yield Session(COPIES, _schedule(wanted, models, "dp"))
+        yield ProbeSetup(RANKS, _schedule(wanted, models, "tp"))
+        yield ProbeSetup(COPIES, _schedule(wanted, models, "dp"))
 
 
 def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
@@ -150,26 +150,24 @@ def _best(wanted: Sequence[str], operation: str) -> str:
 
 
 def _in_turn(
-    probe: Probe, sessions: Sequence[Session], folder: Path, rounds: int, note: Note, beside: Beside
-) -> list[tuple[Session, Compilation, list[Seen]]]:
+    probe: Probe, setups: Sequence[ProbeSetup], folder: Path, rounds: int, note: Note, beside: Beside
+) -> list[tuple[ProbeSetup, Compilation, list[TimedStep]]]:
     """Runs them step by step, one after the other, so that what disturbs one disturbs all."""
     found = []
     with ExitStack() as stack:
-        for session in sessions:
-            note(f"{session.what}: starting")
-            compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), session.schedule)
-            options = Options(
-                backend="local" if session.threads else "ray", threads=session.threads or 1, timeout=TIMEOUT
-            )
-            found.append((session, compiled, stack.enter_context(observed(compiled, options))))
-        others = beside(sessions[0].what) if sessions else ()
+        for setup in setups:
+            note(f"{setup.what}: starting")
+            compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
+            options = Options(backend="local" if setup.threads else "ray", threads=setup.threads or 1, timeout=TIMEOUT)
+            found.append((setup, compiled, stack.enter_context(observed(compiled, options))))
+        others = beside(setups[0].what) if setups else ()
         for turn in range(WARM + rounds):
-            for session, _, run in found:
-                note(f"{session.what}: {turn + 1} of {WARM + rounds}")
+            for setup, _, run in found:
+                note(f"{setup.what}: {turn + 1} of {WARM + rounds}")
                 run.go_on()
             for other in others:
                 other.go_on()
-    return [(session, compiled, run.seen[WARM:]) for session, compiled, run in found]
+    return [(setup, compiled, run.seen[WARM:]) for setup, compiled, run in found]
 
 
 # Samples
@@ -181,12 +179,12 @@ def quiet(values: Sequence[float]) -> float:
 
 
 def _samples(
-    probe: Probe, compiled: Compilation, session: Session, cluster: Cluster, seen: Sequence[Seen]
+    probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
-    predictor = Predictor(compiled.plan, {}, cluster, CPU, session.threads or 1)
+    predictor = Predictor(compiled.plan, {}, cluster, CPU, setup.threads or 1)
     turns, models = by_turn(seen), model_configs(compiled)
 
-    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[Done]) -> Sample:
+    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
         deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
         return Sample(kind, models[model], deployment, batch, quiet([each.inside for each in done]))
 
@@ -215,7 +213,7 @@ class _Overheads:
         self.gaps: list[float] = []
         """Seconds beside all nodes, for each node."""
 
-    def add(self, probe: Probe, seen: Sequence[Seen], compiled: Compilation) -> None:
+    def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
         most = max(pool.devices for pool in compiled.plan.pools)
         self.gaps.append(quiet([step.beside / len(step.done) for step in seen]))
         for (name, op, _), done in by_turn(seen).items():

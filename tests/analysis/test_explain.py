@@ -13,7 +13,7 @@ import pytest
 import rlgraph
 from rlgraph.analysis.critical import BOUNDS, KINDS, critical_path, goes_to
 from rlgraph.analysis.explain import COARSE, Explanation, changed, explain
-from rlgraph.analysis.sharing import sharing, ways
+from rlgraph.analysis.sharing import sharing, strategies
 from rlgraph.analysis.variants import next_device, others
 from rlgraph.analysis.whatif import Sweep, what_if
 from rlgraph.api.compiled import Compiled
@@ -82,18 +82,18 @@ def _told(ppo: Compiled) -> Explanation:
 @pytest.mark.parametrize("program", [PPO, ALONE])
 def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
     choice = rlgraph.compile(program, cluster=cluster).choice
-    for way in ways(choice):
-        if way.found is None:
+    for strategy in strategies(choice):
+        if strategy.found is None:
             continue
-        path = critical_path(choice.problem, way.found)
+        path = critical_path(choice.problem, strategy.found)
         assert path[0].start == 0
-        assert sum(each.seconds for each in path) == pytest.approx(way.found.seconds, rel=1e-9)
+        assert sum(each.seconds for each in path) == pytest.approx(strategy.found.seconds, rel=1e-9)
         for before, after in zip(path, path[1:], strict=False):
             assert after.start == pytest.approx(before.start + before.seconds, rel=1e-9)
         for each in path:
             assert each.kind in KINDS and set(each.parts) <= set(BOUNDS)
             assert sum(each.parts.values()) == pytest.approx(each.seconds, rel=1e-6, abs=1e-9), each.name
-        assert sum(goes_to(path).values()) == pytest.approx(way.found.seconds)
+        assert sum(goes_to(path).values()) == pytest.approx(strategy.found.seconds)
 
 
 def test_off_loading_is_told() -> None:
@@ -110,9 +110,9 @@ def test_off_loading_is_told() -> None:
 def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
     names = [component.name for component in ppo.choice.problem.components]
     found = {
-        way.name: {frozenset(names[number] for number in own) for own in sharing(way.found.blocks)}
-        for way in ways(ppo.choice)
-        if way.found and way.name != "what was chosen"
+        strategy.name: {frozenset(names[number] for number in own) for own in sharing(strategy.found.blocks)}
+        for strategy in strategies(ppo.choice)
+        if strategy.found and strategy.name != "what was chosen"
     }
     everything = {"actor", "actor.generate", "critic", "ref"}
     assert found["all colocated"] == {frozenset(everything)}
@@ -124,9 +124,9 @@ def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
 @pytest.mark.parametrize("minimize", ["time", "cost"])
 def test_no_way_beats_the_chosen_plan(minimize: str) -> None:
     choice = rlgraph.compile(PPO, cluster=SMALL, minimize=minimize).choice
-    found = ways(choice)
-    assert [way.found for way in found if way.chosen] == [choice.found]
-    others = [way.found for way in found if not way.chosen and way.found]
+    found = strategies(choice)
+    assert [strategy.found for strategy in found if strategy.chosen] == [choice.found]
+    others = [strategy.found for strategy in found if not strategy.chosen and strategy.found]
     assert others and all(each.value >= choice.found.value for each in others)
 
 

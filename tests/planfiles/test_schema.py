@@ -10,14 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 import rlgraph
 from rlgraph.errors import ProgramError, Source
 from rlgraph.planfiles.file import read_plan_file
 from rlgraph.planfiles.format import schema
-
-jsonschema = pytest.importorskip("jsonschema")
 
 ALGORITHMS = sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf"))
 FILE = Path(rlgraph.__file__).parent / "planfiles" / "plan.schema.json"

@@ -15,17 +15,17 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import Done, Seen
-from rlgraph.profiles.probes import Point, Probe, Size
+from rlgraph.profiles.observe import TimedStep, TimedWork
+from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 
-POINTS = (Point(1, 4), Point(2, 4, 2), Point(2, 10))
+POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of this machine, of a tiny grid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "SIZES", (Size(32, 1, 32), Size(64, 2, 64)))
+        patch.setattr(profiling, "SIZES", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
         patch.setattr(profiling, "POINTS", POINTS)
         path = tmp_path_factory.mktemp("profile") / "here.json"
         assert status(["profile", "--quick", "--engines", "transformers", "-o", str(path)]) == 0
@@ -50,7 +50,7 @@ def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(
         "def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n"
     )
-    (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
     schedule = "schedule probe\npool all = 1 devices\nplace m0, r0 on all(engine=transformers)\n"
     compiled, known = compile(tmp_path / "p.rlf", schedule=schedule), Workload(Lengths((8.0,)))
     found = read_calibration(file)
@@ -60,7 +60,7 @@ def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_takes_a_calibration(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.rlf").write_text(Probe((Size(32, 1, 32),), POINTS).text)
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
     assert status(["simulate", str(tmp_path / "p.rlf"), "--cluster", "1x1:cpu", "--calibration", str(file)]) == 0
     assert str(file) in capsys.readouterr().out
     broken = tmp_path / "broken.json"
@@ -78,13 +78,17 @@ def test_wrong_commands(given: list[str], said: str, capsys: pytest.CaptureFixtu
 
 
 def test_time_beside_all_nodes_counts_what_overlaps_once() -> None:
-    done = (Done("a", "tensor", 1.0, 3.0, 2.0), Done("b", "tensor", 2.0, 4.0, 2.0), Done("c", "tensor", 6.0, 7.0, 1.0))
-    assert Seen(8.0, 0.5, done).beside == pytest.approx(3.5)
-    assert Seen(8.0, 0.5, done).seconds == 7.5
+    done = (
+        TimedWork("a", "tensor", 1.0, 3.0, 2.0),
+        TimedWork("b", "tensor", 2.0, 4.0, 2.0),
+        TimedWork("c", "tensor", 6.0, 7.0, 1.0),
+    )
+    assert TimedStep(8.0, 0.5, done).beside == pytest.approx(3.5)
+    assert TimedStep(8.0, 0.5, done).seconds == 7.5
 
 
 def test_a_probe_says_what_it_asks_for() -> None:
-    probe = Probe((Size(32, 1, 32),), POINTS, prompts=6)
+    probe = Probe((ProbeModel(32, 1, 32),), POINTS, prompts=6)
     drawn, trained = probe.batches(POINTS[1])
     assert (drawn.rows, drawn.samples, trained.rows) == (12, 2, 6)
     assert drawn.prompt.mean == pytest.approx(sum(map(len, probe.texts())) / 6)
