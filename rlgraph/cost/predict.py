@@ -13,7 +13,7 @@ from rlgraph.cost.memory import Footprint
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops.nodes import NODES
 
 __all__ = ["Batch", "Cost", "Predictor", "footprint", "task_cost", "onload", "work"]
 
@@ -25,7 +25,7 @@ def work(
     operation: str, config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]
 ) -> Cost:
     """The work alone, on all copies of a group."""
-    if operation in DRAWING:
+    if NODES[operation].generates:
         return time.generate(config, deployment, constants, batches[0])
     if operation == "train":
         return time.train(config, deployment, constants, batches)
@@ -34,7 +34,7 @@ def work(
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """The memory of the work on the fullest rank."""
-    if operation in DRAWING:
+    if NODES[operation].generates:
         return memory.generating(config, deployment, batches)
     return (memory.training if operation == "train" else memory.reading)(config, deployment, batches)
 

@@ -15,11 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program, carried
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
-
-WITH_MODELS = (*DRAWING, *MODEL_CALLS, "train")
-_FREE = ("column", "size", "report", "lookup")
-"""Work that is part of other work, or nothing to speak of."""
+from rlgraph.ops.nodes import NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +105,9 @@ class _Laying:
         replaced = [value.type for value in node.outputs if isinstance(value.type, Handle)]
         after |= {reader for kind in replaced for reader in self.readers.get(kind, ())}
         self.measure(node, scope)
-        if node.op in ("minibatch", "collect", "every"):
+        if NODES[node.op].loop:
             done = self.loop(node, scope, after)
-        elif node.op in _FREE:
+        elif NODES[node.op].free:
             done = after
         else:
             done = frozenset({self.add(node, scope, after)})
@@ -127,11 +123,11 @@ class _Laying:
     def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
         region, first = node.regions[0], len(self.found)
         times, shares = scope.times, dict(scope.shares)
-        if node.op == "minibatch":
+        if NODES[node.op].loop == "slices":
             parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
             times *= parts * node.attr("epochs")
             shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
-        elif node.op == "every":
+        elif NODES[node.op].loop == "steps":
             times /= node.attr("steps")
         else:
             times *= self.rounds(node, scope)
@@ -153,7 +149,7 @@ class _Laying:
 
     def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
         task = Task(node.name, node.op, None, times=scope.times, after=tuple(sorted(after)))
-        if node.op in WITH_MODELS:
+        if NODES[node.op].with_model:
             held = self.types[node.inputs[0]]
             assert isinstance(held, Handle)
             name = f"train {held.name}" if node.op == "train" else node.name
@@ -170,12 +166,12 @@ class _Laying:
 
     def read(self, node: Node, scope: _Scope) -> Iterator[Batch]:
         """What a model works on: the prompts that it answers, the rows that it reads, those that a loss reads."""
-        if node.op in DRAWING:
+        if NODES[node.op].generates:
             made = node.outputs[0].type
             assert isinstance(made, Table)
             yield self.batch(made, scope, node.attr("n"))
             return
-        nodes = [node] if node.op in MODEL_CALLS else [each for each in node.regions[0].nodes if each.op in MODEL_CALLS]
+        nodes = [each for each in (node, *(node.regions[0].nodes if node.regions else ())) if NODES[each.op].scores]
         for table in dict.fromkeys(each.inputs[1] for each in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)
@@ -210,7 +206,7 @@ class _Laying:
             assert isinstance(kind, Table)
             source = next(each for each in self.program.outside if each.name == kind.axis.name)
             self.rows[kind.axis.key] = float(source.record.option("batch") or 1)
-        elif node.op in DRAWING:
+        elif NODES[node.op].generates:
             kind, given = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
             assert isinstance(kind, Table) and kind.token and given
             if kind.axis.key not in self.rows:

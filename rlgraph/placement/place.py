@@ -31,7 +31,7 @@ from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
-from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
+from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""
@@ -130,7 +130,7 @@ class _Placer:
         split = mesh(dp=self.pools[pool])
         engine = self.engine(model, operation, split)
         for seat in others:
-            if engine == seat.engine or operation in _SCORING and operation in spec_of(seat.engine).operations:
+            if engine == seat.engine or not NODES[operation].generates and operation in spec_of(seat.engine).operations:
                 return seat
         return _Seat(pool, engine, split)
 
@@ -274,9 +274,6 @@ def _misfits(shape: Shape, kind: ModelKind, seat: _Seat, pin: Placement, named: 
     for axis, size in seat.mesh.axes:
         alone = problems(shape, seat.engine, Mesh(((axis, size),)), kind)
         yield from ((pin.at(axis), text) for text in alone if text not in whole)
-
-
-_SCORING = tuple(name for name in MODEL_OPERATIONS if name not in DRAWING)
 
 
 def _split(split: Mesh) -> str:

@@ -20,12 +20,12 @@ from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
 from rlgraph.cost.predict import Batch, Cost
-from rlgraph.cost.tasks import DRAWING, Workload
+from rlgraph.cost.tasks import Workload
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program, carried
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
 
 
 class SimOrders:

@@ -14,7 +14,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import DRAWING, MODEL_OPERATIONS
+from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.placement.place import Shapes, dtype_of
 
 
@@ -64,7 +64,7 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not done
         for generating in (False, True):
-            own = tuple(operation for operation in done if (operation in DRAWING) == generating)
+            own = tuple(operation for operation in done if NODES[operation].generates == generating)
             if not own or not isinstance(shape, Shape):
                 continue
             config = ModelConfig(model.name, shape, cast(ModelKind, model.kind), dtype_of(model, program))
@@ -75,7 +75,7 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
             kind: Literal["train", "read", "generate"] = (
                 "generate" if generating else "train" if "train" in own else "read"
             )
-            generates = any(operation in DRAWING for operation in done)
+            generates = any(NODES[operation].generates for operation in done)
             found.append(Component(config, kind, own, numbers, "train" in done, pin, generates))
     if wrong:
         raise ProgramError(wrong)

@@ -23,7 +23,7 @@ from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
 
 MICROS = (1, 2, 4, 8)
@@ -199,7 +199,7 @@ class Options:
         for op, batches in component.batches(self.tasks):
             kind: Literal["forward", "train"] = "train" if op == "train" else "forward"
             latencies.append(
-                None if op in DRAWING else latency(kind, component.config, deployment, self.constants, batches)
+                None if NODES[op].generates else latency(kind, component.config, deployment, self.constants, batches)
             )
             footprints.append(footprint(op, component.config, deployment, batches))
         changes = update(component.config, deployment, self.constants) if component.work == "train" else None

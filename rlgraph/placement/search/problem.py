@@ -14,7 +14,7 @@ from rlgraph.cost.peak import usable
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 
@@ -64,7 +64,7 @@ class Problem:
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
-        self.component_of = [own[task.model, task.op in DRAWING] if task.model else None for task in tasks]
+        self.component_of = [own[task.model, NODES[task.op].generates] if task.model else None for task in tasks]
         """For each task its component; None: the host does it."""
         self.syncs = [
             (own[component.model, False], number)
