@@ -1,0 +1,96 @@
+"""No cache, no threads, row after row."""
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from rlgraph.engines.base import EngineError, Generation
+from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.optimizer import Optimizer
+from rlgraph.engines.sampling import draw
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import load
+from rlgraph.engines.weights import blend, copied, take_over
+from rlgraph.enginespec.spec import entire
+from rlgraph.ir.mesh import mesh
+from rlgraph.models.shape import shape_of
+
+
+def open_rank(model, rank):
+    return PlainEngine(model)
+
+
+class PlainEngine:
+    speaks = True
+
+    def __init__(self, model):
+        loaded = load(model)
+        self.spec, self.codec, self.model = model, loaded.codec, loaded.model
+        self._optimizer = Optimizer(self.model)
+
+    # Weights
+
+    def layout(self):
+        return entire(shape_of(self.model.config.to_dict()), mesh(), 0, self.spec.kind)
+
+    def tensors(self):
+        return dict(self.model.named_parameters())
+
+    def written(self):
+        self._optimizer.reread()
+
+    def state(self):
+        return copied(self.tensors())
+
+    def load_state(self, state):
+        take_over(self.tensors(), state)
+
+    def blend(self, other, ema):
+        blend(self.tensors(), other, ema)
+
+    # Work
+
+    def generate(self, prompts, n, sampling, row_keys, weights=None):
+        starts = [row for row in prompts.rows() for _ in range(n)]
+        made = [self._row(row, sampling, key, weights or {}) for row, key in zip(starts, row_keys, strict=True)]
+        tokens, logprobs, ended = zip(*made, strict=True)
+        flat = torch.tensor([each for row in logprobs for each in row])
+        return Generation(Sequences.from_pairs(starts, tokens), flat, torch.tensor(ended))
+
+    def _row(self, start, sampling, key, weights):
+        tokens, logprobs = [], []
+        ends = {self.codec.eos_id, *sampling.stop_ids} - {None}
+        while len(tokens) < sampling.max_tokens and not ends & set(tokens[-1:]):
+            logits = functional_call(self.model, weights, (torch.tensor([start + tokens]),)).logits[:, -1]
+            banned = torch.tensor(sorted(ends)) if len(tokens) < sampling.min_tokens else None
+            token, logprob = draw(logits, np.array([key]), len(tokens), sampling, banned)
+            tokens.append(int(token))
+            logprobs.append(float(logprob))
+        return tokens, logprobs, bool(ends & set(tokens[-1:]))
+
+    def logprobs(self, sequences, temperature=1.0):
+        where = sequences.scored.nonzero()[:, 0]
+        if not len(where):
+            return torch.zeros(0)
+        ids, _ = sequences.padded(self.codec.pad_id)
+        logits = self.model(ids).logits[sequences.row_of[where], sequences.column_of[where] - 1]
+        return -cross_entropy(logits / (temperature or 1.0), sequences.tokens[where], reduction="none")
+
+    def train_step(self, blocks, micro, options, step):
+        self.model.zero_grad()
+        total = 0.0
+        for block in blocks:
+            with torch.enable_grad():
+                part = micro(block)
+                if any(call.op != "logprobs" for call in part.calls):
+                    raise EngineError("the engine plain gives log-probabilities only")
+                value = part.loss([self.logprobs(call.sequences, call.temperature) for call in part.calls])
+                if value.requires_grad:
+                    value.backward()
+                total += float(value.detach())
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        return {"loss": total, **self._optimizer.step(gradients, options, step)}
+
+    def plan_blocks(self, lengths, token_budget=None):
+        return plan_blocks(lengths, token_budget or 2048)
