@@ -13,9 +13,6 @@ ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 """A language model, one with a scalar for each token, or one with a scalar for each row: transformers'
 `AutoModelForCausalLM`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` with one label."""
 
-Kind = ModelKind
-"""Its old name."""
-
 EMBEDDING = "model.embed_tokens.weight"
 
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-_FIRST_ROOM = 64
+from rlgraph.enginespec.spec import Grown
+
+_FIRST_ROOM = Grown().first
 """Places allocated beyond the prompt at first, at most."""
 
 

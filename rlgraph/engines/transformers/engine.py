@@ -26,7 +26,7 @@ from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.weights import blend, copied, same_names, take_over
-from rlgraph.enginespec.spec import entire
+from rlgraph.enginespec.spec import Grown, entire
 from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.shape import UnsupportedModel, shape_of
@@ -57,7 +57,7 @@ class TransformersEngine:
         threads: int = 1,
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
-        cache_tokens: int = 1 << 18,
+        cache_tokens: int = Grown().places,
         copies: Copies | None = None,
     ) -> None:
         """A model that is loaded.

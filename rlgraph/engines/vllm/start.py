@@ -12,6 +12,7 @@ import torch
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.environment import on_cpu
+from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.shape import Shape
 
@@ -19,7 +20,7 @@ _BLOCK = 32
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
-_CACHE = 64 << 20
+_CACHE = Reserved().cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
 
 
