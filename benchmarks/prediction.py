@@ -31,9 +31,9 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Here, Predictor
-from rlgraph.cost.tasks import DRAWING, Workload
+from rlgraph.cost.tasks import Workload
 from rlgraph.dsl.schedule import operations
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops import work_of
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observed
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
@@ -163,7 +163,7 @@ def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
     lines = []
     for model_name, does in work.items():
         for operation in does:
-            drawing = operation in DRAWING
+            drawing = work_of(operation) == "generates"
             where, engine, how = (
                 ("play" if apart and drawing else "all"),
                 *((draws, spread) if drawing else (trains, split)),
@@ -226,9 +226,9 @@ PHASES = ("generate", "read", "train", "sync", "host")
 
 
 def phase_of(op: str) -> str:
-    if op in DRAWING:
+    if work_of(op) == "generates":
         return "generate"
-    return "read" if op in MODEL_CALLS else op if op in ("train", "sync") else "host"
+    return "read" if work_of(op) == "scores" else op if op in ("train", "sync") else "host"
 
 
 def phases_measured(seen: Sequence[TimedStep]) -> dict[str, float]:

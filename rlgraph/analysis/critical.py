@@ -9,7 +9,7 @@ from rlgraph.cost import time
 from rlgraph.cost.predict import onload, task_cost
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops import work_of
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option
 from rlgraph.placement.search.problem import Problem
@@ -93,7 +93,7 @@ def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: fl
 
 def kind_of(task: Task) -> str:
     """Of a task with a model."""
-    return "generation" if task.op in DRAWING else "training" if task.op == "train" else "reading"
+    return {"generates": "generation", "trains": "training"}.get(work_of(task.op) or "", "reading")
 
 
 def parts_of(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:

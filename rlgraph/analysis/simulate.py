@@ -27,7 +27,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
+from rlgraph.ops import work_of
 from rlgraph.placement.place import dtype_of
 from rlgraph.runs.trace import Trace
 from rlgraph.viz.gantt import Bar, Lane, gantt
@@ -366,6 +366,5 @@ def _devices(count: int) -> str:
 
 def _kind(work: Work) -> str:
     """As the picture's legend has it."""
-    if work.op in DRAWING:
-        return "generate"
-    return work.op if work.op in ("train", "sync") else "forward" if work.op in MODEL_CALLS else "host"
+    kinds = {"generates": "generate", "scores": "forward", "trains": "train"}
+    return kinds.get(work_of(work.op) or "", "sync" if work.op == "sync" else "host")

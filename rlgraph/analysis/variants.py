@@ -12,7 +12,7 @@ from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
 from rlgraph.cost.lengths import Lengths
 from rlgraph.dsl.schedule import Placement, Schedule
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question
 
 BETTER = 1.1
@@ -61,7 +61,7 @@ def others(choice: Choice) -> Iterator[Other]:
 
 def responses(choice: Choice) -> Lengths | None:
     """The lengths of the answers that a step samples first."""
-    return next((task.batches[0].response for task in choice.problem.tasks if task.op in DRAWING), None)
+    return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
 
 
 # The cluster

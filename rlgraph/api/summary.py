@@ -9,6 +9,7 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.text import show_constant
+from rlgraph.ops import NODES, model_of
 
 
 def summary(compiled: Compilation) -> str:
@@ -66,20 +67,17 @@ def _count_of(number: int, word: str) -> str:
 
 
 def _name(node: Node) -> str:
-    if node.op in ("train", "minibatch", "collect", "every"):
-        return f"{node.op} {node.name.split('@')[0]}" if node.op == "train" else node.op
-    return node.name
+    if NODES[node.op].trains:
+        return f"{node.op} {node.name.split('@')[0]}"
+    return node.op if node.regions else node.name
 
 
 def _model(model: Model, nodes: list[Node]) -> str:
     made = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
     does = dict.fromkeys(
-        node.op for node in nodes if node.op in _WORK and node.inputs and node.inputs[0].split("@")[0] == model.name
+        node.op for node in nodes if NODES[node.op].with_model and model_of(node).split("@")[0] == model.name
     )
     return ", ".join([made, *(["frozen"] if model.frozen else []), *does])
-
-
-_WORK = ("generate", "interact", "logprobs", "entropy", "values", "score", "train")
 
 
 def _short(text: str) -> str:

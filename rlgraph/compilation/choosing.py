@@ -15,7 +15,7 @@ from rlgraph.enginespec.registry import engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import DRAWING
+from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question, choose
 
 
@@ -84,8 +84,8 @@ def memory(choice: Choice) -> dict[str, Peak]:
 
 def tokens(choice: Choice) -> float:
     """Of the rows that a step samples or encodes, with their prompts: the batch whose throughput is told."""
-    found = [task.tokens * task.times for task in choice.problem.tasks if task.op in DRAWING]
-    read = [task.tokens * task.times for task in choice.problem.tasks if task.op == "train"]
+    found = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "generates"]
+    read = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "trains"]
     return sum(found) or sum(read)
 
 
@@ -96,7 +96,7 @@ def shares(choice: Choice) -> dict[str, float]:
     for component, option in zip(problem.components, choice.found.options, strict=True):
         for number, seconds in zip(component.tasks, option.seconds, strict=True):
             op = problem.tasks[number].op
-            kind = "generate" if op in DRAWING else "train" if op == "train" else "read"
+            kind = {"generates": "generate", "trains": "train"}.get(work_of(op) or "", "read")
             found[kind] = found.get(kind, 0.0) + seconds
     return {name: seconds / choice.found.seconds for name, seconds in found.items()}
 

@@ -22,6 +22,7 @@ are functions here:
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
+    work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
 """
 
@@ -34,6 +35,8 @@ from typing import Any, Literal
 from rlgraph.ir.attributes import Attribute, Required
 from rlgraph.ir.graph import Node
 
+Work = Literal["generates", "scores", "trains"]
+
 
 @dataclass(frozen=True, slots=True)
 class NodeOp:
@@ -45,7 +48,7 @@ class NodeOp:
     reason: str = ""
     """Of a unit that is larger than a row: why."""
     attributes: tuple[Attribute, ...] = ()
-    work: Literal["generates", "scores", "trains"] | None = None
+    work: Work | None = None
     """What it does with a model's weights."""
     updates: bool = False
     """Its model has other weights afterwards."""
@@ -345,6 +348,11 @@ MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model)
 
 DRAWING = tuple(op.name for op in _ALL if op.generates)
 MODEL_CALLS = tuple(op.name for op in _ALL if op.scores)
+
+
+def work_of(operation: str) -> Work | None:
+    """What an operation does with a model's weights; None of one that needs no model, or of a name that is none."""
+    return NODES[operation].work if operation in NODES else None
 
 
 def attr(node: Node, name: str) -> Any:

@@ -11,14 +11,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.ir.graph import Node
+from rlgraph.ops import NODES
 from rlgraph.runs.progress import Display
 from rlgraph.runs.trace import Trace
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult
-
-UPDATES = ("train", "update")
-"""Operations after whose half a model would be neither old nor new."""
 
 
 class Interrupts:
@@ -77,7 +75,8 @@ class Watch:
 
     def firing(self, node: Node, pool: str = "") -> None:
         with self._lock:
-            self.interrupts.updates += node.op in UPDATES
+            # After half of an update a model would be neither old nor new.
+            self.interrupts.updates += NODES[node.op].updates
             if not pool:
                 self._open.append((node, self._now()))
             for each in self._told:
@@ -91,8 +90,8 @@ class Watch:
                 self.span("local", 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
             for each in self._told:
                 each.fired(node, seconds, tokens, pool)
-            self.interrupts.updates -= node.op in UPDATES
-        if node.op in UPDATES and not self.interrupts.updates:
+            self.interrupts.updates -= NODES[node.op].updates
+        if NODES[node.op].updates and not self.interrupts.updates:
             self.interrupts.check()
 
     def synced(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.ir.types import Handle, Table, Type
-from rlgraph.ops import MODEL_OPERATIONS
+from rlgraph.ir.types import Handle, Type
+from rlgraph.ops import NODES, chosen_from, model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class _Walk:
         for node in graph.nodes:
             own = self.group(node, group)
             if node.regions:
-                region = node.regions[0]
+                region = node.region
                 self.graph(region, own)
                 # Handles stand in the same places, and have no maker.
                 inner = zip(node.outputs, region.outputs, strict=True)
                 self.makers.update({value.name: self.maker(name) for value, name in inner})
-            elif node.op in _VIEWS:
+            elif NODES[node.op].selects:
                 self.view(node, own)
             else:
                 for name in node.inputs if node.op != "size" else ():
@@ -58,8 +58,8 @@ class _Walk:
                 self.makers.update({value.name: own for value in node.outputs})
 
     def group(self, node: Node, inherited: str) -> str:
-        held = self.types[node.inputs[0]] if node.inputs else None
-        if node.op not in MODEL_OPERATIONS or not isinstance(held, Handle):
+        held = self.types[model_of(node)] if NODES[node.op].with_model else None
+        if not isinstance(held, Handle):
             return inherited
         roles = {(role.model, role.operation): role.group for role in self.plan.roles}
         # What the trained model computes for its own loss is no role of its own.
@@ -67,9 +67,7 @@ class _Walk:
 
     def view(self, node: Node, group: str) -> None:
         """The outputs are parts of inputs, and stay where those are; what chooses the parts is used here."""
-        tables = [name for name in node.inputs if isinstance(self.types[name], Table)]
-        if node.op == "keep":
-            tables = list(node.inputs[1:])
+        tables = node.inputs if NODES[node.op].chooses is None else chosen_from(node)
         for name in node.inputs:
             if name not in tables:
                 self.use(name, group)
@@ -81,6 +79,3 @@ class _Walk:
     def use(self, name: str, group: str) -> None:
         if not isinstance(self.types[name], Handle) and self.maker(name) != group:
             self.found[Edge(name, self.types[name], self.maker(name), group)] = None
-
-
-_VIEWS = ("column", "keep", "pick")
