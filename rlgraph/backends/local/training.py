@@ -17,7 +17,7 @@ from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ops import NODES, table_of
 
 
 def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
@@ -33,7 +33,7 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
     def micro(block: int) -> Micro:
         body, places = _part(frame, axis, blocks[block], node.captured)
-        asked = [inner for inner in region.nodes if inner.op in MODEL_CALLS]
+        asked = [inner for inner in region.nodes if NODES[inner.op].scores]
 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
@@ -78,7 +78,7 @@ def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[st
 def _straight(session: Session, region: Graph, frame: Frame) -> None:
     """A micro-batch is one block: its nodes run one after the other; the model has answered already."""
     for inner in region.nodes:
-        if inner.op in MODEL_CALLS:
+        if NODES[inner.op].scores:
             continue
         made = work(inner, frame, session)
         for rows in made.rows:
@@ -95,7 +95,7 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
     axis = node.attr("micro")
     lengths = torch.zeros(frame.size(axis), dtype=torch.long)
     for inner in node.region.nodes:
-        if inner.op not in MODEL_CALLS or inner.inputs[1] not in frame.values:
+        if not NODES[inner.op].scores or table_of(inner) not in frame.values:
             continue
         kind, table = frame.types[inner.inputs[1]], frame.values[inner.inputs[1]]
         assert isinstance(kind, Table)
