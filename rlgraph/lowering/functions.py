@@ -90,7 +90,8 @@ class _PaddedRows:
 
 def _groups(numbers: Argument) -> Tensor:
     assert isinstance(numbers, Tensor)
-    return torch.unique(numbers, return_inverse=True)[1]
+    inverse: Tensor = torch.unique(numbers, return_inverse=True)[1]
+    return inverse
 
 
 def _type(name: str, argument: Argument) -> Type:

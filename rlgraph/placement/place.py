@@ -241,7 +241,7 @@ class _Placer:
             # It needs numpy, which takes longer to load than most programs to compile.
             from rlgraph.transfers.assignment import assign
 
-            kind = self.program.model(model).kind
+            kind = cast(ModelKind, self.program.model(model).kind)
             # Copies repeat: what is best for the first few is best for all.
             few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (

@@ -66,9 +66,9 @@ class Piece:
             kept.append(counts[places])
         if isinstance(self.kind, Table):
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(kept))
-        axis = axis_of(self.kind)
-        assert axis is not None
-        return Piece(self.kind, pick(self.value, chosen[axis.key]), tuple(kept))
+        inner = axis_of(self.kind)
+        assert inner is not None
+        return Piece(self.kind, pick(self.value, chosen[inner.key]), tuple(kept))
 
     @staticmethod
     def join(parts: Sequence[Piece]) -> Piece:

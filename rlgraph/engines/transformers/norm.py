@@ -34,7 +34,8 @@ class _Lean(nn.Module):
         if not torch.is_grad_enabled() or hidden_states.dtype != torch.float32:
             plain: Tensor = super().forward(hidden_states)
             return plain
-        return _RmsNorm.apply(hidden_states, self.weight, _epsilon(self))
+        lean: Tensor = _RmsNorm.apply(hidden_states, self.weight, _epsilon(self))
+        return lean
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -43,7 +44,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        scale = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+        scale: Tensor = square.div_(x.shape[-1]).add_(eps).rsqrt_()
         normal = x * scale
         ctx.save_for_backward(normal, weight, scale)
         return normal * weight
@@ -66,7 +67,13 @@ def _epsilon(module: nn.Module) -> float:
 def _fits(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     own = dict(module.named_parameters())
-    if list(own) != ["weight"] or weight.dim() != 1 or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if (
+        weight is None
+        or list(own) != ["weight"]
+        or weight.dim() != 1
+        or weight.dtype != torch.float32
+        or weight.device.type != "cpu"
+    ):
         return False
     # Not ones: a module that multiplies by 1 + weight, or not at all, has to be told apart.
     x = torch.linspace(-1, 2, 3 * weight.shape[0]).view(3, -1)
