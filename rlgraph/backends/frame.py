@@ -173,7 +173,8 @@ class Frame:
         if all(axis.key in places for _, places in parts):
             return [places[axis.key] for _, places in parts]
         # Made in the slices: `order` says which of their joined rows each row of this frame is.
-        return list(order[axis.key].argsort().split([part.size(axis.key) for part, _ in parts]))
+        sizes = [part.size(axis.key) for part, _ in parts]
+        return list(torch.split(order[axis.key].argsort(), sizes))
 
 
 def is_handle(kind: Type) -> bool:

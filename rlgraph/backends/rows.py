@@ -41,6 +41,15 @@ class Rows:
     ids: tuple[RowId, ...] | Elsewhere | None = None
     """Of row axes; rows of inner axes are known by their place."""
 
+    @property
+    def known(self) -> tuple[RowId, ...]:
+        """Their identities, as far as they are here."""
+        return self.ids if isinstance(self.ids, tuple) else ()
+
+    def who(self, place: int) -> str:
+        """A row, for a message."""
+        return show_id(self.known[place]) if self.known else f"row {place}"
+
     def take(self, places: Tensor, parent: Tensor | None) -> Rows:
         """Some rows, with their places in the parent's rows that are left."""
         ids = None if self.ids is None else pick(self.ids, places)

@@ -16,6 +16,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS, Loop, Policy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
+from rlgraph.ops.nodes import NODES
 
 
 @pytest.fixture(scope="module")
@@ -477,6 +478,10 @@ step:
     report length = mean(rollout.length)
 """
 )
+
+
+def test_every_loop_has_a_policy() -> None:
+    assert LOOPS.keys() == {name for name, op in NODES.items() if op.loop}
 
 
 @pytest.mark.parametrize("block", [None, 2])

@@ -12,18 +12,20 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.lasting import assign, lookup, push, sample
 from rlgraph.backends.local.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.local.session import Session, engine_failure
-from rlgraph.backends.rows import Rows, TableData, join, pick, show_id
+from rlgraph.backends.rows import Rows, TableData, pick, show_id
 from rlgraph.backends.step import Step
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
-from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Apply, Expr, Node, Ref
-from rlgraph.ir.types import Axis, Table, axes_of
+from rlgraph.ir.types import Axis, Table, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.lowering.lower import Lowered, lower
+from rlgraph.ops import NODES, attr
 
 Work = Callable[[Node, Frame, Session], Made]
 
@@ -48,8 +50,7 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
     pairs = []
     for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if not isinstance(prompt, (str, list)) or not isinstance(answer, str):
-            who = show_id(rows.ids[place]) if rows.ids else f"row {place}"
-            raise RunError(Diagnostic("E0732", f"{who} has no text to encode: {answer!r:.60}", node.span))
+            raise RunError(Diagnostic("E0732", f"{rows.who(place)} has no text to encode: {answer!r:.60}", node.span))
         try:
             pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
         except (EngineError, TypeError, KeyError) as error:
@@ -105,7 +106,9 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
     own = state.engine.codec
     if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
         return state.engine, table.sequences
-    if node.op != "score":
+    made = axis_of(node.outputs[0].type)
+    if made is not None and made.inner:
+        # What is told of each token would be told of other tokens.
         raise RunError(
             Diagnostic(
                 "E0734",
@@ -119,14 +122,16 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
     return state.engine, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
 
 
+def options(node: Node) -> dict[str, Any]:
+    """What a model is told beside its rows."""
+    return {each.name: attr(node, each.name) for each in NODES[node.op].attributes}
+
+
 def forward(node: Node, frame: Frame, session: Session) -> Made:
     """`logprobs`, `entropy`, `values`, `score`: with a gradient exactly inside `train`."""
     engine, sequences = sequences_for(node, frame, session)
     try:
-        if node.op in ("logprobs", "entropy"):
-            value = getattr(engine, node.op)(sequences, node.attr("temperature"))
-        else:
-            value = getattr(engine, node.op)(sequences)
+        value = getattr(engine, node.op)(sequences, **options(node))
     except EngineError as error:
         raise engine_failure(node, f"`{node.op}` failed", error) from None
     return Made({node.outputs[0].name: value.to(frame.dtype)})
@@ -147,7 +152,7 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
         if own.axis.key != kind.axis.key:  # type: ignore[union-attr]
             value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
-    shown = [show_id(row) for row in rows.ids or ()]
+    shown = [show_id(row) for row in rows.known]
     found = session.functions[node.attr("func")](
         list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown
     )
@@ -191,8 +196,7 @@ def _number(name: str, node: Node, frame: Frame) -> Any:
             continue
         if any(_compared(let.expr, name) for let in node.body):
             return value
-        rows = frame.rows[kind.axis.key] if kind.axis else None
-        who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
+        who = frame.rows[kind.axis.key].who(place) if kind.axis else f"row {place}"
         raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
     return torch.tensor([float(item) for item in value], dtype=frame.dtype)
 
@@ -220,7 +224,10 @@ def kept_places(node: Node, frame: Frame) -> Tensor:
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     if isinstance(mask, list):
         mask = torch.tensor([bool(item) for item in mask])
-    return mask.bool()[frame.index(node.attr("axis"), kind.axis.key)].nonzero()[:, 0]  # type: ignore[union-attr]
+    axis = axis_of(kind)
+    assert axis is not None
+    places: Tensor = mask.bool()[frame.index(node.attr("axis"), axis.key)].nonzero()[:, 0]
+    return places
 
 
 def kept(node: Node, frame: Frame, places: Tensor) -> Made:
@@ -253,12 +260,12 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
 
 def chosen_places(node: Node, frame: Frame) -> Tensor:
     """Which row of the table each group's chosen one is, int64."""
-    index, kind, made = frame.values[node.inputs[1]], frame.types[node.inputs[0]], _table(node)
+    index: Tensor = frame.values[node.inputs[1]]
+    kind, made = frame.types[node.inputs[0]], _table(node)
     assert isinstance(kind, Table)
     if bool((index < 0).any()):
         place = int((index < 0).nonzero()[0, 0])
-        ids = frame.rows[made.axis.key].ids
-        who = show_id(ids[place]) if ids else f"row {place}"  # type: ignore[index]
+        who = frame.rows[made.axis.key].who(place)
         raise RunError(
             Diagnostic(
                 "E0736",
@@ -276,96 +283,6 @@ def chosen(node: Node, frame: Frame, places: Tensor) -> Made:
     assert isinstance(kind, Table)
     picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
     return Made({node.name: picked.values[node.inputs[0]]})
-
-
-def lookup(node: Node, frame: Frame, session: Session) -> Made:
-    known, keys = (frame.values[name] for name in node.inputs)
-    kind: Any = frame.types[node.inputs[0]]
-    initial = session.initial[kind.name]
-    found = [known.get(key, initial) for key in _keys(keys)]
-    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
-
-
-def assign(node: Node, frame: Frame, session: Session) -> Made:
-    known, keys, values = (frame.values[name] for name in node.inputs)
-    sums: dict[Any, list[float]] = {}
-    numbers = values.tolist() if isinstance(values, Tensor) else [float(value) for value in values]
-    for key, value in zip(_keys(keys), numbers, strict=True):
-        sums.setdefault(key, []).append(value)
-    return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
-
-
-def _keys(column: Any) -> list[Any]:
-    found = column.tolist() if isinstance(column, Tensor) else column
-    return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
-
-
-def push(node: Node, frame: Frame, session: Session) -> Made:
-    """A buffer is a frame with one table in it."""
-    held, table, *extra = (frame.values[name] for name in node.inputs)
-    kind: Any = frame.types[node.inputs[1]]
-    named = dict(zip(node.attr("names"), extra, strict=True))
-    table = replace(table, columns={**table.columns, **named})
-    axis = kind.axis
-    ids = frame.rows[axis.key].ids
-    lengths = {
-        k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k
-    }
-    full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
-    table.columns.pop("reward", None)
-    table.columns.pop("turns", None)
-    new = _Stored(full, table, tuple(ids or ()), lengths[kind.token.key])
-    capacity = _capacity(node, session)
-    return Made({node.outputs[0].name: new.after(held, capacity)})
-
-
-def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
-    kinds = (frame.types[name] for name in node.inputs[2:])
-    return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
-
-
-def _capacity(node: Node, session: Session) -> int:
-    kind: Any = node.outputs[0].type
-    outside = next(o for o in session.program.outside if o.name == kind.name)
-    return int(outside.record.option("capacity"))
-
-
-class _Stored:
-    """What a buffer holds: rows of a table that have left their batch."""
-
-    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: Tensor) -> None:
-        self.kind, self.table, self.ids, self.lengths = kind, table, ids, lengths
-
-    def after(self, held: _Stored | None, capacity: int) -> _Stored:
-        """These rows behind those that were there; the oldest leave."""
-        if held is not None:
-            table = join([held.table, self.table])
-            joined = _Stored(self.kind, table, held.ids + self.ids, torch.cat([held.lengths, self.lengths]))
-        else:
-            joined = self
-        over = len(joined.ids) - capacity
-        return joined.take(torch.arange(over, len(joined.ids))) if over > 0 else joined
-
-    def take(self, places: Tensor) -> _Stored:
-        starts = self.lengths.cumsum(0) - self.lengths
-        chosen = {self.kind.axis.key: places}
-        if self.kind.token:
-            chosen[self.kind.token.key] = ragged_index(starts[places], self.lengths[places])
-        table = self.table.take(self.kind, chosen)
-        return _Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
-
-
-def sample(node: Node, frame: Frame, session: Session) -> Made:
-    """Rows of a buffer without repetition; all of them if it holds fewer."""
-    held: _Stored | None = frame.values[node.inputs[0]]
-    kind = _table(node)
-    assert held is not None, "the checker has seen a push above"
-    count = min(node.attr("rows"), len(held.ids))
-    places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
-    taken = held.take(torch.tensor(sorted(places), dtype=torch.long))
-    assert kind.token
-    rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
-    return Made({node.outputs[0].name: taken.table}, rows)
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
@@ -13,7 +14,9 @@ from rlgraph.backends.local.session import Session, Settings
 from rlgraph.backends.local.training import train
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, StepResult, Steps, Things
+from rlgraph.engines.base import Saves
 from rlgraph.ir.graph import Node, Program
+from rlgraph.ops import NODES
 
 __all__ = ["LocalBackend", "Observer", "Settings", "Silent", "StepResult"]
 
@@ -43,7 +46,7 @@ class LocalBackend(Steps):
 
     def save(self, model: str, folder: Path) -> None:
         """Writes a folder that a model source can name."""
-        self.session.models[model].engine.save(folder)
+        cast(Saves, self.session.models[model].engine).save(folder)
 
     def close(self) -> None:
         self.session.close()
@@ -72,7 +75,8 @@ class LocalBackend(Steps):
 
 def drawn_tokens(node: Node, made: Made) -> int:
     """How many tokens a node sampled."""
-    if node.op not in ("generate", "interact"):
+    op = NODES.get(node.op)
+    if op is None or not op.generates:
         return 0
     return int(made.values[node.name].sequences.scored.sum())
 

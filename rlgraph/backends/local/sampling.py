@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.session import ModelState, Session, engine_failure
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import EngineError, Generation, Sampling, State
+from rlgraph.engines.base import EngineError, Generation, Sampling, State, Streams
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
@@ -63,17 +63,16 @@ def _kind(node: Node) -> Table:
     return kind
 
 
-def _asked(node: Node, frame: Frame) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
-    """The rows to answer, the data rows they came from, and the prompts."""
+def _asked(node: Node, frame: Frame, *, asks: bool = True) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
+    """The rows to answer, the data rows they came from, and the prompts; asks: a row without one is an error."""
     name = node.inputs[1]
     value, kind = frame.values[name], frame.types[name]
     if isinstance(kind, Table):
         rows = frame.rows[kind.axis.key]
-        column = "prompt" if node.op == "generate" else None
-        if column and value.sequences is None:
-            return rows, value.data, data_column(value, column, rows, node)
         if value.sequences is not None:
             return rows, value.data, value.prompts
+        if asks:
+            return rows, value.data, data_column(value, "prompt", rows, node)
         return rows, value.data, tuple(row.get("prompt", "") for row in value.data)
     axis = kind.axis  # type: ignore[union-attr]
     assert axis
@@ -85,7 +84,7 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     """A column of the data that a table's rows came from; says which row lacks it."""
     for place, row in enumerate(table.data):
         if name not in row:
-            who = show_id(rows.ids[place]) if rows and rows.ids else f"row {place}"
+            who = rows.who(place) if rows else f"row {place}"
             raise RunError(
                 Diagnostic(
                     "E0711",
@@ -98,16 +97,15 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
 
 
 def _ids(parents: Rows, kind: Table, count: int) -> tuple[RowId, ...]:
-    assert parents.ids is not None
     if kind.axis.key == parents.axis.key:
-        return parents.ids
-    return tuple((*row, sample) for row in parents.ids for sample in range(count))
+        return parents.known
+    return tuple((*row, sample) for row in parents.known for sample in range(count))
 
 
 def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
     found = []
     for place, prompt in enumerate(prompts):
-        who = show_id(parents.ids[place]) if parents.ids else f"row {place}"
+        who = parents.who(place)
         if not isinstance(prompt, (str, list)):
             raise RunError(
                 Diagnostic(
@@ -196,7 +194,7 @@ class _Draw:
         if len(sizes) == 1:
             yield engine.generate(asked, self.count, self.sampling, keys, self.weights)
         else:
-            yield from engine.parts(asked, self.count, self.sampling, keys, sizes)
+            yield from cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes)
 
 
 def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
@@ -236,7 +234,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
     """
     model = session.models[frame.values[node.inputs[0]]]
-    parents, data, prompts = _asked(node, frame)
+    parents, data, prompts = _asked(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
     ids = _ids(parents, kind, count)
     weights, version = _weights(node, frame.step, session, model)
@@ -320,7 +318,7 @@ def _turn(
         draw = _Draw(node, step, session, model, turn, 1, sampling, weights)
         [made] = draw.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
-        logprobs = made.logprobs.split(made.sequences.counts().tolist())
+        logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         for at, action, chances in zip(group, actions, logprobs, strict=True):
             episodes[at].act(action, chances.tolist())
             observation, reward, over = games[at].step(model.engine.codec.decode(action))

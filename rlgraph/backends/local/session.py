@@ -181,6 +181,7 @@ def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
     if tokenizer is None:
         raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
     family = str(model.source.args[0])
+    assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folder), seed)
     return ModelSpec(model.kind, random, dtype)  # type: ignore[arg-type]
 

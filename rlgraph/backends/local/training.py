@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.local.nodes import sequences_for, work
+from rlgraph.backends.local.nodes import options, sequences_for, work
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
@@ -64,9 +65,7 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
     _, sequences = sequences_for(node, body, session)
-    if node.op in ("logprobs", "entropy"):
-        return Call(node.op, sequences, node.attr("temperature"))  # type: ignore[arg-type]
-    return Call(node.op, sequences)  # type: ignore[arg-type]
+    return Call(node.op, sequences, **options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
@@ -102,7 +101,7 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
         lengths.index_add_(0, frame.index(kind.axis.key, axis), table.sequences.lengths)
     settings = session.settings
     if settings.micro_rows:
-        return list(torch.arange(frame.size(axis)).split(settings.micro_rows)) or [torch.arange(0)]
+        return list(torch.split(torch.arange(frame.size(axis)), settings.micro_rows)) or [torch.arange(0)]
     state = session.models[frame.values[node.inputs[0]]]
     blocks = state.engine.plan_blocks(lengths, settings.token_budget)
     # Ascending within a block: rows of one parent stay together.
@@ -112,7 +111,7 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
 def _options(node: Node) -> TrainOptions:
     rate = node.attr("lr")
     betas = (node.attr("beta1"), node.attr("beta2"))
-    common = {
+    common: dict[str, Any] = {
         "weight_decay": node.attr("weight_decay"),
         "betas": betas,
         "eps": node.attr("eps"),
@@ -120,10 +119,11 @@ def _options(node: Node) -> TrainOptions:
     }
     if not isinstance(rate, Record):
         return TrainOptions(lr=float(rate), **common)
+    first, *_ = rate.plain()[0]
     return TrainOptions(
-        lr=float(rate.args[0]),
-        schedule=rate.name,
-        warmup_steps=rate.option("warmup", 0),  # type: ignore[arg-type]
+        lr=float(first),
+        schedule=cast(Any, rate.name),
+        warmup_steps=rate.option("warmup", 0),
         total_steps=rate.option("steps"),
         final_lr=rate.option("final", 0.0),
         **common,

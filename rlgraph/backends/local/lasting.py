@@ -1,0 +1,109 @@
+"""Work on what lives across steps: keyed states and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.sampling import inner_rows
+from rlgraph.backends.local.session import Session
+from rlgraph.backends.rows import Rows, TableData, join
+from rlgraph.engines.sequences import ragged_index
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import Table
+from rlgraph.ir.types import Tensor as TensorType
+
+
+def lookup(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[0]]
+    initial = session.initial[kind.name]
+    found = [known.get(key, initial) for key in _keys(keys)]
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
+
+
+def assign(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys, values = (frame.values[name] for name in node.inputs)
+    sums: dict[Any, list[float]] = {}
+    numbers = values.tolist() if isinstance(values, Tensor) else [float(value) for value in values]
+    for key, value in zip(_keys(keys), numbers, strict=True):
+        sums.setdefault(key, []).append(value)
+    return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
+
+
+def _keys(column: Any) -> list[Any]:
+    found = column.tolist() if isinstance(column, Tensor) else column
+    return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
+
+
+def push(node: Node, frame: Frame, session: Session) -> Made:
+    """A buffer is a frame with one table in it."""
+    held, table, *extra = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[1]]
+    named = dict(zip(node.attr("names"), extra, strict=True))
+    table = replace(table, columns={**table.columns, **named})
+    axis = kind.axis
+    lengths = {
+        k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k
+    }
+    full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
+    table.columns.pop("reward", None)
+    table.columns.pop("turns", None)
+    new = _Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
+    capacity = _capacity(node, session)
+    return Made({node.outputs[0].name: new.after(held, capacity)})
+
+
+def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
+    kinds = (frame.types[name] for name in node.inputs[2:])
+    return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
+
+
+def _capacity(node: Node, session: Session) -> int:
+    kind: Any = node.outputs[0].type
+    outside = next(o for o in session.program.outside if o.name == kind.name)
+    return int(outside.record.option("capacity"))
+
+
+class _Stored:
+    """What a buffer holds: rows of a table that have left their batch."""
+
+    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: Tensor) -> None:
+        self.kind, self.table, self.ids, self.lengths = kind, table, ids, lengths
+
+    def after(self, held: _Stored | None, capacity: int) -> _Stored:
+        """These rows behind those that were there; the oldest leave."""
+        if held is not None:
+            table = join([held.table, self.table])
+            joined = _Stored(self.kind, table, held.ids + self.ids, torch.cat([held.lengths, self.lengths]))
+        else:
+            joined = self
+        over = len(joined.ids) - capacity
+        return joined.take(torch.arange(over, len(joined.ids))) if over > 0 else joined
+
+    def take(self, places: Tensor) -> _Stored:
+        starts = self.lengths.cumsum(0) - self.lengths
+        chosen = {self.kind.axis.key: places}
+        if self.kind.token:
+            chosen[self.kind.token.key] = ragged_index(starts[places], self.lengths[places])
+        table = self.table.take(self.kind, chosen)
+        return _Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
+
+
+def sample(node: Node, frame: Frame, session: Session) -> Made:
+    """Rows of a buffer without repetition; all of them if it holds fewer."""
+    held: _Stored | None = frame.values[node.inputs[0]]
+    kind = node.outputs[0].type
+    assert isinstance(kind, Table)
+    assert held is not None, "the checker has seen a push above"
+    count = min(node.attr("rows"), len(held.ids))
+    places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
+    taken = held.take(torch.tensor(sorted(places), dtype=torch.long))
+    assert kind.token
+    rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
+    return Made({node.outputs[0].name: taken.table}, rows)
