@@ -45,7 +45,9 @@ import ray
 
 import rlgraph
 from rlgraph.backends.local.session import Settings
+from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool
 
@@ -112,14 +114,14 @@ class Ours:
         host = Group(HOST, HOST, HOST, mesh(), ())
         plan = Plan(program.name, (Pool(HOST, 0), Pool("all", most)), (host, self.copies(most)), (), ())
         self.backend = RayBackend(program, plan, Settings(folder=folder), seconds=120)
-        graph = program.phases[-1].graph
-        self.frame = self.backend.frame(program.phases[-1], 1)
+        graph = self.backend.program.phases[-1].graph
+        self.frame = self.backend.frame(self.backend.program.phases[-1], 1)
         for value in graph.inputs:
             self.frame.values[value.name] = self.backend.first[value.name.rsplit("@", 1)[0]]
         for self.node in graph.walk():
             if self.node.op == "tensor":
                 break
-            made = self.backend.dispatch.fire(self.node, self.frame, host)
+            made = self.backend.transport.fire(Order(self.node, self.frame, host))
             for rows in made.rows:
                 self.frame.add_rows(rows)
             self.frame.values.update(made.values)
@@ -131,15 +133,17 @@ class Ours:
         copies = self.copies(count)
 
         def fire() -> object:
-            return self.backend.dispatch.fire(self.node, self.frame, copies)
+            return self.backend.transport.fire(Order(self.node, self.frame, copies))
 
         # In this order: after the first the rows are here.
         return {"rows away": fire, "rows here": fire}
 
     def forget(self, count: int) -> None:
         """Lets the copies lack their rows again."""
-        self.backend.dispatch.ledger.forget()
-        ray.get([self.backend.processes.call(("copies", rank), "retain", []) for rank in range(count)])
+        self.backend.transport.dispatch.ledger.forget()
+        ray.get(
+            [self.backend.processes.call(("copies", rank), Worker.retain, self.frame.step, []) for rank in range(count)]
+        )
 
 
 def bare(actors: list[Any], other: Any) -> dict[str, Way]:

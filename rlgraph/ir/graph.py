@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from rlgraph.errors import NO_SPAN, Span
@@ -118,6 +119,8 @@ class Node:
     unit: Unit | None = None
     """Filled in by the pass `granularity`."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    id: int | None = field(default=None, compare=False, repr=False)
+    """Its place in the program's walk, the same in every process; filled in by `numbered`."""
 
     def attr(self, name: str, default: Any = None) -> Any:
         return dict(self.attrs).get(name, default)
@@ -244,6 +247,24 @@ class Program:
 
     def model(self, name: str) -> Model:
         return next(model for model in self.models if model.name == name)
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """Every node with the name of its phase."""
+        return ((phase.name, node) for phase in self.phases for node in phase.graph.walk())
+
+
+def numbered(program: Program) -> Program:
+    """The same program, in which each node knows its number."""
+    numbers = count()
+
+    def graph(old: Graph) -> Graph:
+        return replace(old, nodes=tuple(node(each) for each in old.nodes))
+
+    def node(old: Node) -> Node:
+        number = next(numbers)
+        return replace(old, id=number, regions=tuple(map(graph, old.regions)))
+
+    return replace(program, phases=tuple(replace(phase, graph=graph(phase.graph)) for phase in program.phases))
 
 
 def refs(expr: Expr) -> dict[str, Tensor]:

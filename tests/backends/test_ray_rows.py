@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.needs import Needs
+from rlgraph.backends.placed.shares import split
 from rlgraph.backends.ray.orders import Wanted
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote
 from rlgraph.backends.ray.rows import Ledger
-from rlgraph.backends.ray.split import split
 from rlgraph.backends.ray.store import Piece, Store, from_wire, long, short, size, to_wire
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
@@ -161,10 +162,8 @@ class Stores:
         self.stores = {each: Store() for each in who}
         self.sent: list[tuple[Address, list[tuple[Any, list[int]]]]] = []
 
-    def call(self, who: Address, method: str, *parcels: Any, answers: int = 1) -> Any:
-        assert (method, len(parcels)) == ("pack", answers)
-        found = [self.parcel(who, wishes) for wishes in parcels]
-        return found if answers > 1 else found[0]
+    def pack(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
+        return [self.parcel(who, wishes) for wishes in parcels]
 
     def parcel(self, who: Address, wishes: Any) -> Any:
         wanted = [(key, long(places)) for key, places, _ in wishes]
@@ -200,7 +199,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
         frame.add_rows(Rows(PROMPTS, len(places)))
         frame.values["x"] = whole.pick(torch.tensor(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
-        deliveries = ledger.deliver(to, frame, ["x"], [PROMPTS], False)
+        deliveries = ledger.deliver(to, frame, Needs(("x",), [PROMPTS], ids=False))
         ledger.send(deliveries)
         for who, delivery in zip(to, deliveries, strict=True):
             for wire in delivery.arriving:
@@ -225,7 +224,7 @@ def test_what_two_ranks_need_is_packed_once() -> None:
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
     ledger = Ledger(processes)  # type: ignore[arg-type]
-    ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, ["x"], [PROMPTS], False))
+    ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, Needs(("x",), [PROMPTS], ids=False)))
     assert processes.sent == [(("b", 0), [((0, 0, "x"), [0, 1, 2, 3])])]
 
 

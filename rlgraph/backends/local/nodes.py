@@ -16,13 +16,14 @@ from rlgraph.backends.local.lasting import assign, lookup, push, sample
 from rlgraph.backends.local.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, pick, show_id
+from rlgraph.backends.selection import chosen, kept
 from rlgraph.backends.step import Step
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Apply, Expr, Node, Ref
-from rlgraph.ir.types import Axis, Table, axes_of, axis_of
+from rlgraph.ir.types import Axis, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.lowering.lower import Lowered, lower
 from rlgraph.ops import NODES, attr
@@ -230,23 +231,6 @@ def kept_places(node: Node, frame: Frame) -> Tensor:
     return places
 
 
-def kept(node: Node, frame: Frame, places: Tensor) -> Made:
-    """What `keep` makes, once it is known which rows it keeps."""
-    inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
-    made = Made()
-    names: dict[str, Axis] = {}
-    for source, value in zip(node.inputs[1:], node.outputs, strict=True):
-        made.values[value.name] = inside.values[source]
-        for old, new in zip(axes_of(frame.types[source]), axes_of(value.type), strict=True):
-            for before, after in zip(old.path(), new.path(), strict=True):
-                names[before.key] = after
-    for key in inside.rows:
-        if key in names and names[key].key != key:
-            made.rows.append(replace(inside.rows[key], axis=names[key]))
-    made.rows.sort(key=lambda rows: rows.axis.depth)
-    return made
-
-
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
     made = chosen(node, frame, chosen_places(node, frame))
@@ -275,14 +259,6 @@ def chosen_places(node: Node, frame: Frame) -> Tensor:
             )
         )
     return index + _starts(frame, kind.axis, made.axis)
-
-
-def chosen(node: Node, frame: Frame, places: Tensor) -> Made:
-    """What `pick` makes, once it is known which rows it picks."""
-    kind = frame.types[node.inputs[0]]
-    assert isinstance(kind, Table)
-    picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
-    return Made({node.name: picked.values[node.inputs[0]]})
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:

@@ -14,7 +14,7 @@ from typing import Any
 from rlgraph.backends.local.session import Settings
 from rlgraph.backends.ray.processes import ROWS, Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.worker import Job, Worker
+from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
@@ -46,8 +46,8 @@ def start(
 
     memory: bytes that the processes need together at least.
     """
-    jobs = {
-        (group.name, rank): Job(
+    specs = {
+        (group.name, rank): WorkerSpec(
             program,
             group,
             rank,
@@ -58,14 +58,14 @@ def start(
         for rank in range(group.mesh.size)
     }
     if debug:
-        return InThisProcess(jobs)
+        return InThisProcess(specs)
     note("Ray")
-    return _actors(plan, jobs, address, seconds, memory, note)
+    return _actors(plan, specs, address, seconds, memory, note)
 
 
 def _actors(
     plan: Plan,
-    jobs: Mapping[Address, Job],
+    specs: Mapping[Address, WorkerSpec],
     address: str | None,
     seconds: float,
     memory: int,
@@ -87,23 +87,28 @@ def _actors(
     try:
         if own:
             _connect(ray, address, sum(pool.devices for pool in plan.pools), note)
-        kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
+        kind = _kind(ray)
         _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
         here = ray.get_runtime_context()
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
-        handles = {who: _begin(ray, plan, job, kind, groups) for who, job in jobs.items()}
-        return Actors(jobs, handles, seconds, release, logs)
+        handles = {who: _begin(ray, plan, spec, kind, groups) for who, spec in specs.items()}
+        return Actors(specs, handles, seconds, release, logs)
     except BaseException:
         release()
         raise
 
 
-def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any]) -> Any:
+def _kind(ray: Any) -> str:
+    """Of the cluster's devices."""
+    return "GPU" if ray.cluster_resources().get("GPU") else "CPU"
+
+
+def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[str, Any]) -> Any:
     """Starts one process; its handle."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-    group = job.group
+    group = spec.group
     place: Any
     if group.name == HOST:
         part = 0.0
@@ -112,7 +117,7 @@ def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any])
         # Groups of one pool take turns on its devices: each has a part of every one, in the steps that Ray counts in.
         sharing = sum(other.pool == group.pool for other in plan.groups)
         part = math.floor(1e4 / sharing) / 1e4
-        place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[job.rank])
+        place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
     actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
     return actor.options(
         num_cpus=part if kind == "CPU" else 0,
@@ -120,7 +125,7 @@ def _begin(ray: Any, plan: Plan, job: Job, kind: str, groups: Mapping[str, Any])
         max_restarts=0,
         scheduling_strategy=place,
         runtime_env={"env_vars": _environment(kind)},
-    ).remote(job)
+    ).remote(spec)
 
 
 # The cluster

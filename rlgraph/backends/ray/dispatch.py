@@ -10,21 +10,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
-from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.ray.orders import Given, Order, Receipt, numbered, packed, unpacked
-from rlgraph.backends.ray.processes import Processes, What
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.needs import needs, split_axis
+from rlgraph.backends.placed.shares import part, shares
+from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.ray.failures import Request, doing
+from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
+from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
-from rlgraph.backends.ray.rows import Delivery, Ledger, row_axes
-from rlgraph.backends.ray.split import part, split
+from rlgraph.backends.ray.rows import Delivery, Ledger
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
-from rlgraph.ir.plan import Group
-from rlgraph.ir.types import Axis, Handle, Table, axis_of
-from rlgraph.ops.nodes import MODEL_CALLS
+from rlgraph.ir.types import Handle
 
 
 class Dispatch:
@@ -33,151 +36,142 @@ class Dispatch:
     def __init__(self, program: Program, processes: Processes, queues: Queues, observer: Observer) -> None:
         self.processes, self.queues, self.observer = processes, queues, observer
         self.ledger = Ledger(processes)
-        self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
         self.axes = axes(program)
         self._number, self._counting = 0, threading.Lock()
         self._work: dict[tuple[Address, int], int] = {}
         """For each process and work of this step the observer's number."""
 
-    def fire(self, node: Node, frame: Frame, group: Group) -> Made:
+    def fire(self, order: Order) -> Made:
         """Each data-parallel copy of the group does its share of the rows."""
-        speakers, axis = group.speakers(), split_axis(node)
-        if len(speakers) == 1 or (axis is None and node.op != "train"):
-            number, receipts = self.ask(node, group, {0: frame})
-            return self.made(node, number, receipts[0], (group.name, speakers[0]))
-        if axis is None:
-            # A loss that cannot be split is worked out by one copy; the others take the same step.
-            number, receipts = self.ask(node, group, {0: frame, **dict.fromkeys(range(1, len(speakers)))})
-            return self.made(node, number, receipts[0], (group.name, speakers[0]))
-        # In a later block the axes that the node makes are there already, without rows of this block.
-        needed = {own.key for own in row_axes(frame, node.inputs, {axis: self.axes[axis]})}
-        frame = frame.child()
-        frame.rows = {key: rows for key, rows in frame.rows.items() if key in needed}
-        parts = split(frame, axis, len(speakers), node.inputs)
-        busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
-        idle: dict[int, Frame | None] = dict.fromkeys(range(len(parts))) if node.op == "train" else {}
-        number, receipts = self.ask(node, group, idle | busy)
-        done: list[tuple[Frame, Places]] = []
-        for copy, body in busy.items():
-            made = self.made(node, number, receipts[copy], (group.name, speakers[copy]))
-            for rows in made.rows:
-                body.add_rows(rows)
-            body.values.update(made.values)
-            done.append((body, parts[copy][1]))
-        return _together(node, frame, done, axis)
+        shared = shares(order, self.axes)
+        number, receipts = self.ask(order, shared.frames)
+        speakers = order.group.speakers()
+        return shared.together(
+            {
+                copy: self.made(order.node, number, receipts[copy], (order.group.name, speakers[copy]))
+                for copy, frame in sorted(shared.frames.items())
+                if frame is not None
+            }
+        )
 
     def end_step(self) -> None:
         self.ledger.forget()
         self._work = {}
 
-    def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
-        """Which rows `keep` or `pick` takes. The rows themselves stay where they are."""
-        _, receipts = self.ask(node, host, {0: frame})
+    def choose(self, order: Order) -> Tensor:
+        _, receipts = self.ask(order, {0: order.frame})
         chosen = receipts[0].chosen
         assert chosen is not None
         return torch.tensor(chosen)
 
-    def ask(self, node: Node, group: Group, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
+    def ask(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
 
         A copy without a frame takes part in an update to which it has nothing to add.
         """
-        with self._counting:
-            self._number += 1
-            number = self._number
+        node, group = order.node, order.group
+        [number] = self._numbers(1)
         copies, speakers = group.copies(), group.speakers()
-        step = next(frame.step for frame in frames.values() if frame is not None)
         with self.queues.turn(group.pool):
             sent = [
                 (address, frame is not None and address[1] == speakers[copy], delivery)
                 for copy, frame in frames.items()
-                for address, delivery in self.addressed(node, group, copies[copy], frame)
+                for address, delivery in self.addressed(order, copies[copy], frame)
             ]
             self.ledger.send([delivery for _, _, delivery in sent])
-            who = tuple(address for address, _, _ in sent)
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
             references = []
             for address, keeps, delivery in sent:
-                order = Order(
-                    number,
-                    self.nodes[id(node)],
-                    step,
-                    delivery.inputs,
-                    delivery.rows,
-                    frames[group.mesh.at(address[1], "dp")] is None,
-                    keeps,
-                )
-                references.append(self.processes.call(address, "fire", packed(order), *delivery.arriving))
-            told = self.processes.get(references, What(who, doing(node), node))
-            answers: list[Receipt] = [unpacked(each) for each in told]
+                idle = frames[group.mesh.at(address[1], "dp")] is None
+                told = packed(self.told(order, number, delivery, keeps, idle=idle))
+                references.append(self.processes.call(address, Worker.fire, told, *delivery.arriving))
+            request = Request(tuple(address for address, _, _ in sent), doing(node), node)
+            answers = [receipt_of(each) for each in self.processes.get(references, request)]
             seconds = time.perf_counter() - began
             receipts = {
                 group.mesh.at(rank, "dp"): answer
                 for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True)
                 if keeps
             }
-            self.trace(node, number, group, [(address, delivery) for address, _, delivery in sent], answers)
+            self.trace(order, number, [(address, delivery) for address, _, delivery in sent], answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
         return number, receipts
 
-    def parts(self, node: Node, frame: Frame, group: Group, sizes: Sequence[int]) -> Iterator[Made]:
-        """What the group makes of the first so many rows, of the next ones, and so on. Parts are dealt to its copies in
-        turn."""
+    def told(
+        self,
+        order: Order,
+        number: int,
+        delivery: Delivery,
+        keeps: bool,
+        *,
+        idle: bool = False,
+        parts: tuple[tuple[int, int], ...] = (),
+    ) -> RankOrder:
+        assert order.node.id is not None
+        return RankOrder(
+            number,
+            order.node.id,
+            order.step,
+            delivery.inputs,
+            delivery.rows,
+            idle,
+            keeps,
+            parts,
+        )
+
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+        """Parts are dealt to the group's copies in turn."""
+        node, frame, group = order.node, order.frame, order.group
         axis, copies, speakers = split_axis(node), group.copies(), group.speakers()
         assert axis is not None
-        with self._counting:
-            numbers = [self._number + 1 + index for index in range(len(sizes))]
-            self._number += len(sizes)
+        numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         with self.queues.turn(group.pool):
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
-            coming: dict[int, list[tuple[Address, Delivery, Any]]] = {index: [] for index in range(len(sizes))}
+            coming: dict[int, list[tuple[Address, Delivery, Reference[bytes]]]] = {
+                index: [] for index in range(len(sizes))
+            }
             for copy, ranks in enumerate(copies):
                 mine = range(copy, len(sizes), len(copies))
                 if not mine:
                     continue
                 body, _ = part(frame, axis, torch.cat([torch.arange(*bounds[index]) for index in mine]), node.inputs)
-                told = tuple((numbers[index], sizes[index]) for index in mine)
-                addressed = list(self.addressed(node, group, ranks, body))
+                parts = tuple((numbers[index], sizes[index]) for index in mine)
+                addressed = list(self.addressed(order, ranks, body))
                 self.ledger.send([delivery for _, delivery in addressed])
                 for address, delivery in addressed:
-                    order = Order(
-                        numbers[mine[0]],
-                        self.nodes[id(node)],
-                        frame.step,
-                        delivery.inputs,
-                        delivery.rows,
-                        False,
-                        address[1] == speakers[copy],
-                        told,
-                    )
-                    for index in mine:
+                    keeps = address[1] == speakers[copy]
+                    told = packed(self.told(order, numbers[mine[0]], delivery, keeps, parts=parts))
+                    answer = self.processes.call(address, Worker.fire, told, *delivery.arriving)
+                    coming[mine[0]].append((address, delivery, answer))
+                    for index in mine[1:]:
                         # A process does one thing after the other: it goes on when it has told of the part before.
-                        call = ("next_part",) if index != mine[0] else ("fire", packed(order), *delivery.arriving)
-                        coming[index].append((address, delivery, self.processes.call(address, *call)))
-                        delivery = Delivery(delivery.inputs, delivery.rows)
+                        rest = Delivery(delivery.inputs, delivery.rows)
+                        coming[index].append((address, rest, self.processes.call(address, Worker.next_part)))
             for index, sent in coming.items():
-                what = What(tuple(address for address, _, _ in sent), doing(node), node)
-                answers = [unpacked(each) for each in self.processes.get([each for _, _, each in sent], what)]
-                self.trace(node, numbers[index], group, [(address, delivery) for address, delivery, _ in sent], answers)
+                request = Request(tuple(address for address, _, _ in sent), doing(node), node)
+                answers = [receipt_of(each) for each in self.processes.get([each for *_, each in sent], request)]
+                self.trace(order, numbers[index], [(address, delivery) for address, delivery, _ in sent], answers)
                 holder = (group.name, speakers[index % len(copies)])
                 [receipt] = [answer for (address, _, _), answer in zip(sent, answers, strict=True) if address == holder]
                 tokens += receipt.tokens
                 yield self.made(node, numbers[index], receipt, holder)
             self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
 
+    def _numbers(self, count: int) -> list[int]:
+        """For so many pieces of work."""
+        with self._counting:
+            self._number += count
+            return list(range(self._number - count + 1, self._number + 1))
+
     def trace(
-        self,
-        node: Node,
-        number: int,
-        group: Group,
-        sent: Sequence[tuple[Address, Delivery]],
-        answers: Sequence[Receipt],
+        self, order: Order, number: int, sent: Sequence[tuple[Address, Delivery]], answers: Sequence[Receipt]
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
+        node, group = order.node, order.group
         for (address, delivery), answer in zip(sent, answers, strict=True):
             rows = max((told.size for told in delivery.rows), default=0)
             work = self.observer.span(
@@ -195,27 +189,14 @@ class Dispatch:
                 if source in self._work:
                     self.observer.flow(self._work[source], work, "rows", came)
 
-    def addressed(
-        self, node: Node, group: Group, ranks: Sequence[int], frame: Frame | None
-    ) -> Iterator[tuple[Address, Delivery]]:
+    def addressed(self, order: Order, ranks: Sequence[int], frame: Frame | None) -> Iterator[tuple[Address, Delivery]]:
         """The rows for each rank of a copy."""
-        who = [(group.name, rank) for rank in ranks]
+        node, who = order.node, [(order.group.name, rank) for rank in ranks]
         if frame is None:
             # All it has to know is which model.
             yield from ((address, Delivery({node.inputs[0]: Given(_model(node))}, ())) for address in who)
             return
-        names, with_ids = _needed(node), node.op not in ("train", *MODEL_CALLS)
-        deliveries = self.ledger.deliver(who, frame, names, row_axes(frame, names, self.needs(node, frame)), with_ids)
-        yield from zip(who, deliveries, strict=True)
-
-    def needs(self, node: Node, frame: Frame) -> dict[str, Axis]:
-        """Axes that the work is about, beside those of the values that it reads."""
-        found = {axis: self.axes[axis] for axis in (split_axis(node), node.attr("axis")) if axis}
-        if node.op == "pick":
-            kind = frame.types[node.inputs[0]]
-            assert isinstance(kind, Table)
-            found[kind.axis.key] = kind.axis
-        return {axis.key: axis for axis in (own.row for own in found.values())}
+        yield from zip(who, self.ledger.deliver(who, frame, needs(node, frame, self.axes)), strict=True)
 
     def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
         """What a process made, as references."""
@@ -239,38 +220,7 @@ class Dispatch:
         return Made(values, rows, receipt.metrics)
 
 
-def _together(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Made:
-    """What copies made of their shares, as one."""
-    whole = frame.child()
-    names = {value.name: value.name for value in node.outputs if axis_of(value.type) is not None}
-    single = {value.name: parts[0][0].values[value.name] for value in node.outputs if value.name not in names}
-    whole.assemble(parts, axis, names)
-    rows = [found for key, found in whole.rows.items() if key not in frame.rows]
-    return Made(single | {name: whole.values[name] for name in names}, sorted(rows, key=lambda found: found.axis.depth))
-
-
-def _needed(node: Node) -> tuple[str, ...]:
-    """The values that a process needs to do a node's work: rows that are only chosen from stay where they are."""
-    if node.op == "keep":
-        return node.inputs[:1]
-    if node.op == "pick":
-        return node.inputs[1:]
-    return node.inputs
-
-
-def split_axis(node: Node) -> str | None:
-    """The axis whose rows can be shared out."""
-    if node.op == "train":
-        found: str | None = node.attr("micro")
-        return found
-    return node.unit.axis if node.unit else None
-
-
 def _model(node: Node) -> str:
     kind = node.outputs[0].type
     assert isinstance(kind, Handle)
     return kind.name
-
-
-def doing(node: Node) -> str:
-    return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"

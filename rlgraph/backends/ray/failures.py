@@ -10,11 +10,12 @@ from rlgraph.engines.base import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
+from rlgraph.ops.nodes import NODES
 
 
 @dataclass(frozen=True)
-class What:
-    """What a wait is for, to say so if it fails."""
+class Request:
+    """Who was asked for what, to say so if it fails."""
 
     who: tuple[Address, ...]
     """For each reference, who answers."""
@@ -29,7 +30,12 @@ class What:
 
     @property
     def changes_weights(self) -> bool:
-        return self.node is not None and self.node.op in ("train", "update")
+        return self.node is not None and (NODES[self.node.op].trains or NODES[self.node.op].updates)
+
+
+def doing(node: Node) -> str:
+    """How messages call a node's work."""
+    return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"
 
 
 def shown(who: Address) -> str:
@@ -37,20 +43,22 @@ def shown(who: Address) -> str:
     return f"rank {who[1]} of {who[0]}" if who[0] != HOST else "the host process"
 
 
-def gone(who: Address, why: str, what: What, logs: str) -> RunError:
+def gone(who: Address, why: str, request: Request, logs: str) -> RunError:
     """A process has ended."""
     hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
-    return RunError(Diagnostic("E0740", f"{shown(who)} is gone: {why}; it was asked for {what.doing}", what.span, hint))
+    return RunError(
+        Diagnostic("E0740", f"{shown(who)} is gone: {why}; it was asked for {request.doing}", request.span, hint)
+    )
 
 
-def late(who: Address, seconds: float, what: What, logs: str) -> RunError:
+def late(who: Address, seconds: float, request: Request, logs: str) -> RunError:
     """A process does not answer."""
     hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
-    message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {what.doing}"
-    return RunError(Diagnostic("E0742", message, what.span, hint))
+    message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
+    return RunError(Diagnostic("E0742", message, request.span, hint))
 
 
-def meaning(error: BaseException, who: Address, what: What, logs: str) -> RlgraphError:
+def meaning(error: BaseException, who: Address, request: Request, logs: str) -> RlgraphError:
     """What an exception in a process means, whatever Ray has wrapped around it."""
     import ray.exceptions as lost
 
@@ -58,26 +66,28 @@ def meaning(error: BaseException, who: Address, what: What, logs: str) -> Rlgrap
     if isinstance(cause, RlgraphError):
         return cause
     if isinstance(cause, EngineError):
-        return refused(cause, what)
+        return refused(cause, request)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
         message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
         hint = (
             "let fewer rows travel (a smaller batch, fewer columns), make room on the disk, "
             "or `ray start --object-store-memory BYTES` and `--address`"
         )
-        return RunError(Diagnostic("E0741", f"{message}; they are for {what.doing}", what.span, hint))
+        return RunError(Diagnostic("E0741", f"{message}; they are for {request.doing}", request.span, hint))
     if isinstance(cause, ImportError) or getattr(error, "actor_init_failed", False):
         hint = f"every machine needs the same rlgraph, Ray, torch and engines; logs are in {logs}"
-        return RunError(Diagnostic("E0745", f"{shown(who)} cannot be started: {_last(cause)}", what.span, hint))
+        return RunError(Diagnostic("E0745", f"{shown(who)} cannot be started: {_last(cause)}", request.span, hint))
     hint = f"this may be a bug of rlgraph: please report it with the logs in {logs}"
     return RunError(
-        Diagnostic("E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {what.doing}", what.span, hint)
+        Diagnostic(
+            "E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {request.doing}", request.span, hint
+        )
     )
 
 
-def refused(error: EngineError, what: What) -> RunError:
+def refused(error: EngineError, request: Request) -> RunError:
     """An engine cannot do what it was asked for."""
-    return RunError(Diagnostic("E0731", f"{what.doing}: {error}", what.span))
+    return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.span))
 
 
 def why_gone(error: BaseException) -> str:

@@ -11,9 +11,8 @@ import numpy as np
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Places
 from rlgraph.backends.step import Step
-from rlgraph.ir.graph import Node, Program
 
-Part = tuple[Key, Places, int | None]
+PieceRows = tuple[Key, Places, int | None]
 """Rows of a piece; with the number of a node that asks for a column, only that column of them."""
 
 
@@ -21,7 +20,7 @@ Part = tuple[Key, Places, int | None]
 class Wanted:
     """Rows of one value, from pieces that the process has or that come with the order."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PieceRows, ...]
     """Piece by piece."""
     order: np.ndarray | None = None
     """The parts' rows, one after the other, in the order in which they are wanted; None: as they are."""
@@ -53,13 +52,13 @@ class RowsOf:
 
 
 @dataclass(frozen=True)
-class Order:
-    """Do the work of a node on these rows."""
+class RankOrder:
+    """What one process is told of an order: do the work of a node on these rows."""
 
     number: int
     """Pieces that are made carry it."""
     node: int
-    """Its place among the program's nodes."""
+    """Its number in the program."""
     step: Step
     inputs: dict[str, Wanted | Whole | Given]
     rows: tuple[RowsOf, ...]
@@ -95,16 +94,16 @@ class Receipt:
     """Bytes of the rows that came with the order, one number for each sender."""
 
 
-def packed(told: Order | Receipt) -> bytes:
+def packed(told: RankOrder | Receipt) -> bytes:
     """For the wire. Ray sends bytes as they are; its own pickler takes several times as long for what is this small."""
     return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
 
 
-def unpacked(sent: bytes) -> Any:
-    """The order or receipt."""
-    return pickle.loads(sent)
+def order_of(sent: bytes) -> RankOrder:
+    found: RankOrder = pickle.loads(sent)
+    return found
 
 
-def numbered(program: Program) -> list[tuple[str, Node]]:
-    """Every node with its phase, in an order that all processes agree on."""
-    return [(phase.name, node) for phase in program.phases for node in phase.graph.walk()]
+def receipt_of(sent: bytes) -> Receipt:
+    found: Receipt = pickle.loads(sent)
+    return found

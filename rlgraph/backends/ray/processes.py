@@ -8,11 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.failures import What, actor_of, gone, late, meaning, refused, why_gone
+from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.worker import Job, Worker
+from rlgraph.backends.ray.store import Wire, Wish
+from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.plan import Plan
 
@@ -20,34 +21,57 @@ ROWS = "rows"
 """The threads of an actor that answer while it computes."""
 
 
-class Processes(ABC):
-    """Calls go out at once and are answered later. What is passed on is a reference."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
-    def __init__(self, jobs: Mapping[Address, Job], seconds: float) -> None:
-        self.jobs, self.seconds = jobs, seconds
-        self.who = tuple(jobs)
+
+class Reference(Generic[T]):
+    """An answer that need not be there yet. What it is only the processes know that gave it."""
+
+
+class Processes(ABC):
+    """Calls go out at once and are answered later. What can be called are the public methods of `Worker`; a reference
+    may stand for an argument."""
+
+    def __init__(self, specs: Mapping[Address, WorkerSpec], seconds: float) -> None:
+        self.specs, self.seconds = specs, seconds
+        self.who = tuple(specs)
 
     def open(self, plan: Plan) -> list[str]:
         """Loads the models everywhere, held as `plan` says. Names of the things that live across steps."""
-        groups = {job.group.name: job.group for job in self.jobs.values()}
+        groups = {spec.group.name: spec.group for spec in self.specs.values()}
         meeting: dict[str, dict[str, str]] = {}
         for group in groups.values():
             places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.copies())}
             who = tuple((group.name, rank) for rank in places.values())
-            found = self.get([self.call(each, "address") for each in who], What(who, "the start of the process"))
+            found = self.get(
+                [self.call(each, Worker.address) for each in who], Request(who, "the start of the process")
+            )
             meeting[group.name] = dict(zip(places, found, strict=True))
         held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
-        opening = [self.call(each, "open", meeting[each[0]], held[each[0]]) for each in self.who]
-        opened = self.get(opening, What(self.who, "opening"))
+        opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in self.who]
+        opened = self.get(opening, Request(self.who, "opening"))
         return [name for names in opened for name in names]
 
     @abstractmethod
-    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
-        """A reference to the answer; a list of them where there are several."""
+    def call(
+        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> Reference[T]:
+        """Has a process do something: `call(who, Worker.save, model, folder)`."""
 
     @abstractmethod
-    def get(self, references: Sequence[Any], what: What) -> list[Any]:
+    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+        """Has a process pack rows, for each parcel of its own."""
+
+    @abstractmethod
+    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
         """The answers; raises RunError where a process failed, is gone, or does not answer."""
+
+    def ask(
+        self, request: Request, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> list[T]:
+        """Has all whom a request is for do the same, and waits."""
+        return self.get([self.call(who, method, *args, **named) for who in request.who], request)
 
     @abstractmethod
     def give_up(self, why: BaseException) -> None:
@@ -62,35 +86,43 @@ class Processes(ABC):
         """Ends all processes, whatever they do."""
 
 
-_TOGETHER = ("meet", "exchange", "write_part")
+_TOGETHER: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
 """Calls in which processes wait for each other."""
 
 
 class InThisProcess(Processes):
     """For `--debug`: each process is an object here, and a call is a call, so that breakpoints work."""
 
-    def __init__(self, jobs: Mapping[Address, Job]) -> None:
-        super().__init__(jobs, math.inf)
-        self.workers = {who: Worker(job) for who, job in jobs.items()}
-        self._locks = {who: threading.RLock() for who in jobs}
-        self._threads = ThreadPoolExecutor(len(jobs), "process")
+    def __init__(self, specs: Mapping[Address, WorkerSpec]) -> None:
+        super().__init__(specs, math.inf)
+        self.workers = {who: Worker(spec) for who, spec in specs.items()}
+        self._locks = {who: threading.RLock() for who in specs}
+        self._threads = ThreadPoolExecutor(len(specs), "process")
 
-    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
-        bound = getattr(self.workers[who], method)
+    def call(
+        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> Reference[T]:
+        worker = self.workers[who]
+        found: T | Future[T] | EngineError
         if method in _TOGETHER:
-            return self._threads.submit(bound, *args)
-        with self._locks[who]:
-            try:
-                return bound(*args)
-            except EngineError as error:
-                return error
+            found = self._threads.submit(method, worker, *args, **named)
+        else:
+            with self._locks[who]:
+                try:
+                    found = method(worker, *args, **named)
+                except EngineError as error:
+                    found = error
+        return cast("Reference[T]", found)
 
-    def get(self, references: Sequence[Any], what: What) -> list[Any]:
+    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+        return [self.call(who, Worker.parcel, parcel) for parcel in parcels]
+
+    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
         found = [each.result() if isinstance(each, Future) else each for each in references]
         for each in found:
             if isinstance(each, EngineError):
-                raise refused(each, what)
-        return found
+                raise refused(each, request)
+        return cast("list[T]", found)
 
     def give_up(self, why: BaseException) -> None:
         """Nobody waits: a call is a call."""
@@ -108,7 +140,7 @@ class Actors(Processes):
 
     def __init__(
         self,
-        jobs: Mapping[Address, Job],
+        specs: Mapping[Address, WorkerSpec],
         handles: Mapping[Address, Any],
         seconds: float,
         release: Callable[[], None],
@@ -116,44 +148,50 @@ class Actors(Processes):
     ) -> None:
         """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
         Ray's."""
-        super().__init__(jobs, seconds)
+        super().__init__(specs, seconds)
         self.handles, self.release, self.logs = handles, release, logs
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
         self.over: BaseException | None = None
         """Why nobody waits for answers any more: what came first is what everybody tells."""
-        self._failed: tuple[Sequence[Any], What] | None = None
+        self._failed: tuple[Sequence[Any], Request] | None = None
         """The wait in which it came."""
         self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
         self._lock = threading.Lock()
 
-    def call(self, who: Address, method: str, *args: Any, answers: int = 1) -> Any:
-        bound = getattr(self.handles[who], method)
-        return (bound.options(concurrency_group=ROWS, num_returns=answers) if method in _BESIDE else bound).remote(
-            *args
-        )
+    def call(
+        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> Reference[T]:
+        bound = getattr(self.handles[who], method.__name__)
+        called = bound.options(concurrency_group=ROWS) if method in _BESIDE else bound
+        return cast("Reference[T]", called.remote(*args, **named))
 
-    def get(self, references: Sequence[Any], what: What) -> list[Any]:
+    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+        called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
+        sent = called.remote(*parcels)
+        return sent if len(parcels) > 1 else [sent]
+
+    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
         import ray
 
-        for who in what.who:
+        for who in request.who:
             if who in self.gone:
-                raise gone(who, self.gone[who], what, self.logs)
-        waiting = list(references)
+                raise gone(who, self.gone[who], request, self.logs)
+        waiting: list[Any] = list(references)
         end = time.monotonic() + self.seconds
         while True:
             left = end - time.monotonic()
             try:
                 # Short waits, so that the failure of another wait ends this one too.
-                found: list[Any] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
+                found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
                 return found
             except ray.exceptions.GetTimeoutError:
                 if self.over is not None:
                     raise self.over from None
                 if left <= 0:
-                    raise self._first(waiting, what, None) from None
+                    raise self._first(waiting, request, None) from None
             except Exception as error:
-                raise self._first(waiting, what, error) from None
+                raise self._first(waiting, request, error) from None
 
     def give_up(self, why: BaseException) -> None:
         with self._lock:
@@ -164,31 +202,31 @@ class Actors(Processes):
             self._end_torn(*self._failed)
         self.over = self._failed = None
 
-    def _first(self, waiting: Sequence[Any], what: What, error: Exception | None) -> BaseException:
+    def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
         """The first failure of all waits. `error`: of this one; None if it took too long."""
         with self._lock:
             if self.over is None:
                 silent = self._find_gone()
-                self.over, self._failed = self._meaning(waiting, what, error, silent), (waiting, what)
+                self.over, self._failed = self._meaning(waiting, request, error, silent), (waiting, request)
             return self.over
 
     def _meaning(
-        self, waiting: Sequence[Any], what: What, error: Exception | None, silent: Container[Address]
+        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Container[Address]
     ) -> BaseException:
         # What others of its group say then (a connection was closed) comes from the one that is gone.
-        for who in sorted(self.gone, key=lambda each: each not in what.who):
-            return gone(who, self.gone[who], what, self.logs)
+        for who in sorted(self.gone, key=lambda each: each not in request.who):
+            return gone(who, self.gone[who], request, self.logs)
         if error is not None:
-            return meaning(error, self._names.get(actor_of(error), what.who[0]), what, self.logs)
+            return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
         # Of those that wait for each other, the one that says nothing at all is the one to name.
-        slow = sorted(self._unanswered(waiting, what, 0.0), key=lambda each: (each not in silent, each))
-        return late(slow[0] if slow else what.who[0], self.seconds, what, self.logs)
+        slow = sorted(self._unanswered(waiting, request, 0.0), key=lambda each: (each not in silent, each))
+        return late(slow[0] if slow else request.who[0], self.seconds, request, self.logs)
 
     def _find_gone(self) -> set[Address]:
         """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
         import ray
 
-        asked = {self.call(who, "pid"): who for who in self.who if who not in self.gone}
+        asked: dict[Any, Address] = {self.call(who, Worker.pid): who for who in self.who if who not in self.gone}
         answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
         for reference in answered:
             try:
@@ -198,20 +236,20 @@ class Actors(Processes):
                     self.gone[asked[reference]] = why_gone(error)
         return {asked[reference] for reference in silent}
 
-    def _unanswered(self, references: Sequence[Any], what: What, seconds: float) -> set[Address]:
+    def _unanswered(self, references: Sequence[Any], request: Request, seconds: float) -> set[Address]:
         import ray
 
         _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
-        return {who for who, reference in zip(what.who, references, strict=True) if reference in waiting}
+        return {who for who, reference in zip(request.who, references, strict=True) if reference in waiting}
 
-    def _end_torn(self, references: Sequence[Any], what: What) -> None:
+    def _end_torn(self, references: Sequence[Any], request: Request) -> None:
         """Ends ranks that wait for one that failed, and groups of which only some ranks have new weights."""
         import ray
 
-        stuck = self._unanswered(references, what, _GRACE)
-        failed = stuck | {who for who, reference in zip(what.who, references, strict=True) if _fails(reference)}
-        groups = [{who for who in what.who if who[0] == group} for group in {group for group, _ in what.who}]
-        torn = [ranks for ranks in groups if what.changes_weights and ranks & failed and ranks - failed]
+        stuck = self._unanswered(references, request, _GRACE)
+        failed = stuck | {who for who, reference in zip(request.who, references, strict=True) if _fails(reference)}
+        groups = [{who for who in request.who if who[0] == group} for group in {group for group, _ in request.who}]
+        torn = [ranks for ranks in groups if request.changes_weights and ranks & failed and ranks - failed]
         for who in stuck.union(*torn) - set(self.gone):
             self.gone[who] = "it was ended, because others that it worked with had failed"
             ray.kill(self.handles[who])
@@ -219,7 +257,7 @@ class Actors(Processes):
     def stop(self) -> None:
         import ray
 
-        closing = [self.call(who, "close") for who in self.who if who not in self.gone]
+        closing: list[Any] = [self.call(who, Worker.close) for who in self.who if who not in self.gone]
         try:
             ray.wait(closing, num_returns=max(1, len(closing)), timeout=_CLOSING) if closing else None
         finally:
@@ -228,8 +266,8 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE = ("pack", "pid", "close")
-"""What a process does while it works on something else."""
+_BESIDE: tuple[object, ...] = (Worker.pid, Worker.close)
+"""What a process does while it works on something else, as it packs rows."""
 _SLICE = 0.5
 _GRACE = 5.0
 """Seconds in which a process that is there answers."""

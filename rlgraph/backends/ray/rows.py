@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import Given, Part, RowsOf, Wanted, Whole
-from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.placed.needs import Needs
+from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
+from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
-from rlgraph.backends.ray.store import Wish, short
-from rlgraph.ir.types import Axis, axes_of
+from rlgraph.backends.ray.store import Wire, Wish, short
+from rlgraph.ir.types import Axis
 
 Source = Wanted | Whole | Given
 
@@ -43,11 +44,9 @@ class Ledger:
         self._came: dict[Address, dict[Key, np.ndarray]] = {}
         """For each process and piece of somebody else which rows have come, bool [rows]."""
 
-    def deliver(
-        self, to: Sequence[Address], frame: Frame, names: Iterable[str], axes: Sequence[Axis], with_ids: bool
-    ) -> list[Delivery]:
+    def deliver(self, to: Sequence[Address], frame: Frame, needs: Needs) -> list[Delivery]:
         """For each process the values of a frame, as far as it lacks them. All of them need the same."""
-        return [self._delivery(who, frame, tuple(names), axes, with_ids) for who in to]
+        return [self._delivery(who, frame, needs) for who in to]
 
     def send(self, deliveries: Sequence[Delivery]) -> None:
         """Has all that is lacking packed: each holder is called once, and packs once what several lack."""
@@ -55,25 +54,25 @@ class Ledger:
         for delivery in deliveries:
             for holder, wishes in delivery.lacking.items():
                 wanted.setdefault(holder, {})[_mark(wishes)] = wishes
-        packed: dict[tuple[Address, Any], Any] = {}
+        packed: dict[tuple[Address, Any], Reference[Wire]] = {}
         for holder, parcels in wanted.items():
-            sent = self.processes.call(holder, "pack", *parcels.values(), answers=len(parcels))
-            packed.update(zip(((holder, mark) for mark in parcels), sent if len(parcels) > 1 else [sent], strict=True))
+            packed.update(
+                zip(((holder, mark) for mark in parcels), self.processes.pack(holder, [*parcels.values()]), strict=True)
+            )
         for delivery in deliveries:
             delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
 
-    def _delivery(
-        self, who: Address, frame: Frame, names: Sequence[str], axes: Sequence[Axis], with_ids: bool
-    ) -> Delivery:
+    def _delivery(self, who: Address, frame: Frame, needs: Needs) -> Delivery:
         lacking = _Lacking(who, self._came.setdefault(who, {}))
         # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
         last = sorted(
-            names, key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None
+            needs.names,
+            key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None,
         )
         inputs = {name: lacking.source(frame.values[name]) for name in last}
         rows = []
-        for axis in axes:
-            ids = frame.rows[axis.key].ids if with_ids else None
+        for axis in needs.axes:
+            ids = frame.rows[axis.key].ids if needs.ids else None
             rows.append(_rows_of(frame, axis, lacking.source(ids) if ids is not None else None))
         return Delivery(inputs, tuple(rows), lacking.found)
 
@@ -123,7 +122,7 @@ class _Lacking:
         order[sorted_to] = np.arange(order.shape[0])
         return Wanted(parts, order)
 
-    def part(self, ref: PieceRef, places: np.ndarray, column: int | None) -> Part:
+    def part(self, ref: PieceRef, places: np.ndarray, column: int | None) -> PieceRows:
         here = self.came.get(ref.key)
         if ref.holder == self.who or column is not None and here is not None and bool(here[places].all()):
             return ref.key, short(places), column
@@ -151,13 +150,3 @@ def _mark(wishes: Sequence[Wish]) -> tuple[Any, ...]:
     return tuple(
         (key, places.tobytes() if isinstance(places, np.ndarray) else places, column) for key, places, column in wishes
     )
-
-
-def row_axes(frame: Frame, names: Iterable[str], more: Mapping[str, Axis]) -> list[Axis]:
-    """The axes of rows that some values need to be understood, outer ones first; `more` are needed in any case."""
-    found: dict[str, Axis] = {}
-    for own in [*(axis for name in names for axis in axes_of(frame.types[name])), *more.values()]:
-        for axis in own.path():
-            if not axis.inner:
-                found[axis.key] = axis
-    return sorted(found.values(), key=lambda axis: axis.depth)

@@ -23,6 +23,10 @@ Wish = tuple[Key, Places | None, int | None]
 """What a process lacks: rows of a piece, or of a column of it; without places, a value without rows."""
 
 
+Wire = list[tuple[Key, Places, tuple[Any, ...]]]
+"""Rows of pieces on their way: whose, which, and what."""
+
+
 def short(places: np.ndarray) -> Places:
     """As a range where that says the same."""
     if places.shape[0] and places[-1] - places[0] + 1 == places.shape[0] and (np.diff(places) == 1).all():

@@ -24,9 +24,9 @@ from rlgraph.backends.local.training import train
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
-from rlgraph.backends.ray.orders import Given, Order, Receipt, RowsOf, Wanted, Whole, numbered, packed, unpacked
+from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
 from rlgraph.backends.ray.remote import Key, column_key
-from rlgraph.backends.ray.store import Piece, Places, Store, Wish, from_wire, inner_axes, long, size, to_wire
+from rlgraph.backends.ray.store import Piece, Places, Store, Wire, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.engines.joining import Meeting, listen
@@ -38,13 +38,11 @@ from rlgraph.ir.plan import Holding as Held
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
-
-Wire = list[tuple[Key, Places, tuple[Any, ...]]]
-"""Rows of pieces on their way: whose, which, and what."""
+from rlgraph.ops.nodes import NODES
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerSpec:
     """What a process needs to know from the start."""
 
     program: Program
@@ -58,16 +56,16 @@ class Job:
 class Worker:
     """Holds models and rows; every public method is called by the controller."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.nodes = numbered(job.program)
-        self.types = {phase.name: phase.graph.values() for phase in job.program.phases}
-        self.dtype = width(job.program)
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.nodes = list(spec.program.walk())
+        self.types = {phase.name: phase.graph.values() for phase in spec.program.phases}
+        self.dtype = width(spec.program)
         self.axes = _axes(self.types)
         self.store = Store()
         self.session: Session
         self.parts: Iterator[Receipt]
-        self.links = Links(job.seconds)
+        self.links = Links(spec.seconds)
         self.meetings: list[Meeting] = []
         self.folder: ModelFolder
 
@@ -80,14 +78,14 @@ class Worker:
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
-        job = self.job
-        torch.set_num_threads(job.settings.threads)
-        outside = None if job.group.name == HOST else _environments(job.program, job.group)
-        opener = shards.Opener(job.group, job.rank, holdings, addresses, job.seconds)
-        self.session = Session(job.program, job.settings, open_engine=opener.open, outside=outside)
-        if job.group.name != HOST:
+        spec = self.spec
+        torch.set_num_threads(spec.settings.threads)
+        outside = None if spec.group.name == HOST else _environments(spec.program, spec.group)
+        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds)
+        self.session = Session(spec.program, spec.settings, open_engine=opener.open, outside=outside)
+        if spec.group.name != HOST:
             return []
-        models = {model.name for model in job.program.models}
+        models = {model.name for model in spec.program.models}
         held = {name: value for name, value in self.session.first.items() if name not in models}
         for name, value in held.items():
             self.store.put((0, 0, name), Piece(Handle("buffer", name), value))
@@ -125,9 +123,9 @@ class Worker:
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
         """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
-        return packed(self.do(unpacked(order), *arrived))
+        return packed(self.do(order_of(order), *arrived))
 
-    def do(self, order: Order, *arrived: Wire) -> Receipt:
+    def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
         start = time.time()
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
@@ -137,13 +135,13 @@ class Worker:
         frame = self.frame(phase, order)
         session = self.session
         with torch.no_grad():
-            if node.op in ("keep", "pick"):
+            if NODES[node.op].chooses is not None:
                 choose = kept_places if node.op == "keep" else chosen_places
                 return Receipt(start, time.time(), chosen=choose(node, frame).numpy(), came=came)
             if order.parts:
                 self.parts = self.in_parts(order, node, frame, start, came)
                 return next(self.parts)
-            if node.op == "train":
+            if NODES[node.op].trains:
                 made = train(node, frame, session, idle=order.idle)
             else:
                 made = work(node, frame, session)
@@ -155,7 +153,7 @@ class Worker:
             return packed(next(self.parts))
 
     def in_parts(
-        self, order: Order, node: Node, frame: Frame, start: float, came: tuple[int, ...]
+        self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
         sizes = [rows for _, rows in order.parts]
         for (number, _), (rows, made) in zip(
@@ -175,7 +173,7 @@ class Worker:
         rows, named, sizes = self.keep(number, node, frame, made)
         return Receipt(start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came)
 
-    def frame(self, phase: str, order: Order) -> Frame:
+    def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
         frame = Frame(self.types[phase], self.dtype, order.step)
         for told in order.rows:
@@ -233,14 +231,14 @@ class Worker:
             if rows.ids is not None:
                 named.append(rows.axis.key)
                 ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
-                self.store.put((number, self.job.rank, f"ids:{rows.axis.key}"), ids)
+                self.store.put((number, self.spec.rank, f"ids:{rows.axis.key}"), ids)
         sizes: dict[str, int | None] = {}
         for value in node.outputs:
             made_value = made.values[value.name]
             if isinstance(value.type, Handle) and value.type.kind == "model":
                 continue
             piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
-            self.store.put((number, self.job.rank, value.name), piece)
+            self.store.put((number, self.spec.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.rows
         return tuple(told), tuple(named), sizes
 
@@ -264,11 +262,13 @@ class Worker:
         dtype: torch.dtype,
     ) -> None:
         """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own."""
-        sides = [side if isinstance(side, (tuple, list)) else self._layout(side) for side in (source, destination)]
-        self.links.prepare(link, name, transfer, *sides, dtype)
+        self.links.prepare(link, name, transfer, self._layout(source), self._layout(destination), dtype)
 
-    def _layout(self, model: str | None) -> Sequence[Local]:
-        return () if model is None else self.session.models[model].engine.layout()
+    def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
+        """Of a model here, or of tensors that are named."""
+        if side is None:
+            return ()
+        return self.session.models[side].engine.layout() if isinstance(side, str) else side
 
     def exchange(
         self,
@@ -276,7 +276,7 @@ class Worker:
         source: str | None,
         destination: str | None,
         version: int | None = None,
-        ema: float | None = None,
+        average: float | None = None,
         update: Step | None = None,
     ) -> Moved:
         """Takes part in a transfer: sends a model's weights, present ones or a version of them, and writes them to a
@@ -289,7 +289,7 @@ class Worker:
         target = None if destination is None else self.session.models[destination].engine
         if destination is not None and update is not None:
             self.session.changing(destination, update)
-        moved = self.links.run(name, sent, {} if target is None else target.tensors(), ema)
+        moved = self.links.run(name, sent, {} if target is None else target.tensors(), average)
         if target is not None:
             target.written()
         return moved
@@ -298,7 +298,8 @@ class Worker:
 
     def begin_folder(self, model: str, folder: str) -> None:
         """A folder for a model whose weights will come part by part."""
-        self.folder = ModelFolder(self.session.models[model].engine.spec, Path(folder))
+        here: Any = self.session.models[model].engine
+        self.folder = ModelFolder(here.spec, Path(folder))
 
     def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype) -> Moved:
         """Receives tensors, and writes them as one file of the folder."""

@@ -36,7 +36,7 @@ class Held(Elsewhere):
     period: int = 1
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
     column: int | None = None
-    """As in `rlgraph.backends.ray.remote.Remote`: a column lies where its table lies."""
+    """Of the table that this is, only the column that this node asks for: it lies where the table lies."""
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tiny import data_folder
 
 from rlgraph.backends.local.run import Settings
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.ray.orders import Receipt, unpacked
+from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.rows import TableData
 from rlgraph.engines.sequences import Sequences
 
@@ -71,11 +72,15 @@ class Counting:
     def __init__(self, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = Passed()
         processes = backend.processes
-        call, get = processes.call, processes.get
+        call, pack, get = processes.call, processes.pack, processes.get
 
-        def counted_call(who: Any, method: str, *args: Any, **options: Any) -> Any:
+        def counted_call(who: Any, method: Any, *args: Any) -> Any:
             self.count([each for each in args if not isinstance(each, ray.ObjectRef)])
-            return call(who, method, *args, **options)
+            return call(who, method, *args)
+
+        def counted_pack(who: Any, parcels: Any) -> Any:
+            self.count(parcels)
+            return pack(who, parcels)
 
         def counted_get(references: Sequence[Any], what: Any) -> list[Any]:
             answers = get(references, what)
@@ -84,6 +89,7 @@ class Counting:
             return answers
 
         monkeypatch.setattr(processes, "call", counted_call)
+        monkeypatch.setattr(processes, "pack", counted_pack)
         monkeypatch.setattr(processes, "get", counted_get)
 
     def count(self, passing: Any) -> None:
@@ -103,7 +109,7 @@ class Counting:
 def held(value: Any) -> Iterator[Any]:
     """All that lies in a message; orders and receipts travel as bytes."""
     if isinstance(value, bytes):
-        value = unpacked(value)
+        value = pickle.loads(value)
     yield value
     if isinstance(value, dict):
         value = list(value.values())

@@ -24,7 +24,8 @@ from tiny import compile_text, shipped, weights
 from rlgraph.backends.local.run import LocalBackend
 from rlgraph.backends.local.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.ray.failures import What
+from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
 from rlgraph.dsl.schedule import operations
 from rlgraph.errors import RlgraphError
@@ -196,8 +197,8 @@ def two_copies(folder: Path) -> dict[str, str]:
         next(backend.steps(1))
 
         bad = ("learn", 1)
-        call = backend.processes.call(bad, "holding", "nobody")
-        told["bug"] = failure(lambda: backend.processes.get([call], What((bad,), "its layout")))
+        call = backend.processes.call(bad, Worker.holding, "nobody")
+        told["bug"] = failure(lambda: backend.processes.get([call], Request((bad,), "its layout")))
         backend.save("actor", folder / "after_bug")
 
         pid = number(backend, bad)

@@ -1,86 +1,96 @@
-"""What groups do in a simulation: the time it takes, and stand-ins for what comes out."""
+"""The transport of a simulation: what groups do takes the time that is predicted, and stand-ins come out."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import numbered
+from rlgraph.backends.placed.needs import needed
+from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Things
 from rlgraph.cost.predict import Batch, Cost
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.ir.graph import Node, Program, carried
+from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import DRAWING, MODEL_CALLS
+from rlgraph.ops.nodes import NODES, model_of, table_of
 
 
-class SimOrders:
-    """Fires nodes in the time of a log's clock."""
+@dataclass
+class _Books:
+    """Of one step."""
+
+    rows: int = 0
+    """That were generated or encoded."""
+    tokens: int = 0
+    """Of them, with their prompts."""
+    sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    """For each value and group the numbers of the rows that have come there."""
+
+
+class SimTransport:
+    """Orders are done, and weights moved, in the time of a log's clock."""
 
     def __init__(self, program: Program, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
         self.program, self.queues, self.workload, self.seed, self.log = program, queues, workload, seed, log
-        self.nodes = {id(node): place for place, (_, node) in enumerate(numbered(program))}
-        self.rows, self.tokens = 0, 0
-        """That were sampled or encoded in this step; tokens with their prompts."""
+        self._books: dict[int, _Books] = {}
+        """Of each step that is under way."""
         self._onloaded: dict[str, tuple[str, str]] = {}
         """For each pool the model, and its group, that it worked with last."""
-        self._sent: dict[tuple[str, str], np.ndarray] = {}
-        """For each value and group the numbers of the rows that have come there."""
 
-    def end_step(self) -> dict[str, float]:
-        """Rows and tokens that the step was about."""
-        told = {"rows": float(self.rows), "tokens": float(self.tokens)}
-        self._sent = {}
-        self.rows, self.tokens = 0, 0
-        return told
+    # Orders
 
-    # Nodes
-
-    def fire(self, node: Node, frame: Frame, group: Group) -> Made:
-        made = self.made(node, frame, group)
-        self.work(node, frame, group, made)
-        self.count(node, made)
+    def fire(self, order: Order) -> Made:
+        made = self.made(order.node, order.frame, order.group)
+        self.work(order, made)
+        self.count(order, made)
         return made
 
-    def count(self, node: Node, made: Made) -> None:
+    def count(self, order: Order, made: Made) -> None:
         """What the step is about."""
-        if node.op in (*DRAWING, "encode"):
-            rows = made.values[node.name]
-            self.rows, self.tokens = self.rows + rows.rows, self.tokens + int(rows.prompt.sum() + rows.response.sum())
+        node = order.node
+        if NODES[node.op].generates or node.op == "encode":
+            rows, books = made.values[node.name], self.books(order.step)
+            books.rows += rows.rows
+            books.tokens += int(rows.prompt.sum() + rows.response.sum())
 
-    def work(self, node: Node, frame: Frame, group: Group, made: Made) -> None:
+    def work(self, order: Order, made: Made) -> None:
         """Waits for the group's pool, and until the work is done."""
+        node, frame, group = order.node, order.frame, order.group
         fired = self.log.clock.now
         with self.queues.turn(group.pool):
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
-            spent = self.begun(node, frame, group, batches) | _parts(self.cost(node, frame, made, batches))
+            spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
             work = self.log.take(_title(node), node.op, [group], fired, spent, _counts(node, frame, made))
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
 
-    def parts(self, node: Node, frame: Frame, group: Group, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         """All rows are sampled side by side: a part is there when its longest row is, and the parts before are."""
+        node, frame, group = order.node, order.frame, order.group
         assert node.unit is not None and node.unit.axis is not None
         fired = self.log.clock.now
         with self.queues.turn(group.pool):
             self.log.observer.firing(node, group.pool)
-            model, whole = frame.values[node.inputs[0]], self.made(node, frame, group)
+            model, whole = frame.values[model_of(node)], self.made(node, frame, group)
             [batch] = _batches(node, frame, whole)
-            spent, began, tokens = self.begun(node, frame, group, [batch]), self.log.clock.now, 0
+            spent, began, tokens = self.begun(order, [batch]), self.log.clock.now, 0
             there, longest = 0.0, 0
             for start, stop in pairwise(accumulate(sizes, initial=0)):
                 part, _ = frame.slice(node.unit.axis, torch.arange(start, stop), node.inputs)
@@ -93,13 +103,14 @@ class SimOrders:
                 there, tokens = max(there, until), tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.clock.now
-                self.count(node, made)
+                self.count(order, made)
                 yield made
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
-    def choose(self, node: Node, frame: Frame, host: Group) -> torch.Tensor:
-        """Which rows `keep` or `pick` takes: a share of them, and one of each group."""
-        self.work(node, frame, host, Made())
+    def choose(self, order: Order) -> Tensor:
+        """A share of the rows for `keep`, and one of each group for `pick`."""
+        node, frame = order.node, order.frame
+        self.work(order, Made())
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
@@ -118,11 +129,44 @@ class SimOrders:
         """Of what is drawn for a node in this step."""
         return f"{self.seed}/{step.number}/{node.name}"
 
+    def books(self, step: Step) -> _Books:
+        return self._books.setdefault(step.number, _Books())
+
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        """Rows and tokens that the step was about."""
+        books = self._books.pop(step.number, _Books())
+        return {"rows": float(books.rows), "tokens": float(books.tokens)}
+
+    # Weights
+
+    def move(self, move: Move) -> Moved:
+        fired = self.log.clock.now
+        with self.queues.turn(move.sender.pool, move.receiver.pool):
+            seconds = self.log.predictor.sync(move.source, move.sender.name, move.receiver.name).seconds
+            groups = (move.sender, move.receiver)
+            work = self.log.take(f"sync {move.source}", "sync", groups, fired, {"sync": seconds})
+        return Moved(work.seconds)
+
+    def adopt(self, move: Move) -> None:
+        with self.queues.turn(move.receiver.pool):
+            """It takes no time that anybody counts."""
+
+    # The end
+
+    def save(self, model: str, owner: Group, folder: Path) -> None:
+        raise NotImplementedError("a simulation has no weights")
+
+    def abort(self, why: BaseException) -> None:
+        """The clock ends what waits."""
+
+    def stop(self) -> None: ...
+
     # Time
 
-    def begun(self, node: Node, frame: Frame, group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+    def begun(self, order: Order, batches: Sequence[Batch]) -> dict[str, float]:
         """What passes before the work itself: the order, the model's way back to the devices, the rows' way to the
         group."""
+        node, frame, group = order.node, order.frame, order.group
         predictor, model = self.log.predictor, _model(node, frame)
         spent = {"order": predictor.order(group.name).seconds}
         if model is not None:
@@ -130,20 +174,21 @@ class SimOrders:
                 spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
             self._onloaded[group.pool] = (model, group.name)
         sent: dict[str, float] = {}
-        for name in _needed(node):
+        for name in needed(node):
             value, kind = frame.values.get(name), frame.types[name]
             if isinstance(value, Held) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
-                sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, group.name).entries(kind))
+                sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, order).entries(kind))
         spent["transfer"] = sum(
             predictor.rows(source, group.name, tokens).seconds for source, tokens in sent.items() if tokens
         )
         return {name: seconds for name, seconds in spent.items() if seconds}
 
-    def fresh(self, value: Held, group: str) -> Held:
+    def fresh(self, value: Held, order: Order) -> Held:
         """The rows that the group does not have yet; now it has them."""
-        there = self._sent.get((value.name, group), np.zeros(0, dtype=np.int64))
-        self._sent[value.name, group] = np.union1d(there, value.numbers)
+        sent, key = self.books(order.step).sent, (value.name, order.group.name)
+        there = sent.get(key, np.zeros(0, dtype=np.int64))
+        sent[key] = np.union1d(there, value.numbers)
         return value.take(~np.isin(value.numbers, there))
 
     def cost(self, node: Node, frame: Frame, made: Made, batches: Sequence[Batch]) -> Cost:
@@ -158,7 +203,7 @@ class SimOrders:
     def made(self, node: Node, frame: Frame, group: Group) -> Made:
         if node.op == "read":
             return self.read(node, frame, group)
-        if node.op in DRAWING:
+        if NODES[node.op].generates:
             return self.sampled(node, frame, group)
         if node.op == "sample":
             return self.drawn_from_buffer(node, frame, group)
@@ -249,36 +294,27 @@ def _title(node: Node) -> str:
     return f"train {trained.name}"
 
 
-def _needed(node: Node) -> Sequence[str]:
-    """The values that a group needs: rows that are only chosen from stay where they are."""
-    if node.op == "keep":
-        return node.inputs[:1]
-    if node.op == "pick":
-        return node.inputs[1:]
-    return node.inputs[carried(node) :] if node.regions else node.inputs
-
-
 def _model(node: Node, frame: Frame) -> str | None:
     """The model that a node works with."""
-    if node.op not in (*DRAWING, "train", *MODEL_CALLS):
+    if not NODES[node.op].with_model:
         return None
-    found: str = frame.values[node.inputs[0]]
+    found: str = frame.values[model_of(node)]
     return found
 
 
 def _batches(node: Node, frame: Frame, made: Made) -> list[Batch]:
     """The rows that are sampled, or read; of an update, the tables that its calls read."""
-    if node.op in DRAWING:
+    if NODES[node.op].generates:
         return [made.values[node.name].batch(node.attr("n"))]
-    calls = [call for call in (node.regions[0].nodes if node.op == "train" else [node]) if call.op in MODEL_CALLS]
-    return [frame.values[table].batch() for table in dict.fromkeys(call.inputs[1] for call in calls)]
+    calls = [call for call in (node.region.nodes if NODES[node.op].trains else [node]) if NODES[call.op].scores]
+    return [frame.values[table].batch() for table in dict.fromkeys(table_of(call) for call in calls)]
 
 
 def _counts(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
     """The rows that a node worked on, and the tokens that it sampled."""
     values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
     rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
-    tokens = int(made.values[node.name].response.sum()) if node.op in DRAWING else 0
+    tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
     return rows, tokens
 
 

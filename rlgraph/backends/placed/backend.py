@@ -1,0 +1,124 @@
+"""A backend whose work is done by the groups of a plan: which of them does a node's work, and with what weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlgraph.backends.clocks import Clock
+from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.transport import Order, Transport
+from rlgraph.backends.placed.weights import Weights
+from rlgraph.backends.selection import chosen, kept
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Steps, Things
+from rlgraph.enginespec.registry import engine
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ops.nodes import NODES, model_of
+
+
+class Placed(Steps):
+    """Its frames have stand-ins for the rows that its groups have."""
+
+    elsewhere = True
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        transport: Transport,
+        clock: Clock,
+        observer: Observer,
+        first: Things,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        block: int | None = None,
+        replays: bool = False,
+    ) -> None:
+        """program: a numbered one. first: stand-ins for the things that live across steps, by name. block: rows of a
+        block; None: what the plan says. replays: what is generated comes from a recording."""
+        self.program, self.plan, self.transport, self.observer = program, plan, transport, observer
+        self.seed, self.dtype, self.replays = seed, dtype, replays
+        # A model is known by its name, wherever it is; what `collect` has left over is a frame.
+        named: dict[str, Any] = {model.name: model.name for model in program.models}
+        surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
+        self.first = {**first, **named, **surplus}
+        self.weights = Weights(program, plan, transport, clock, observer)
+        self.executor = Executor(self, block or min((rows for _, rows in plan.blocks), default=None), clock)
+
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        return self.weights.finish(step) | self.transport.finish(step, things)
+
+    def trained(self) -> dict[str, int]:
+        """For each model how many optimizer steps it took."""
+        return dict(self.weights.updates)
+
+    def save(self, model: str, folder: Path) -> None:
+        """Writes a folder that a model source can name; also after a failure, if the model is whole."""
+        self.transport.save(model, self.plan.owner(model), folder.resolve())
+
+    def abort(self, why: BaseException) -> None:
+        self.transport.abort(why)
+
+    def close(self) -> None:
+        self.transport.stop()
+
+    # Nodes
+
+    def streams(self, node: Node, frame: Frame) -> bool:
+        """Rows leave some engines as soon as they end; a recording is there at once."""
+        if not NODES[node.op].streams or self.replays:
+            return False
+        return engine(self._group(node, frame).engine).streams
+
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+        yield from self.transport.parts(self._prepared(node, frame), sizes)
+
+    def work(self, node: Node, frame: Frame) -> Made:
+        op = NODES[node.op]
+        if op.with_model:
+            return self._compute(node, frame)
+        if op.updates:
+            target, source = (frame.values[name] for name in node.inputs)
+            self.weights.update(target, source, node, frame.step)
+            return Made({node.name: target})
+        if node.op == "size" and node.attr("axis") in frame.rows:
+            return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
+        # An age is that of a step, which who has the rows is not told when he is asked for them.
+        if node.op == "column" and node.attr("name") != "age":
+            return Made({node.name: replace(frame.values[node.inputs[0]], column=node.id)})
+        order = Order(node, frame, self.plan.group(HOST))
+        if op.chooses is not None:
+            places = self.transport.choose(order)
+            return kept(node, frame, places) if node.op == "keep" else chosen(node, frame, places)
+        return self.transport.fire(order)
+
+    def _compute(self, node: Node, frame: Frame) -> Made:
+        """Work with a model's weights, where the plan puts it, once the weights are there."""
+        order, trains = self._prepared(node, frame), NODES[node.op].trains
+        try:
+            made = self.transport.fire(order)
+        except KeyboardInterrupt:
+            # It comes at the end of an update, whose weights are new ones: they are worth saving.
+            if trains:
+                self.weights.trained(frame.values[model_of(node)], frame.step)
+            raise
+        if trains:
+            self.weights.trained(frame.values[model_of(node)], frame.step)
+        return made
+
+    def _prepared(self, node: Node, frame: Frame) -> Order:
+        """For the group that works with a node's model; it has the weights."""
+        group = self._group(node, frame)
+        self.weights.bring(frame.values[model_of(node)], group, node, frame.step)
+        return Order(node, frame, group)
+
+    def _group(self, node: Node, frame: Frame) -> Group:
+        return self.plan.role(frame.values[model_of(node)], node.op)

@@ -1,0 +1,97 @@
+"""How the rows of an order are shared out between the copies of a model, and what they made is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.placed.needs import row_axes, split_axis
+from rlgraph.backends.placed.transport import Order
+from rlgraph.ir.graph import Node
+from rlgraph.ir.layout import share
+from rlgraph.ir.types import Axis, axis_of
+from rlgraph.ops.nodes import NODES
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which rows each copy of an order's group gets."""
+
+    node: Node
+    frame: Frame
+    axis: str | None
+    """Whose rows are shared out; None: one copy does the work."""
+    frames: Mapping[int, Frame | None]
+    """By copy; one without a frame takes part in an update to which it has nothing to add, and who is not named does
+    nothing."""
+    places: Mapping[int, Places]
+    """Of each copy's rows among all rows."""
+
+    def together(self, made: Mapping[int, Made]) -> Made:
+        """What the copies that had rows made, as one."""
+        if self.axis is None:
+            return made[0]
+        metrics: dict[str, float] = {}
+        parts: list[tuple[Frame, Places]] = []
+        for copy, own in made.items():
+            body = self.frames[copy]
+            assert body is not None
+            for rows in own.rows:
+                body.add_rows(rows)
+            body.values.update(own.values)
+            metrics.update(own.metrics)
+            parts.append((body, self.places[copy]))
+        whole, outputs = self.frame.child(), self.node.outputs
+        names = {value.name: value.name for value in outputs if axis_of(value.type) is not None}
+        single = {value.name: parts[0][0].values[value.name] for value in outputs if value.name not in names}
+        whole.assemble(parts, self.axis, names)
+        rows_ = [found for key, found in whole.rows.items() if key not in self.frame.rows]
+        rows_.sort(key=lambda found: found.axis.depth)
+        return Made(single | {name: whole.values[name] for name in names}, rows_, metrics)
+
+
+def shares(order: Order, axes: Mapping[str, Axis]) -> Shares:
+    """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program."""
+    node, frame, copies = order.node, order.frame, len(order.group.copies())
+    axis, trains = split_axis(node), NODES[node.op].trains
+    # All copies of a model take the same step, those without rows too.
+    idle: dict[int, Frame | None] = dict.fromkeys(range(copies)) if trains else {}
+    if copies == 1 or axis is None:
+        # A loss that cannot be split is worked out by one copy.
+        return Shares(node, frame, None, idle | {0: frame}, {})
+    # In a later block the axes that the node makes are there already, without rows of this block.
+    wanted = {own.key for own in row_axes(frame, node.inputs, [axes[axis]])}
+    frame = frame.child()
+    frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
+    parts = split(frame, axis, copies, node.inputs)
+    busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
+    return Shares(node, frame, axis, idle | busy, {copy: parts[copy][1] for copy in busy})
+
+
+def split(frame: Frame, axis: str, copies: int, names: Sequence[str]) -> list[tuple[Frame, Places]]:
+    """A part of the rows of an axis for each copy, one behind the other and as even as can be, with all that lies in
+    them and the outer rows that they lie in. Names without rows are the same in each."""
+    size = frame.size(axis)
+    ranges = (share(size, copies, index) for index in range(copies))
+    return [part(frame, axis, torch.arange(start, stop), names) for start, stop in ranges]
+
+
+def part(frame: Frame, axis: str, rows: Tensor, names: Sequence[str]) -> tuple[Frame, Places]:
+    """Some rows of an axis, ascending, and of the outer axes only the rows that these lie in."""
+    path = [above.key for above in frame.rows[axis].axis.path()]
+    used: Places = {axis: rows}
+    for outer in path[1:]:
+        used[outer] = torch.unique(frame.index(axis, outer)[rows])
+    kept: Places = {}
+    for key in reversed(path):
+        # Outer cuts have moved the rows: what is left of them is ascending.
+        here = torch.searchsorted(kept[key], used[key]) if key in kept else used[key]
+        frame, chosen = frame.slice(key, here, names)
+        for other, places in chosen.items():
+            kept[other] = kept[other][places] if other in kept else places
+    return frame, kept

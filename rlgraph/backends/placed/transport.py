@@ -1,0 +1,103 @@
+"""What a transport has to do: carry orders to the groups of a plan, and weights between them.
+
+The backend decides who does what, on which rows, with which weights; a transport decides how it gets there. It takes
+the turns of the pools that it has work done on (`rlgraph.backends.clocks.Queues`), because what is on its way needs
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Things
+from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import Group
+
+
+@dataclass(frozen=True)
+class Order:
+    """Do the work of a node on the rows of a frame."""
+
+    node: Node
+    frame: Frame
+    """Its values are the transport's own stand-ins: what it made of earlier orders."""
+    group: Group
+    """Who does it."""
+
+    @property
+    def step(self) -> Step:
+        return self.frame.step
+
+
+@dataclass(frozen=True)
+class Move:
+    """Weights of a model go from the group that owns them to another one."""
+
+    source: str
+    sender: Group
+    target: str
+    """The model that gets them: the same one, or one that is updated from it."""
+    receiver: Group
+    node: Node
+    """Who needs them."""
+    version: int | None = None
+    """Which weights; None: as they are now."""
+    average: float | None = None
+    """The target moves towards them: the share of its own that it keeps."""
+    update: Step | None = None
+    """The step in which this changes the target; None: it is only brought there."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a move took."""
+
+    seconds: float
+    sent: int = 0
+    """Bytes that left a process."""
+    peak: int = 0
+    """Bytes of buffers of the fullest process."""
+
+
+class Transport(Protocol):
+    def fire(self, order: Order) -> Made:
+        """Has an order done: what was made, as stand-ins."""
+        ...
+
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+        """Has an order done part by part: what was made of the first so many rows of the node's unit, of the next ones,
+        and so on, each as soon as it is there."""
+        ...
+
+    def choose(self, order: Order) -> Tensor:
+        """Which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
+        ...
+
+    def move(self, move: Move) -> Moved: ...
+
+    def adopt(self, move: Move) -> None:
+        """A model gets the weights of another one of the same group, as an `update` says."""
+        ...
+
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        """A step is over: all that it made can be forgotten, but for what these things need. What there is to say about
+        the machine."""
+        ...
+
+    def save(self, model: str, owner: Group, folder: Path) -> None:
+        """Writes a folder that a model source can name; also after a failure, if the model is whole."""
+        ...
+
+    def abort(self, why: BaseException) -> None:
+        """Whoever waits for an answer gives up."""
+        ...
+
+    def stop(self) -> None: ...

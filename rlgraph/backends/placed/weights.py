@@ -1,0 +1,88 @@
+"""Whose weights are where, and how new: before a group works with a model, its owner's weights go there."""
+
+from __future__ import annotations
+
+import threading
+
+from rlgraph.backends.clocks import Clock
+from rlgraph.backends.placed.transport import Move, Moved, Transport
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer
+from rlgraph.backends.versions import Versions
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import Group, Plan
+
+
+class Weights:
+    """The ledger: counts changes of every model, and which of them each group has."""
+
+    def __init__(self, program: Program, plan: Plan, transport: Transport, clock: Clock, observer: Observer) -> None:
+        self.plan, self.transport, self.observer = plan, transport, observer
+        names = [model.name for model in program.models]
+        self.versions = Versions(program)
+        self.updates = dict.fromkeys(names, 0)
+        """Optimizer steps."""
+        self._changes = dict.fromkeys(names, 0)
+        """How often the weights changed; a group that has the same count has the same weights."""
+        self._ends: dict[tuple[str, int], int] = {}
+        """For each version that is no more the present one, the count at its end."""
+        self._held: dict[tuple[str, str], int] = {}
+        """For each model and group the count of the weights that are there; all begin with the same."""
+        self._bringing = {(model, group.name): clock.lock() for model in names for group in plan.groups}
+        self._moved: dict[int, list[Moved]] = {}
+        """For each step that is under way what went from group to group for it."""
+        self._lock = threading.Lock()
+
+    # Counting
+
+    def trained(self, model: str, step: Step) -> None:
+        with self._lock:
+            self.updates[model] += 1
+            self._change(model, step)
+
+    def _change(self, model: str, step: Step) -> None:
+        self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
+        self._changes[model] += 1
+        self._held[model, self.plan.owner(model).name] = self._changes[model]
+
+    def finish(self, step: Step) -> dict[str, float]:
+        """What the transfers of a step took."""
+        moved = self._moved.pop(step.number, [])
+        seconds, sent = sum(each.seconds for each in moved), sum(each.sent for each in moved)
+        if not seconds:
+            return {}
+        peak = max(each.peak for each in moved)
+        return {"sync/seconds": seconds, "sync/bytes": float(sent), "sync/peak_bytes": float(peak)}
+
+    # Moving
+
+    def bring(self, model: str, group: Group, node: Node, step: Step) -> None:
+        """Sees to it that a group has the weights that a node works with: the present ones, or a version before."""
+        owner = self.plan.owner(model)
+        if owner.name == group.name:
+            return
+        lag = node.attr("lag", 0)
+        version = self.versions.at(model, step, 1 + lag) if lag else None
+        wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
+        with self._bringing[model, group.name]:
+            # Whoever waited for another node that needs the same finds it done.
+            if self._held.get((model, group.name), 0) != wanted:
+                self._move(Move(model, owner, model, group, node, version), step)
+                self._held[model, group.name] = wanted
+
+    def update(self, target: str, source: str, node: Node, step: Step) -> None:
+        """The `update` of a program: another model's weights, or a moving average with them."""
+        sender, receiver = self.plan.owner(source), self.plan.owner(target)
+        move = Move(source, sender, target, receiver, node, average=node.attr("ema"), update=step)
+        if sender.name == receiver.name:
+            self.transport.adopt(move)
+        else:
+            self._move(move, step)
+        with self._lock:
+            self._change(target, step)
+
+    def _move(self, move: Move, step: Step) -> None:
+        moved = self.transport.move(move)
+        with self._lock:
+            self._moved.setdefault(step.number, []).append(moved)
+        self.observer.synced(move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak)

@@ -1,0 +1,167 @@
+"""How weights go from process to process: transfers that are planned once, from what the ranks say that they have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlgraph.backends.clocks import Queues
+from rlgraph.backends.placed.transport import Move, Moved
+from rlgraph.backends.ray.failures import Request, doing
+from rlgraph.backends.ray.folder import parts
+from rlgraph.backends.ray.links import Holding
+from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.steps import Observer
+from rlgraph.enginespec.registry import engine
+from rlgraph.exchange import exchange
+from rlgraph.ir.layout import Local
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.transfer import Topology
+from rlgraph.transfers.reshard import reshard
+
+_BUCKET = 256 << 20
+"""Bytes of messages that a process may have at a time, beside the weights themselves."""
+
+
+class Transfers:
+    """Moves weights between the processes of a plan."""
+
+    def __init__(self, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
+        self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
+        self._planned: dict[str, dict[tuple[int, int], int]] = {}
+        """For each transfer the bytes from each process to each other one."""
+
+    def adopt(self, move: Move) -> None:
+        request = Request(ranks(move.receiver), doing(move.node), move.node)
+        assert move.node.id is not None and move.update is not None
+        with self.queues.turn(move.receiver.pool):
+            self.processes.ask(request, Worker.take_over, move.update, move.node.id, move.target, move.source)
+
+    def move(self, move: Move) -> Moved:
+        sender, receiver = move.sender, move.receiver
+        name = f"{move.source}@{sender.name} > {move.target}@{receiver.name}"
+        name += "" if move.average is None else " (average)"
+        who = (*ranks(sender), *ranks(receiver))
+        doing_ = f"the transfer of `{move.source}` from {sender.name} to {receiver.name}"
+        request = Request(who, doing_, move.node)
+        with self.queues.turn(sender.pool, receiver.pool):
+            if name not in self._planned:
+                self._plan(name, move, request)
+            began = time.time()
+            references = [
+                self.processes.call(
+                    each, Worker.exchange, name, *_ends(each, move), move.version, move.average, move.update
+                )
+                for each in who
+            ]
+            moved = self.processes.get(references, request)
+            seconds = time.time() - began
+            self.trace(f"sync {move.source}", name, request, began, moved)
+        return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
+
+    def trace(self, title: str, name: str, request: Request, began: float, moved: Sequence[exchange.Moved]) -> None:
+        """Tells the observer who took part in a transfer, and what went from whom to whom."""
+        spans = [
+            self.observer.span(
+                self.plan.group(group).pool,
+                f"{group} {rank}",
+                title,
+                "sync",
+                began,
+                began + each.seconds,
+                sent=each.sent,
+                received=each.received,
+                peak=each.peak,
+            )
+            for (group, rank), each in zip(request.who, moved, strict=True)
+        ]
+        for (source, destination), size in self._planned[name].items():
+            self.observer.flow(spans[source], spans[destination], "weights", size)
+
+    def _plan(self, name: str, move: Move, request: Request) -> None:
+        """Plans a transfer once, from what the ranks themselves say that they have."""
+        who, sender, receiver = request.who, move.sender, move.receiver
+        models = {sender.name: move.source, receiver.name: move.target}
+        asked = [self.processes.call(each, Worker.holding, models[each[0]]) for each in who]
+        held = self.processes.get(asked, request)
+        sides: tuple[dict[int, tuple[Local, ...]], dict[int, tuple[Local, ...]]] = ({}, {})
+        for place, (group, _) in enumerate(who):
+            sides[group == receiver.name][place] = held[place].layout
+        dtype = min((each.dtype for each in held), key=lambda found: found.itemsize)
+        topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, held)
+        forward = move.average is None
+        transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
+        self.meet(name, request)
+        preparing = [
+            self.processes.call(each, Worker.prepare, name, name, transfer, *_ends(each, move), dtype) for each in who
+        ]
+        self.processes.get(preparing, request)
+        self._planned[name] = transfer.pairs()
+
+    def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
+        """Where the processes are."""
+        pools = [self.plan.group(group).pool for group, _ in who]
+        numbers: dict[tuple[str, int], int] = {}
+        on = {
+            place: numbers.setdefault(each, len(numbers)) for place, each in enumerate(zip(pools, devices, strict=True))
+        }
+        machines = list(dict.fromkeys(each.node for each in held))
+        return Topology(on, {on[place]: machines.index(each.node) for place, each in enumerate(held)})
+
+    def meet(self, link: str, request: Request) -> None:
+        """Joins the processes of a request, the first of which listens."""
+        first = Request(request.who[:1], request.doing, request.node)
+        [address] = self.processes.ask(first, Worker.address)
+        places = len(request.who)
+        joining = [
+            self.processes.call(each, Worker.meet, link, place, places, address)
+            for place, each in enumerate(request.who)
+        ]
+        self.processes.get(joining, request)
+
+    # Folders
+
+    def save(self, model: str, owner: Group, folder: Path) -> None:
+        """Writes a model as a Hugging Face folder, part by part: no process ever holds all of a model that is split."""
+        with self.queues.turn(owner.pool, HOST):
+            if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
+                first = Request(ranks(owner)[:1], f"saving `{model}`")
+                self.processes.ask(first, Worker.save, model, str(folder))
+            else:
+                self._save_parts(model, owner, folder)
+
+    def _save_parts(self, model: str, owner: Group, folder: Path) -> None:
+        host, senders, doing_ = (HOST, 0), ranks(owner), f"saving `{model}`"
+        everybody, alone = Request((*senders, host), doing_), Request((host,), doing_)
+        held = self.processes.ask(Request(senders, doing_), Worker.holding, model)
+        dtype = held[0].dtype
+        self.processes.ask(alone, Worker.begin_folder, model, str(folder))
+        link, call = f"{model} > {folder}", self.processes.call
+        self.meet(link, everybody)
+        for number, part in enumerate(parts(held, dtype.itemsize, _BUCKET)):
+            source = {place: each.layout for place, each in enumerate(held)}
+            topology = Topology.separate(range(len(everybody.who)))
+            transfer = reshard(source, {len(held): part}, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET)
+            name = f"{link} {number}"
+            preparing = [call(each, Worker.prepare, link, name, transfer, model, None, dtype) for each in senders]
+            preparing.append(call(host, Worker.prepare, link, name, transfer, None, part, dtype))
+            self.processes.get(preparing, everybody)
+            going = [call(each, Worker.exchange, name, model, None) for each in senders]
+            going.append(call(host, Worker.write_part, name, part, dtype))
+            self.processes.get(going, everybody)
+        self.processes.ask(alone, Worker.end_folder)
+
+
+def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
+    """The model that a process sends, and the one that it receives."""
+    return (
+        move.source if who[0] == move.sender.name else None,
+        move.target if who[0] == move.receiver.name else None,
+    )
+
+
+def ranks(group: Group) -> tuple[Address, ...]:
+    return tuple((group.name, rank) for rank in range(group.mesh.size))

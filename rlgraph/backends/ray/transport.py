@@ -1,0 +1,61 @@
+"""The transport of a cluster: orders go to processes, rows and weights from process to process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from rlgraph.backends.clocks import Queues
+from rlgraph.backends.executor import Made
+from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.ray.dispatch import Dispatch
+from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.rows import live
+from rlgraph.backends.ray.transfers import Transfers
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Things
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import Group, Plan
+
+
+class RayTransport:
+    def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
+        self.processes = processes
+        self.dispatch = Dispatch(program, processes, queues, observer)
+        self.transfers = Transfers(plan, processes, queues, observer)
+
+    def fire(self, order: Order) -> Made:
+        return self.dispatch.fire(order)
+
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+        return self.dispatch.parts(order, sizes)
+
+    def choose(self, order: Order) -> Tensor:
+        return self.dispatch.choose(order)
+
+    def move(self, move: Move) -> Moved:
+        return self.transfers.move(move)
+
+    def adopt(self, move: Move) -> None:
+        self.transfers.adopt(move)
+
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        self.dispatch.end_step()
+        needed, who = live(things.values()), self.processes.who
+        references = [self.processes.call(each, Worker.retain, step, sorted(needed.get(each, ()))) for each in who]
+        self.processes.get(references, Request(who, "the end of the step"))
+        return {}
+
+    def save(self, model: str, owner: Group, folder: Path) -> None:
+        self.processes.go_on()
+        self.transfers.save(model, owner, folder)
+
+    def abort(self, why: BaseException) -> None:
+        self.processes.give_up(why)
+
+    def stop(self) -> None:
+        self.processes.stop()
