@@ -57,6 +57,14 @@ ONLY = {"foreign": {"errors"}, "data": {"errors", "foreign"}, "ops": {"ir"}}
 UPWARDS = {"rlgraph.ir.text": {"rlgraph.ops.tensor"}, "rlgraph.ir.parse": {"rlgraph.ops.tensor"}}
 """Modules that may import from above: a graph is written in the signs of its operations."""
 
+ROOMS = {
+    "rlgraph.backends.placed": {"ray", "sim", "local"},
+    "rlgraph.backends.sim": {"ray", "local"},
+    "rlgraph.backends.ray": {"sim"},
+    "rlgraph.backends.local": {"ray", "sim", "placed"},
+}
+"""Packages, and the siblings of theirs that they do not know: transports of one backend know it, and not each other."""
+
 PLUGINS: dict[str, set[str]] = {
     "rlgraph/data/jsonl.py": {"rlgraph.data.base"},
     "rlgraph/data/parquet.py": {"rlgraph.data.base"},
@@ -186,6 +194,15 @@ def test_every_package_has_a_floor() -> None:
 def _file(module: str) -> Path:
     path = ROOT / Path(*module.split("."))
     return found if (found := path.with_suffix(".py")).exists() else path / "__init__.py"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_does_not_know_its_siblings(room: str) -> None:
+    around = room.rpartition(".")[0]
+    own = [path for path in MODULES if name(path).startswith(room)]
+    assert own
+    used = {module.removeprefix(f"{around}.").split(".")[0] for path in own for _, module in imports(path)}
+    assert not used & ROOMS[room]
 
 
 @pytest.mark.parametrize("file", PLUGINS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.transport import Order, Transport
+from rlgraph.backends.placed.transport import Order, StandIn, Transport
 from rlgraph.backends.placed.weights import Weights
 from rlgraph.backends.selection import chosen, kept
 from rlgraph.backends.step import Step
@@ -93,7 +92,10 @@ class Placed(Steps):
             return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
         # An age is that of a step, which who has the rows is not told when he is asked for them.
         if node.op == "column" and node.attr("name") != "age":
-            return Made({node.name: replace(frame.values[node.inputs[0]], column=node.id)})
+            table = frame.values[node.inputs[0]]
+            if isinstance(table, StandIn):
+                assert node.id is not None
+                return Made({node.name: table.select(node.id)})
         order = Order(node, frame, self.plan.group(HOST))
         if op.chooses is not None:
             places = self.transport.choose(order)

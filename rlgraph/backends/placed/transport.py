@@ -7,6 +7,7 @@ none.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,20 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Things
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
+
+
+class StandIn(Elsewhere):
+    """Rows of a value that a group has."""
+
+    @abstractmethod
+    def select(self, column: int) -> StandIn:
+        """Of the tables that these are, what the node of this number asks for: worked out where it is needed, or where
+        the rows are."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Order:
 
     node: Node
     frame: Frame
-    """Its values are the transport's own stand-ins: what it made of earlier orders."""
+    """Its values are what the transport made of earlier orders: stand-ins, or the values themselves."""
     group: Group
     """Who does it."""
 

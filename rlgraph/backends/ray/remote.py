@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from rlgraph.backends.placed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
 
 Address = tuple[str, int]
@@ -27,7 +28,7 @@ class PieceRef:
 
 
 @dataclass(frozen=True)
-class Remote(Elsewhere):
+class Remote(StandIn):
     """A value, row by row: in which piece each row is, and where in it. What lies inside a row travels with it."""
 
     pieces: tuple[PieceRef, ...]
@@ -47,6 +48,9 @@ class Remote(Elsewhere):
     def pick(self, places: Tensor) -> Remote:
         index = places.numpy()
         return replace(self, piece=self.piece[index], place=self.place[index])
+
+    def select(self, column: int) -> Remote:
+        return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Remote:
         pieces: dict[PieceRef, int] = {}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import Piece, Places, Store, Wire, Wish, from_wire, inner_axes, long, size, to_wire
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
+from rlgraph.engines.base import Saves
 from rlgraph.engines.joining import Meeting, listen
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -313,7 +314,7 @@ class Worker:
 
     def save(self, model: str, folder: str) -> None:
         """Writes a model that this rank has all of."""
-        self.session.models[model].engine.save(folder)
+        cast(Saves, self.session.models[model].engine).save(folder)
 
     # Changes
 

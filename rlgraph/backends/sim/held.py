@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor as Places
 
+from rlgraph.backends.placed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Batch
@@ -20,7 +21,7 @@ def _none() -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Held(Elsewhere):
+class Held(StandIn):
     """Rows of a value; of a single value, none."""
 
     name: str
@@ -47,6 +48,9 @@ class Held(Elsewhere):
 
     def take(self, places: np.ndarray) -> Held:
         return replace(self, numbers=self.numbers[places], prompt=self.prompt[places], response=self.response[places])
+
+    def select(self, column: int) -> Held:
+        return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Held:
         parts = [self, *(other for other in others if isinstance(other, Held))]

@@ -1,0 +1,103 @@
+"""A new transport is one class: here one that does every order at once, in this process, and writes down what it
+carried. What is computed are the numbers of the local backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from scheduled import apart, compiled
+from test_exactness import PROGRAMS
+from tiny import compile_text, data_folder, shipped
+from torch import Tensor
+
+from rlgraph.backends.clocks import InLine
+from rlgraph.backends.executor import Made
+from rlgraph.backends.local.nodes import WORK, chosen_places, kept_places
+from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.session import Session
+from rlgraph.backends.local.training import train
+from rlgraph.backends.placed.backend import Placed
+from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Silent, Things
+from rlgraph.ir.graph import numbered
+from rlgraph.ir.plan import Group
+
+STEPS = 2
+
+
+class Here:
+    """Its stand-ins are the values themselves, and all groups have the same weights."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.carried: list[str] = []
+
+    def fire(self, order: Order) -> Made:
+        node = order.node
+        self.carried.append(f"{order.step.number}: {node.op} {node.id} on {order.group.name}")
+        return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
+
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+        raise NotImplementedError("nothing streams in one process")
+
+    def choose(self, order: Order) -> Tensor:
+        find = kept_places if order.node.op == "keep" else chosen_places
+        return find(order.node, order.frame)
+
+    def move(self, move: Move) -> Moved:
+        self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
+        return Moved(0.5, sent=8)
+
+    def adopt(self, move: Move) -> None:
+        raise NotImplementedError("no model is updated from another one")
+
+    def finish(self, step: Step, things: Things) -> dict[str, float]:
+        self.session.finish(step)
+        return {"orders": float(len(self.carried))}
+
+    def save(self, model: str, owner: Group, folder: Path) -> None:
+        self.session.models[model].engine.save(folder)
+
+    def abort(self, why: BaseException) -> None:
+        """Nobody waits."""
+
+    def stop(self) -> None:
+        self.session.close()
+
+
+class HereBackend(Placed):
+    elsewhere = False
+    """Rows are here."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return data_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["grpo", "async_grpo"])
+def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
+    swaps, changes = PROGRAMS[name]
+    text = shipped(name, swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    program, settings = numbered(made.program), Settings(folder=folder)
+    transport = Here(Session(program, settings))
+    first, dtype = transport.session.first, transport.session.dtype
+    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), first, seed=0, dtype=dtype)
+    local = LocalBackend(made.program, settings)
+    try:
+        for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
+            assert found.metrics == expected.metrics
+            assert found.extra["orders"] > 0
+    finally:
+        backend.close()
+        local.close()
+    assert backend.trained() == local.trained()
+    # In the first step every group has the first weights.
+    moves = [at for at, line in enumerate(transport.carried) if " > " in line]
+    trained = next(at for at, line in enumerate(transport.carried) if line.startswith("1: train"))
+    assert moves and moves[0] > trained
+    assert found.extra["sync/bytes"] == 8 * len(moves)
