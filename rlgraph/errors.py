@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Severity = Literal["error", "warning", "note"]
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,17 @@ class Diagnostic:
     """One thing to tell the user."""
 
     code: str
-    """Stable, `E0201`; `rlgraph explain E0201` says more."""
+    """Stable, `E0201` of an error and `W0201` of a warning; `rlgraph explain E0201` says more."""
     message: str
     """What is wrong, in the user's words, without a full stop."""
     span: Span
     hint: str = ""
     """What to do about it."""
-    severity: Severity = "error"
     related: tuple[Related, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        return "warning" if self.code.startswith("W") else "error"
 
     def render(self) -> str:
         """As text: the message, the place, the source line with a caret under the expression, the hint."""

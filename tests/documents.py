@@ -293,9 +293,11 @@ def _lines() -> str:
 
 
 def _warnings() -> str:
-    from rlgraph.cli.explain import titles
+    from rlgraph.codes import registry
 
-    return _table(("code", "warns of"), [(f"`{code}`", title) for code, title in titles().items() if code[0] == "W"])
+    return _table(
+        ("code", "warns of"), [(f"`{code.name}`", code.title) for code in registry().values() if code.name[0] == "W"]
+    )
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

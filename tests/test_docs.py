@@ -16,6 +16,7 @@ import torch
 
 import rlgraph
 from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.codes import registry
 from rlgraph.errors import ProgramError
 from rlgraph.passes.granularity import granularity
 from rlgraph.passes.pipeline import Pass, run_passes
@@ -191,12 +192,7 @@ def test_commands_exist(page: Path) -> None:
 
 def test_every_group_of_codes_is_told() -> None:
     text = (ROOT / "docs/errors.md").read_text("utf-8")
-    codes = {
-        code
-        for path in ROOT.glob("rlgraph/codes/*.md")
-        for code in re.findall(r"^## ([EW]\d+)", path.read_text("utf-8"), re.MULTILINE)
-    }
-    assert {code[:3] for code in codes if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
+    assert {code[:3] for code in registry() if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
 
 
 def test_nothing_of_a_workplace_is_named() -> None:

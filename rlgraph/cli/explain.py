@@ -1,37 +1,21 @@
-"""`rlgraph explain`: what a diagnostic's code means. `rlgraph/codes/*.md` holds a section for each."""
+"""`rlgraph explain`: what a diagnostic's code means. `rlgraph.codes` has a section for each."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from pathlib import Path
 
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
-
-CODES = Path(__file__).parents[1] / "codes"
-
-
-def sections() -> dict[str, str]:
-    """The text of each code, title first, in order of the codes."""
-    found: dict[str, str] = {}
-    for file in CODES.glob("*.md"):
-        for section in ("\n" + file.read_text("utf-8")).split("\n## ")[1:]:
-            found[section.split(maxsplit=1)[0]] = f"{section.strip()}\n"
-    return dict(sorted(found.items()))
-
-
-def titles() -> dict[str, str]:
-    """The first line of each section, without the code."""
-    return {code: text.splitlines()[0].removeprefix(code).strip() for code, text in sections().items()}
+from rlgraph.codes import registry
 
 
 def explain(code: str) -> str:
     """The section of a code. Raises LookupError with the nearest code."""
-    found = sections()
+    found = registry()
     wanted = code.strip().strip("[]").upper()
     if wanted in found:
-        return found[wanted]
+        return found[wanted].section
     near = get_close_matches(wanted, found, n=1)
     hint = f"did you mean {near[0]}?" if near else "`rlgraph explain` lists all codes"
     raise LookupError(f"there is no code {code}: {hint}")
@@ -42,8 +26,8 @@ def explain(code: str) -> str:
 def explain_(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
     if code is None:
-        for name, title in titles().items():
-            click.echo(f"{name}  {title}")
+        for found in registry().values():
+            click.echo(f"{found.name}  {found.title}")
         return FINE
     try:
         click.echo(explain(code), nl=False)

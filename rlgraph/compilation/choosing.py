@@ -41,7 +41,7 @@ def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
         f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
     )
     hint = "it can be compiled and simulated; for a plan that can run, take more devices (`--no-offload` says how many)"
-    return (Diagnostic("W0930", message, NO_SPAN, hint, "warning"),)
+    return (Diagnostic("W0930", message, NO_SPAN, hint),)
 
 
 def question(program: Program, schedule: Schedule, folder: Path, target: Target) -> Question:

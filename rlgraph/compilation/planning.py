@@ -73,7 +73,7 @@ def _broken(fault: Fault) -> Diagnostic:
 def _unknown(model: Model) -> Diagnostic:
     message = f"the shape of `{model.name}` is not known: its configuration is not here"
     hint = f"without it, defaults take `engine={embedded().name}`, and the transfers of its weights cannot be shown"
-    return Diagnostic("W0901", message, model.span, hint, "warning")
+    return Diagnostic("W0901", message, model.span, hint)
 
 
 # Shapes

@@ -13,7 +13,7 @@ from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.foreign.spec import UNREADABLE, Spec, find_file, need, one_text, only_options, resolve
 
-BAD_TABLE = "E0710"
+NOT_LOADED = "E0710"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def open_source(spec: Spec, base: Path) -> DataSource:
         why = str(error).splitlines()[0].rpartition("': ")[2].rstrip(".")
         hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
-        raise ProgramError(Diagnostic(BAD_TABLE, message, spec.at(0), hint)) from None
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0), hint)) from None
     return make_source(spec, ParquetRows(table), f"'{path}'")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
@@ -14,21 +13,7 @@ from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
 
-_ARITHMETIC = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+_ARITHMETIC = {op.sign: op.python for op in TENSOR.values() if op.sign and op.args == 2 and op.python}
 
 LARGEST_PARTS = 100_000
 """Characters of a text, entries of a list with all that lies in them."""

@@ -66,11 +66,7 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
         called = isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
         if called and item.name in BUILT_IN:
             context.say(
-                "W0202",
-                f"`{item.name}` takes the place of a built-in function",
-                item.name_span,
-                "choose another name",
-                "warning",
+                "W0202", f"`{item.name}` takes the place of a built-in function", item.name_span, "choose another name"
             )
     if isinstance(item, tree.Declaration):
         changed = changes.get(item.name)
@@ -186,7 +182,7 @@ def unused(context: Context, declared: Sequence[tree.Decl], source: Source) -> N
         own = item.span.source.path == source.path
         if own and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
             kind = item.kind if isinstance(item, tree.Declaration) else "state"
-            context.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out", "warning")
+            context.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out")
 
 
 def _dtype(value: bool | int | float) -> DType:

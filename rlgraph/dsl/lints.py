@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Program, Ref, axes
 from rlgraph.ir.types import Axis, Handle, Type
-from rlgraph.ops import TENSOR
+from rlgraph.ops import NODES, TENSOR
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -38,10 +38,6 @@ def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], s
     return [found for found in warnings if not waved(found)]
 
 
-def _warn(code: str, message: str, span: Span, hint: str) -> Diagnostic:
-    return Diagnostic(code, message, span, hint, "warning")
-
-
 # Groups
 
 
@@ -51,7 +47,7 @@ def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
             source = found.args[0].type.axis
             if found.op in ("mean", "std", "var") and source and source.key == found.axis:
                 always = "the value itself" if found.op == "mean" else "0"
-                yield _warn(
+                yield Diagnostic(
                     "W0504",
                     f"each group has one row here: this `{found.op}` is always {always}",
                     found.span,
@@ -68,7 +64,7 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
             for found in _reductions(inner):
                 group = known[found.axis] if found.axis else None
                 if group and group.key != sliced.key and sliced.within(group):
-                    yield _warn(
+                    yield Diagnostic(
                         "W0505",
                         f"`minibatch` cuts along `{sliced.name}`, so this `{found.op}` sees parts of the "
                         f"groups of `{group.name}`",
@@ -145,7 +141,7 @@ class _Losses:
             if node.op == "tensor":
                 for let in node.body:
                     self.let(let.name, let.expr)
-            elif node.op == "train":
+            elif NODES[node.op].trains:
                 self.train(node)
             else:
                 self.other(node)
@@ -154,7 +150,7 @@ class _Losses:
 
     def other(self, node: Node) -> None:
         made = node.outputs[0].name if node.outputs else ""
-        if node.op in ("generate", "interact"):
+        if NODES[node.op].generates:
             self.generated[made] = node
         elif node.op == "column" and node.attr("name") == "logprobs":
             self.sampler[made] = node.inputs[0]
@@ -180,7 +176,7 @@ class _Losses:
                 self.live.add(inner.outputs[0].name)
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
             self.warnings.append(
-                _warn(
+                Diagnostic(
                     "W0501",
                     "this term trains nothing: it is linear in the log-probabilities of the model's own samples, so "
                     "its "
@@ -287,7 +283,7 @@ class _Losses:
             for two in right:
                 if one.table == two.table and (one.live or two.live):
                     self.warnings.append(
-                        _warn(
+                        Diagnostic(
                             "W0503",
                             f"both factors are weighted against the policy that sampled `{one.table}`: the correction "
                             "is "
@@ -304,7 +300,7 @@ class _Losses:
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
             if ratio.live and self.generated[ratio.table].attr("lag"):
                 self.warnings.append(
-                    _warn(
+                    Diagnostic(
                         "W0502",
                         f"`{ratio.table}` may be sampled by an older policy, and this ratio is clipped as if it were "
                         "the "
@@ -325,17 +321,16 @@ class _Losses:
             own = self.is_policy(model, table) and self.generated[table].attr("temperature") != 0
             return _Slope("constant", (expr.span,)) if own else _VARIES
         assert isinstance(expr, Apply)
-        if expr.op in ("neg", "float", "mean", "sum"):
-            return self.scaled(self.slope(expr.args[0]), expr.span)
-        if expr.op in ("add", "sub"):
-            return self.added(expr.args, expr.span)
-        if expr.op in ("mul", "div"):
+        op = TENSOR[expr.op]
+        if op.linear is None:
+            return _VARIES
+        if op.linear != "all":
             return self.product(expr)
-        return _VARIES
+        return self.added(expr.args, expr.span) if op.args > 1 else self.scaled(self.slope(expr.args[0]), expr.span)
 
     def product(self, expr: Apply) -> _Slope:
         first, second = expr.args
-        if expr.op == "mul" and self.is_live(second):
+        if TENSOR[expr.op].linear == "each" and self.is_live(second):
             first, second = second, first
         if self.is_live(second) or second.type.axis is not None:
             return _VARIES

@@ -13,23 +13,8 @@ from rlgraph.ir.graph import Apply, Expr
 from rlgraph.ir.types import Axis, join
 from rlgraph.ops import TENSOR, infer
 
-_SIGNS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "//": "floordiv",
-    "%": "mod",
-    "**": "pow",
-    "<": "lt",
-    "<=": "le",
-    ">": "gt",
-    ">=": "ge",
-    "==": "eq",
-    "!=": "ne",
-    "and": "and",
-    "or": "or",
-}
+_SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
+"""By how many values they take."""
 
 
 def unary(context: Context, expr: tree.Unary) -> Expr:
@@ -37,12 +22,12 @@ def unary(context: Context, expr: tree.Unary) -> Expr:
     operand = number(context, expr.operand)
     if expr.op == "+":
         return operand
-    return _apply(context, "neg" if expr.op == "-" else "not", [operand], expr.span)
+    return _apply(context, _SIGNS[expr.op, 1], [operand], expr.span)
 
 
 def binary(context: Context, expr: tree.Binary) -> Expr:
     """`a + b`; two texts can be compared."""
-    op = _SIGNS[expr.op]
+    op = _SIGNS[expr.op, 2]
     if op in ("eq", "ne"):
         sides = [tensor(context, expr.left), tensor(context, expr.right)]
         texts = [side.type.dtype == "text" for side in sides]

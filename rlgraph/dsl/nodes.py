@@ -17,9 +17,6 @@ MOST_LEVELS = 64
 
 _NUMBERED = re.compile(r"(\.\d+)+$")
 
-_FLAT = ("detach", "sign", "floor", "ceil", "round", "floordiv")
-"""Their gradient is 0 wherever they have one."""
-
 
 def fresh(context: Context, hint: str) -> str:
     """A name for a value that no other has in this phase."""
@@ -93,6 +90,6 @@ def differentiable(context: Context, expr: Expr) -> bool:
     """Whether a gradient goes through an expression to the model being trained."""
     if isinstance(expr, Ref):
         return expr.name in context.block.live
-    if not isinstance(expr, Apply) or expr.op in _FLAT or expr.type.dtype != "float":
+    if not isinstance(expr, Apply) or not TENSOR[expr.op].gradient or expr.type.dtype != "float":
         return False
     return any(differentiable(context, arg) for arg in expr.args)

@@ -115,7 +115,7 @@ def _read_first(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
 def _unused_values(context: Context) -> None:
     for name, span in context.phase.assigned.items():
         if name not in context.used and not name.startswith("_"):
-            context.say("W0201", f"`{name}` is never used", span, "use it, report it or leave it out", "warning")
+            context.say("W0201", f"`{name}` is never used", span, "use it, report it or leave it out")
 
 
 def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
-from rlgraph.errors import Diagnostic, Related, Severity, Span
+from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Const, Constant, Model, Outside, Record, Ref, State
 from rlgraph.ir.types import Table
 
@@ -107,16 +107,8 @@ class Reporter:
     call_site: Span | None = None
     """Where the user called the def whose body is being checked."""
 
-    def say(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        hint: str = "",
-        severity: Severity = "error",
-        related: tuple[Related, ...] = (),
-    ) -> None:
-        self.diagnostics.append(Diagnostic(code, message, span, hint, severity, related))
+    def say(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
+        self.diagnostics.append(Diagnostic(code, message, span, hint, related))
 
     def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
         """An error after which the statement cannot be understood: `raise context.stop(...)`.
@@ -125,7 +117,7 @@ class Reporter:
         """
         if self.call_site:
             related, span = (*related, Related(span, "it arises in this def")), self.call_site
-        self.say(code, message, span, hint, related=related)
+        self.say(code, message, span, hint, related)
         return Stop()
 
 

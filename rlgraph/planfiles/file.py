@@ -235,4 +235,4 @@ def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnost
     if text is None or _digest(text) == origin.sha256:
         return ()
     message = f"`{origin.source}` has changed since this plan was made of it: what runs is the program of then"
-    return (Diagnostic("W0950", message, document.span(("program", "source")), "compile it again", "warning"),)
+    return (Diagnostic("W0950", message, document.span(("program", "source")), "compile it again"),)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rlgraph.data import Cursor, DataSource, Reader, RowId
@@ -79,16 +77,3 @@ def test_without_batch_a_step_takes_everything() -> None:
 
 def test_a_row_s_name() -> None:
     assert str(RowId(2, 13)) == "row 13 of epoch 2"
-
-
-def test_codes_are_explained() -> None:
-    """Every code of these packages has its section, and no section is left over."""
-    import re
-
-    import rlgraph.errors
-
-    root = Path(rlgraph.errors.__file__).parent
-    files = [*root.joinpath("data").glob("*.py"), *root.joinpath("foreign").glob("*.py")]
-    used = {code for file in files for code in re.findall(r'"(E07\d\d)"', file.read_text())}
-    explained = re.findall(r"^## (E07\d\d) \S", root.joinpath("codes", "data.md").read_text(), re.MULTILINE)
-    assert explained == sorted(used)

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import rlgraph
+from rlgraph.codes import registry
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from tests.dsl.test_check_wrong import data_columns
 
-ROOT = Path(rlgraph.__file__).parent
-TEXT = (ROOT / "codes" / "checker.md").read_text("utf-8")
-SECTIONS = {part[:5]: part for part in re.split("^## ", TEXT, flags=re.MULTILINE)[1:]}
+SECTIONS = {code.name: code.section for code in registry().values() if code.page == "checker.md"}
 
 HEADER = """\
 model actor = causal_lm("base")
@@ -83,15 +81,3 @@ def test_the_examples_of_a_code(code: str) -> None:
     # What only a run can tell is no mistake here.
     assert codes(wrong) - ignored == (set() if code.startswith("E07") else {code})
     assert codes(right) - ignored == set()
-
-
-def test_every_code_is_explained_and_every_explanation_is_of_a_code() -> None:
-    used = set()
-    for path in ROOT.rglob("*.py"):
-        used |= set(re.findall(r'"([EW]\d{4})"', path.read_text("utf-8")))
-    explained = {
-        found
-        for path in (ROOT / "codes").glob("*.md")
-        for found in re.findall(r"^## ([EW]\d{4}) ", path.read_text("utf-8"), re.MULTILINE)
-    }
-    assert used == explained
