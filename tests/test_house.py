@@ -20,6 +20,7 @@ MODULES = sorted((ROOT / "rlgraph").rglob("*.py"))
 
 FLOORS = {
     "errors": 0,
+    "codes": 0,
     "ir": 1,
     "foreign": 1,
     "ops": 2,
@@ -48,7 +49,7 @@ FLOORS = {
 }
 """Of every package and module."""
 
-DATA = {"algorithms", "codes"}
+DATA = {"algorithms"}
 """Folders without Python."""
 
 ONLY = {"foreign": {"errors"}, "data": {"errors", "foreign"}, "ops": {"ir"}}
@@ -214,9 +215,9 @@ def test_a_plugin_imports_no_sibling_but_its_base(file: str) -> None:
 
 
 def test_every_data_source_is_a_plugin() -> None:
-    from rlgraph.data.sources import KINDS
+    from rlgraph.data.sources import SOURCES
 
-    assert {f"rlgraph/data/{kind}.py" for kind in KINDS} == {file for file in PLUGINS if "/data/" in file}
+    assert {f"rlgraph/data/{name}.py" for name in SOURCES} == {file for file in PLUGINS if "/data/" in file}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def not_built(plan: Plan) -> list[Diagnostic]:
 
 
 def _broken(fault: Fault) -> Diagnostic:
-    return Diagnostic("W0902", str(fault), NO_SPAN, "mend the package, or uninstall it", "warning")
+    return Diagnostic("W0902", str(fault), NO_SPAN, "mend the package, or uninstall it")
 
 
 def _unknown(model: Model) -> Diagnostic:

@@ -1,11 +1,11 @@
-"""Data sources: where the rows of a run come from, and the reader that draws batches from them."""
+"""Data sources: where the rows of a run come from, and the reader that cuts them into batches from them."""
 
 from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column
 from rlgraph.data.reader import Cursor, Reader
-from rlgraph.data.sources import KINDS, check_source, columns, open_source
+from rlgraph.data.sources import SOURCES, check_source, columns, open_source
 
 __all__ = [
-    "KINDS",
+    "SOURCES",
     "Cursor",
     "DataSource",
     "Reader",

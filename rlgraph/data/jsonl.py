@@ -110,11 +110,11 @@ def parse(line: bytes, where: str, span: Span) -> Row:
     hint = 'write {"prompt": ...} on each line'
     if isinstance(value, list):
         hint = "the file seems to be one JSON array; write each of its objects on a line of its own"
-    message = f"{where}: this line is {_KINDS[type(value)]}, not a row"
+    message = f"{where}: this line is {_JSON_TYPES[type(value)]}, not a row"
     raise ProgramError(Diagnostic(BAD_LINE, message, span, hint))
 
 
-_KINDS: dict[type[Any], str] = {
+_JSON_TYPES: dict[type[Any], str] = {
     list: "a list",
     str: "a text",
     int: "a number",

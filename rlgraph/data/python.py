@@ -63,7 +63,7 @@ class Generated:
         return self._draw(count)
 
     def _draw(self, count: int) -> list[Row]:
-        rows = call(self.worker, self.target, self.limit_s, "draw", self.key, count)
+        rows = call(self.worker, self.target, self.limit_s, "read", self.key, count)
         checked = [as_row(self.target, row, self.position + place) for place, row in enumerate(rows)]
         self.position += len(rows)
         return checked

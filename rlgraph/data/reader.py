@@ -19,7 +19,7 @@ class Cursor:
 
     epoch: int = 0
     position: int = 0
-    """Rows of this epoch that have been drawn; those are not the first of the data where it is shuffled."""
+    """Rows of this epoch that have been read; those are not the first of the data where it is shuffled."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Opens the source that a `data` declaration names.
 
-A kind of source is one file of this package, with the kind's name.
+A source is one file of this package, with the source's name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.foreign.spec import Spec, did_you_mean, flag, whole
 from rlgraph.foreign.worker import Workers
 
-NO_KIND = "E0701"
-KINDS = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
+NO_SOURCE = "E0701"
+SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
 
 
 def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataSource:
@@ -35,9 +35,9 @@ def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataS
 
 def check_source(spec: Spec) -> None:
     """An error for what is wrong with a `data` declaration, as far as can be seen without any file."""
-    if spec.kind not in KINDS:
-        hint = did_you_mean(spec.kind, KINDS) or f"there are: {', '.join(KINDS)}"
-        raise ProgramError(Diagnostic(NO_KIND, f"there is no data source '{spec.kind}'", spec.span, hint))
+    if spec.kind not in SOURCES:
+        hint = did_you_mean(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
+        raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
     _module(spec).check(spec)
     whole(spec, "batch", None)
     whole(spec, "limit", None)

@@ -108,7 +108,7 @@ class Child:
             return None
         raise Wrong(f"{short(made)}, not a list of rows and not a generator of them")
 
-    def draw(self, key: int, count: int) -> list[Any]:
+    def read(self, key: int, count: int) -> list[Any]:
         """The next rows of the generator, fewer where it ends."""
         return [row for _, row in zip(range(count), self.objects[key], strict=False)]
 

@@ -42,7 +42,7 @@ from rlgraph.foreign.worker import IMPORT_LIMIT_S, Failure, TimedOut, Worker, Wo
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
 OPTIONS = ("timeout", "batch", "workers")
-KINDS = ("python", "reasoning_gym")
+_FORMS = ("python", "reasoning_gym")
 _GIVEN = ("prompts", "completions", "completion_ids")
 
 
@@ -229,8 +229,8 @@ def open_function(spec: FunctionSpec, base: Path, workers: Workers | None = None
 
 def check_function(spec: FunctionSpec) -> None:
     """An error for what is wrong with a `func` declaration, as far as can be seen without any file."""
-    if spec.kind not in KINDS:
-        hint = did_you_mean(spec.kind, KINDS) or f"there are: {', '.join(KINDS)}"
+    if spec.kind not in _FORMS:
+        hint = did_you_mean(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
         message = f"there are no functions of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
     if spec.kind == "python":

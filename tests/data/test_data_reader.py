@@ -16,7 +16,7 @@ def source(count: int, batch: int, **options: object) -> DataSource:
     return make_source(spec, ListRows([{"at": place} for place in range(count)]), "'d'")
 
 
-def drawn(reader: Reader, batches: int, cursor: Cursor | None = None) -> list[list[RowId]]:
+def read(reader: Reader, batches: int, cursor: Cursor | None = None) -> list[list[RowId]]:
     cursor = cursor or Cursor()
     found = []
     for _ in range(batches):
@@ -28,20 +28,20 @@ def drawn(reader: Reader, batches: int, cursor: Cursor | None = None) -> list[li
 
 @pytest.mark.parametrize(("count", "batch"), [(7, 3), (6, 3), (5, 5), (1, 1), (10, 7)])
 def test_every_epoch_holds_every_row_once(count: int, batch: int) -> None:
-    ids = [row_id for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count) for row_id in batch_ids]
-    assert all(len(batch_ids) == batch for batch_ids in drawn(Reader(source(count, batch), "d", 1), 3 * count))
+    ids = [row_id for batch_ids in read(Reader(source(count, batch), "d", 1), 3 * count) for row_id in batch_ids]
+    assert all(len(batch_ids) == batch for batch_ids in read(Reader(source(count, batch), "d", 1), 3 * count))
     for epoch in range(3):
         assert sorted(ids[epoch * count : (epoch + 1) * count]) == [(epoch, place) for place in range(count)]
 
 
 def test_a_stored_cursor_goes_on_with_the_same_rows() -> None:
     reader = Reader(source(7, 3), "d", 1)
-    every = drawn(reader, 6)
+    every = read(reader, 6)
     cursor = Cursor()
     for place in range(5):
         cursor = reader.next(cursor)[2]
         restarted = Reader(source(7, 3), "d", 1)
-        assert drawn(restarted, 1, Cursor(cursor.epoch, cursor.position)) == [every[place + 1]]
+        assert read(restarted, 1, Cursor(cursor.epoch, cursor.position)) == [every[place + 1]]
 
 
 def test_the_order_depends_on_seed_name_and_epoch_alone() -> None:
@@ -61,7 +61,7 @@ PINNED = [19, 11, 15, 8, 6, 5]
 
 def test_without_shuffle_the_order_is_the_data_s() -> None:
     reader = Reader(source(3, 2, shuffle=False), "d", 1)
-    assert drawn(reader, 2) == [[(0, 0), (0, 1)], [(0, 2), (1, 0)]]
+    assert read(reader, 2) == [[(0, 0), (0, 1)], [(0, 2), (1, 0)]]
 
 
 def test_a_batch_may_be_asked_for_by_its_size_and_span_epochs() -> None:
