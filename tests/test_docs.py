@@ -18,9 +18,7 @@ import rlgraph
 from rlgraph.backends.local.run import LocalBackend, Settings
 from rlgraph.codes import registry
 from rlgraph.errors import ProgramError
-from rlgraph.passes.granularity import granularity
-from rlgraph.passes.pipeline import Pass, run_passes
-from rlgraph.passes.split import split
+from rlgraph.passes.pipeline import PIPELINE, run_passes
 from tests.documents import (
     PAGES,
     ROOT,
@@ -37,7 +35,7 @@ from tests.documents import (
     with_tables,
 )
 
-PLAIN = (Pass(split, "exact"), Pass(granularity, "exact"))
+PLAIN = tuple(each for each in PIPELINE if each.name in ("split", "granularity"))
 """The least that a run needs: what nobody uses is computed too."""
 
 RIGHT = [fence for fence in examples() if fence.words[1:2] != ["error"] and not fence.lead.startswith("<!-- file:")]

@@ -33,7 +33,7 @@ def load(shell: Any) -> None:
         name = name or compiled.name
         shell.push({name: compiled})
         if visualize:
-            display(compiled)  # type: ignore[no-untyped-call]
+            display(compiled)
         else:
             count = len(compiled.program.models)
             print(f"{name}: {count} model{'s' * (count != 1)}, ready to run")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
-from rlgraph.ir.graph import Graph, Node, Phase, Program, carried
+from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES
 
@@ -121,7 +121,7 @@ class _Laying:
             self.readers[kind] = []
 
     def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
-        region, first = node.regions[0], len(self.found)
+        region, first = node.region, len(self.found)
         times, shares = scope.times, dict(scope.shares)
         if NODES[node.op].loop == "slices":
             parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
@@ -135,13 +135,13 @@ class _Laying:
             self.made[value.name] = after
         self.graph(region, _Scope(times, shares, after))
         made = frozenset(range(first, len(self.found)))
-        for inner, outer in zip(region.outputs[carried(node) :], node.outputs[carried(node) :], strict=True):
+        for inner, outer in node.exported:
             self.adopt(self.types[inner], outer.type, 1.0)
         return made or after
 
     def rounds(self, node: Node, scope: _Scope) -> float:
         """How many batches `collect` reads until enough rows are kept."""
-        for inner in node.regions[0].nodes:
+        for inner in node.region.nodes:
             self.measure(inner, scope)
         kept = self.rows.get(node.attr("axis"), 0.0)
         wanted = float(node.attr("rows"))
@@ -171,7 +171,7 @@ class _Laying:
             assert isinstance(made, Table)
             yield self.batch(made, scope, node.attr("n"))
             return
-        nodes = [each for each in (node, *(node.regions[0].nodes if node.regions else ())) if NODES[each.op].scores]
+        nodes = [each for each in (node, *(node.region.nodes if node.regions else ())) if NODES[each.op].scores]
         for table in dict.fromkeys(each.inputs[1] for each in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)

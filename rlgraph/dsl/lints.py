@@ -60,7 +60,7 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
         if node.op != "minibatch" or node.attr("parts") == 1:
             continue
         sliced = known[str(node.attr("axis"))]
-        for inner in node.regions[0].walk():
+        for inner in node.region.walk():
             for found in _reductions(inner):
                 group = known[found.axis] if found.axis else None
                 if group and group.key != sliced.key and sliced.within(group):
@@ -165,7 +165,7 @@ class _Losses:
 
     def train(self, node: Node) -> None:
         self.model, self.live, self.slopes = self.handle(node), set(), {}
-        region = node.regions[0]
+        region = node.region
         for inner in region.nodes:
             if inner.op == "tensor":
                 for let in inner.body:

@@ -19,7 +19,7 @@ def chosen_inside(program: Program) -> Iterator[Diagnostic]:
 
 
 def _chosen(train: Node) -> Iterator[Diagnostic]:
-    region = train.regions[0]
+    region = train.region
     tied = {region.inputs[0].name}
     for node in region.nodes:
         if NODES[node.op].scores and table_of(node) in tied:

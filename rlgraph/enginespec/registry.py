@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlgraph.enginespec.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "rlgraph.engines"
 """Of the entry points of other packages; and where ours are."""
@@ -71,6 +73,9 @@ def opener(spec: EngineSpec) -> Any:
 
 @cache
 def _found() -> tuple[Mapping[str, EngineSpec], tuple[Fault, ...]]:
+    # Loaded here: who checks a program without a schedule asks for no engine.
+    from importlib.metadata import entry_points
+
     names = sorted(each.parent.name for each in _FOLDER.glob("*/spec.py"))
     found: dict[str, EngineSpec] = {name: import_module(f"{GROUP}.{name}.spec").SPEC for name in names}
     ours, wrong = set(found), []

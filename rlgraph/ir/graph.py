@@ -348,11 +348,6 @@ def captures(region: Graph) -> tuple[str, ...]:
     return tuple(used)
 
 
-def carried(node: Node) -> int:
-    """How many of a region node's inputs and outputs are carried handles."""
-    return len(node.regions[0].inputs)
-
-
 def region_node(node: Node, region: Graph) -> Node:
     """The region node with another region: what it captures is worked out anew."""
     kept = node.inputs[: len(region.inputs)]

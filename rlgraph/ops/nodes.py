@@ -346,9 +346,6 @@ NODES: Mapping[str, NodeOp] = {op.name: op for op in _ALL}
 MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model)
 """What a plan gives to groups of processes: everything that computes with a model's weights."""
 
-DRAWING = tuple(op.name for op in _ALL if op.generates)
-MODEL_CALLS = tuple(op.name for op in _ALL if op.scores)
-
 
 def work_of(operation: str) -> Work | None:
     """What an operation does with a model's weights; None of one that needs no model, or of a name that is none."""
