@@ -228,7 +228,7 @@ def simulated(
 ) -> Simulation:
     """The same with whatever predicts the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
-    phase = main_step(compiled.program)
+    phase = main_step(backend.program)
     # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
     # behind.
     first = 1 + phase.staleness
