@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -101,17 +101,26 @@ class Steps:
     """As they are before the first step."""
     loops: Mapping[str, Policy] = LOOPS
     """By operation."""
+    done = 0
+    """The number of the last step that was run."""
+    left: Things | None = None
+    """What it left; None before the first one."""
 
     def steps(self, wanted: int | None) -> Iterator[StepResult]:
-        """Runs phase after phase, then the main step `wanted` times (None: for ever)."""
-        things, number = self.first, 0
+        """Runs phase after phase, then the main step `wanted` times (None: for ever). Asked again, it goes on: phases
+        that are over do not come again."""
+        before = 0
         for phase in self.program.phases:
-            turns = phase.steps if phase.steps is not None else wanted
-            for _ in count() if turns is None else range(turns):
-                number, began = number + 1, self.now()
-                frame = self.frame(phase, number)
-                things = self.run(phase, frame, things)
-                extra = self.finish(frame.step, things)
+            if phase.steps is not None:
+                before += phase.steps
+                numbers: Iterable[int] = range(self.done + 1, before + 1)
+            else:
+                numbers = count(self.done + 1) if wanted is None else range(self.done + 1, self.done + 1 + wanted)
+            for number in numbers:
+                began, frame = self.now(), self.frame(phase, number)
+                left = self.run(phase, frame, self.first if self.left is None else self.left)
+                self.done, self.left = number, left
+                extra = self.finish(frame.step, left)
                 yield StepResult(number, phase.name, self.now() - began, frame.metrics, extra)
 
     def frame(self, phase: Phase, number: int) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,44 @@ step async(staleness=1):
     finally:
         backend.close()
     assert step.metrics["version"] == 0 and step.metrics["gap"] > 1e-3
+
+
+# Asked for steps again
+
+AGAIN = (
+    HEAD
+    + """
+state seen = 0
+
+phase warm(steps=2):
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout))
+    report score = mean(spread(rollout))
+
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    seen   := seen + sum(score)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout) * score)
+    report score = mean(score), then = mean(rollout.logprobs), seen = seen
+"""
+)
+
+
+def test_steps_go_on_when_they_are_asked_for_again(folder: Path) -> None:
+    """Also where the first ones were not all taken: data, states, random numbers and phases go on."""
+
+    def run(*wanted: tuple[int, int]) -> list[tuple[int, str, dict[str, float]]]:
+        backend = LocalBackend(compile_text(AGAIN), Settings(folder=folder))
+        try:
+            found = [step for steps, taken in wanted for step in islice(backend.steps(steps), taken)]
+        finally:
+            backend.close()
+        return [(step.number, step.phase, step.metrics) for step in found]
+
+    whole = run((3, 5))
+    assert [(number, phase) for number, phase, _ in whole] == [*enumerate(["warm"] * 2 + ["step"] * 3, 1)]
+    assert run((1, 3), (2, 2)) == whole
+    assert run((1, 1), (1, 2), (5, 2)) == whole

@@ -21,6 +21,7 @@ from actors import REPLAYED, Local, OnActors, Span, on_actors, rows, run_local, 
 from tiny import data_folder
 from transformers import AutoModelForCausalLM
 
+from rlgraph.backends.step import Step
 from rlgraph.engines.base import Sampling
 from rlgraph.engines.sequences import Sequences
 
@@ -147,7 +148,8 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     before, stale = drawn_and_scored(run)
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
-    run.backend.weights.bring("actor", run.compiled.plan.role("actor", "generate"), node)
+    step = Step(len(run.steps) + 1, "step")
+    run.backend.weights.bring("actor", run.compiled.plan.role("actor", "generate"), node, step)
     after, fresh = drawn_and_scored(run)
     torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
 
