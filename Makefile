@@ -52,6 +52,7 @@ test-processors: $(VENV)/.test ## the tests of numbers as older processors would
 
 check: $(VENV)/.test ## style and types
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { echo 'not laid out by `ruff format`: run it'; exit 1; }
 	@$(BIN)/mypy
 
 docs: $(VENV)/.base ## the documents as a site in build/docs
