@@ -168,18 +168,18 @@ def activation_bytes(
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
     entropy: the loss asks for it, too.
     """
-    part = _Part(shape, micro, itemsize, tp, flash, fused_norms)
-    kept, working = part.kept(), part.working()
+    layer = _LayerShard(shape, micro, itemsize, tp, flash, fused_norms)
+    kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize
     if recompute:
         kept, working = stream, kept + working
-    return Activations(kept, working, part.ends(), _head(shape, kind, micro, itemsize, tp, flash, entropy))
+    return Activations(kept, working, layer.ends(), _head(shape, kind, micro, itemsize, tp, flash, entropy))
 
 
 def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, flash: bool = True) -> float:
     """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
     parts. flash: as in `activation_bytes`."""
-    return _Part(shape, micro, itemsize, tp, flash, False).forward()
+    return _LayerShard(shape, micro, itemsize, tp, flash, False).forward()
 
 
 def logits_bytes(
@@ -210,7 +210,7 @@ def _head(shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _LayerShard:
     """One rank's share of a layer."""
 
     shape: Shape

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import (
@@ -24,8 +24,7 @@ from transformers.utils import logging
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
-
-Kind = Literal["causal_lm", "value_lm", "reward_lm"]
+from rlgraph.models.families import ModelKind
 
 _AUTO = {
     "causal_lm": AutoModelForCausalLM,
@@ -52,7 +51,7 @@ class RandomSource:
 class ModelSpec:
     """A model to load."""
 
-    kind: Kind
+    kind: ModelKind
     """A language model, one with a scalar for each token, or one with a scalar for each row."""
     source: str | RandomSource
     """A local folder, a hub name, or random weights."""
@@ -124,7 +123,7 @@ def _tokenizer_class(folder: str) -> Any:
     return PreTrainedTokenizerFast if wanted in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
-def _pretrained(kind: Kind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
+def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
     labels = {} if kind == "causal_lm" else {"num_labels": 1}
     model, info = _found(
         source,
@@ -157,7 +156,7 @@ def _found(source: str, what: str, read: Any) -> Any:
         raise EngineError(f"cannot load the {what} {source!r} {place}: {first}") from error
 
 
-def random_config(source: RandomSource, codec: Codec, kind: Kind = "causal_lm") -> Any:
+def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
     """The configuration of a random model; EngineError for one that there cannot be."""
     fields = dict(source.config)
     size = fields.setdefault("vocab_size", len(codec.tokenizer))
@@ -173,7 +172,7 @@ def random_config(source: RandomSource, codec: Codec, kind: Kind = "causal_lm") 
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
 
 
-def _random(kind: Kind, source: RandomSource, codec: Codec) -> PreTrainedModel:
+def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:
     """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
     try:
         base = _seeded(AutoModelForCausalLM, random_config(source, codec), source.seed)

@@ -10,7 +10,7 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind, parameters
 from rlgraph.models.shape import Shape
 
-Part = tuple[str, Range]
+Slice = tuple[str, Range]
 """A global tensor's name, and a range along one of its dimensions."""
 
 
@@ -52,7 +52,7 @@ class Cuts:
         """This rank's part of so many rows or columns."""
         return share(size, self.tp, self.index)
 
-    def join(self, name: str, parts: Sequence[Part], dim: int = 0, size: int | None = None) -> Local:
+    def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> Local:
         """Ranges along a dimension, one after the other; `size`: of that dimension with its padding."""
         pieces, at = [], 0
         for source, (start, stop) in parts:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.cuts import Cuts, Part
+from rlgraph.models.cuts import Cuts, Slice
 from rlgraph.models.families import EMBEDDING, ModelKind
 from rlgraph.models.shape import Shape
 
@@ -49,7 +49,7 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
 
 
-def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
+def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
     """The fused rows are, for each key-value head, those of its queries, its key and its value; each rank has an equal
     range of them.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.cuts import Cuts, Part
+from rlgraph.models.cuts import Cuts, Slice
 from rlgraph.models.families import EMBEDDING, ModelKind
 from rlgraph.models.shape import Shape
 
@@ -48,7 +48,7 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
         yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
 
 
-def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Part]:
+def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
     """This rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads each head
     is on as many neighbouring ranks as there are for it."""
     rows = shape.kv_heads * shape.head_dim
