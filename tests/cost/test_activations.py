@@ -6,6 +6,7 @@ import pytest
 
 from rlgraph.cost.work import Activations, Tokens, activation_bytes
 from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.engines.transformers.gradients import summed
 from rlgraph.models.known import known
 from rlgraph.models.shape import Shape, shape_of
 from tests.cost.live import Live
@@ -28,9 +29,10 @@ def measured(case: Case, layers: int) -> int:
     """The peak of one micro-batch, after one that has made what stays."""
     engine = TransformersEngine.open(case.spec(layers))
     micro = case.micro()
-    engine._gradients([0], lambda block: micro)
-    with Live(engine.model.parameters()) as live:
-        engine._gradients([0], lambda block: micro)
+    parameters = list(engine.model.parameters())
+    summed(engine, parameters, [0], lambda block: micro, None, 1)
+    with Live(parameters) as live:
+        summed(engine, parameters, [0], lambda block: micro, None, 1)
     return live.peak
 
 

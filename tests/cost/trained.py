@@ -10,8 +10,9 @@ import torch
 from rlgraph.cost.work import Tokens
 from rlgraph.engines.base import Call, Micro
 from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, shape_of
 
 WORDS = Words(" ".join(f"t{i}" for i in range(3, 500)))
@@ -32,7 +33,7 @@ class Case:
     """A model and one micro-batch of equal rows."""
 
     family: str = "qwen2"
-    kind: Kind = "causal_lm"
+    kind: ModelKind = "causal_lm"
     dtype: str = "float32"
     rows: int = 8
     length: int = 128

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from rlgraph.engines.base import Micro
-from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
 from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.models.families import ModelKind
 
 FAMILIES = ("qwen2", "llama", "gpt2", "gemma2")
 WORDS = Words(" ".join(f"t{i}" for i in range(3, 40)))
@@ -47,7 +48,7 @@ def source(family: str = "qwen2", seed: int = 0) -> RandomSource:
 
 def engine(
     family: str = "qwen2",
-    kind: Kind = "causal_lm",
+    kind: ModelKind = "causal_lm",
     dtype: str = "float64",
     threads: int = 1,
     seed: int = 0,

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir import mesh as meshes
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
+from rlgraph.models.families import ModelKind
 from tests.engines.models import source
 
 # 41 tokens: no number of ranks divides the vocabulary.
@@ -51,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write(model: str, kind: Kind, folder: Path) -> ModelSpec:
+def write(model: str, kind: ModelKind, folder: Path) -> ModelSpec:
     """A model's folder in which no bias is 0 and no norm is 1: a part that lies in a wrong place then shows."""
     family, config = MODELS[model]
     engine = TransformersEngine.open(ModelSpec(kind, RandomSource(family, config, WORDS)))
@@ -90,7 +91,7 @@ def elsewhere(do: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @torch.no_grad()
-def ask(engine: Any, kind: Kind, sequences: Sequences, temperatures: Sequence[float]) -> list[Tensor]:
+def ask(engine: Any, kind: ModelKind, sequences: Sequences, temperatures: Sequence[float]) -> list[Tensor]:
     if kind == "value_lm":
         return [engine.values(sequences)]
     if kind == "reward_lm":
@@ -116,7 +117,7 @@ class Task:
     poison: tuple[int, int] | None = None
     """At this update this row's loss is not finite."""
 
-    def micro(self, kind: Kind, step: int, block: Sequence[int]) -> Micro:
+    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
         if not block:
             return Micro((), lambda answers: torch.tensor(0.25))
         index = torch.tensor(block, dtype=torch.long)
@@ -215,7 +216,7 @@ def refusals(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
     ]
 
 
-def updates(engine: Any, kind: Kind, task: Task, blocks: Sequence[Sequence[int]]) -> list[dict[str, float] | str]:
+def updates(engine: Any, kind: ModelKind, task: Task, blocks: Sequence[Sequence[int]]) -> list[dict[str, float] | str]:
     told: list[dict[str, float] | str] = []
     for step in range(task.steps):
         try:

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.engines.base import EngineError, TrainOptions
-from rlgraph.engines.sources import Kind, ModelSpec, RandomSource
+from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models.families import ModelKind
 from tests.cost.live import Live
 from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def spec_of(folder: Path, model: str, kind: Kind = "causal_lm") -> ModelSpec:
+def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpec:
     place = folder / f"{model}-{kind}"
     return ModelSpec(kind, str(place)) if place.exists() else write(model, kind, place)
 
@@ -102,7 +103,7 @@ def test_logprobs_and_entropy_are_those_of_transformers(
 
 @pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
 @pytest.mark.parametrize("split", ["tp2", "tp2pp2"])
-def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path, kind: Kind, split: str) -> None:
+def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path, kind: ModelKind, split: str) -> None:
     spec, sequences = spec_of(folder, "tied", kind), rows(9)
     (theirs,) = ask(TransformersEngine.open(spec), kind, sequences, ())
     for speaks, (mine,) in ranks.run(MESHES[split], score, spec, sequences, ()):
@@ -173,7 +174,7 @@ def test_updates_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
-def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Kind) -> None:
+def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: ModelKind) -> None:
     spec, task = spec_of(folder, "tied", kind), task_for(MESHES["tp2pp2"])
     check(spec, task, ranks.run(MESHES["tp2pp2"], train, spec, task))
 
