@@ -30,7 +30,7 @@ def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     for name in group.models:
         model, shape = program.model(name), shapes.get(name)
         if isinstance(shape, Shape):
-            numbers = count(shape, cast(ModelKind, model.kind)) // (group.mesh.length("tp") * group.mesh.length("pp"))
+            numbers = count(shape, cast(ModelKind, model.kind)) // (group.mesh.size // group.mesh.length("dp"))
             kept = _GRADIENT + _MOMENTS // sharing if name in trained else 0
             found += numbers * (ITEM_BYTES[dtype_of(model, program)] + kept)
     return found

@@ -18,9 +18,8 @@ from rlgraph.backends.steps import Silent
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Handle
+from rlgraph.ops import NODES
 from rlgraph.runs.backends import Options, open_backend
-
-LOOPS = ("minibatch", "collect", "every")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class Stopwatch(Silent):
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         inside = self._inside.pop(threading.get_ident(), seconds)
-        if node.op not in LOOPS:
+        if not NODES[node.op].loop:
             waited = self.cores.since(self._begun[threading.get_ident()])
             self.add(title(node), node.op, seconds, inside, waited)
 
