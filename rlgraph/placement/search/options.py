@@ -260,7 +260,9 @@ def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[tu
     axes = spec_of(engine).axes
     tensor = [2**power for power in range(12) if 2**power <= 2 * per_node] if "tp" in axes else [1]
     stages = range(1, min(shape.layers, 64) + 1) if "pp" in axes else [1]
-    return tuple((tp, pp) for tp in tensor for pp in stages if not problems(shape, engine, mesh(1, pp, tp), kind))
+    # What is wrong with one axis does not depend on the others.
+    able = [pp for pp in stages if not problems(shape, engine, mesh(pp=pp), kind)]
+    return tuple((tp, pp) for tp in tensor if not problems(shape, engine, mesh(tp=tp), kind) for pp in able)
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:
