@@ -37,7 +37,7 @@ from rlgraph.ops import work_of
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observed
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
-from rlgraph.runs.backends import Options
+from rlgraph.runs.options import LOCAL, RAY, Options
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 WARM = 1
@@ -295,8 +295,8 @@ class Trials:
         work = operations(program.compiled(self.folder, "").program)
         compiled = program.compiled(self.folder, schedule(case, work))
         known = workload(case, compiled, self.folder)
-        backend = "local" if case.threads else "ray"
-        options = Options(backend=backend, threads=case.threads or 1, timeout=300)  # type: ignore[arg-type]
+        backend = LOCAL if case.threads else RAY
+        options = Options(backend=backend.name, threads=case.threads or 1, timeout=300)
         return Trial(case, compiled, known, self.open.enter_context(observed(compiled, options)))
 
 

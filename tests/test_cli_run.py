@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from programs_on_disk import FAILS_AT_THIRD, start, write_tiny
 
+import rlgraph
 from rlgraph.cli import status
+from rlgraph.errors import UsageMistake
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +146,10 @@ def test_options_of_another_backend(capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--debug"], ["--address", "auto"]):
         code, _, err = told(capsys, "run", "tiny.rlf", *option)
         assert code == 2 and f"`{option[0]}` goes with `--backend ray`" in err
+
+
+def test_a_backend_that_there_is_not(folder: Path) -> None:
+    with pytest.raises(UsageMistake, match="there is no backend `rey`") as wrong:
+        rlgraph.compile(folder / "tiny.rlf").run(1, backend="rey", out=folder / "out", progress=False)
+    assert "there are `local`, `ray`" in str(wrong.value)
+    assert not (folder / "out").exists()

@@ -206,6 +206,20 @@ def test_a_room_does_not_know_its_siblings(room: str) -> None:
     assert not used & ROOMS[room]
 
 
+def test_a_backend_is_named_once() -> None:
+    """Who asks for one imports its spec."""
+    from rlgraph.runs.options import BACKENDS
+
+    wrong = [
+        f"{name(path)}:{node.lineno}: {node.value!r}"
+        for path in MODULES
+        if not name(path).startswith(("rlgraph.backends.", "rlgraph.runs.options"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in BACKENDS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("file", PLUGINS)
 def test_a_plugin_imports_no_sibling_but_its_base(file: str) -> None:
     path = ROOT / file

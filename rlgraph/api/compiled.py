@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlgraph.api.summary import summary
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plain import to_plain
+from rlgraph.runs.options import LOCAL, Options
 
 if TYPE_CHECKING:
     from rlgraph.analysis.explain import Explanation
@@ -121,7 +122,7 @@ class Compiled(Compilation):
         threads: int | None = None,
         block: int | None = None,
         token_budget: int | None = None,
-        backend: Literal["local", "ray"] = "local",
+        backend: str = LOCAL.name,
         address: str | None = None,
         debug: bool = False,
         timeout: float = 1800.0,
@@ -146,7 +147,6 @@ class Compiled(Compilation):
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
-        from rlgraph.runs.backends import Options
         from rlgraph.runs.run import run
 
         record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))

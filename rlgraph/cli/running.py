@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.options import BACKENDS, LOCAL, Options, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
+
+_PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values() if each.processes)
 
 
 @rlgraph.command()
@@ -22,10 +25,10 @@ if TYPE_CHECKING:
 @set_option
 @click.option(
     "--backend",
-    type=click.Choice(["local", "ray"]),
-    default="local",
+    type=click.Choice([*BACKENDS]),
+    default=LOCAL.name,
     show_default=True,
-    help="Where it runs: `local` is this process, `ray` the processes of a plan.",
+    help=f"Where it runs: {', '.join(f'`{each.name}` is {each.about}' for each in BACKENDS.values())}.",
 )
 @click.option("--address", metavar="ADDRESS", help="Of a Ray cluster.  [default: one is started on this machine]")
 @click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
@@ -60,15 +63,15 @@ if TYPE_CHECKING:
     default=1800.0,
     show_default=True,
     metavar="SECONDS",
-    help="With `ray`: after so long, a process that does not answer is given up.",
+    help=f"With {_PROCESSES}: after so long, a process that does not answer is given up.",
 )
-@click.option("--debug", is_flag=True, help="With `ray`: all in this process, so that breakpoints work.")
+@click.option("--debug", is_flag=True, help=f"With {_PROCESSES}: all in this process, so that breakpoints work.")
 @message_format
 def run(
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
-    backend: Literal["local", "ray"],
+    backend: str,
     address: str | None,
     devices: int,
     steps: int,
@@ -90,14 +93,13 @@ def run(
     Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
     the run and saves the models; a second one ends it at once.
     """
-    from rlgraph.runs.backends import Options
     from rlgraph.runs.display import display
     from rlgraph.runs.folder import METRICS, RunFolder
     from rlgraph.runs.progress import Json
     from rlgraph.runs.run import run_in
 
-    if backend != "ray" and (address or debug):
-        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with `--backend ray`")
+    if not backend_spec(backend).processes and (address or debug):
+        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with {_PROCESSES}")
     options = Options(
         steps,
         seed,

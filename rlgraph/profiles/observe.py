@@ -19,7 +19,8 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
-from rlgraph.runs.backends import Options, open_backend
+from rlgraph.runs.backends import open_backend
+from rlgraph.runs.options import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,7 +31,7 @@ from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
-from rlgraph.runs.backends import Options
+from rlgraph.runs.options import LOCAL, RAY, Options
 
 SIZES = (ProbeModel(64, 4, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4))
 POINTS = (ProbeWork(1, 8), ProbeWork(4, 8, 2), ProbeWork(4, 40, 2))
@@ -121,7 +120,7 @@ def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> It
         yield ProbeSetup(ALONE, alone, 1)
         if threads > 1 and not quick:
             yield ProbeSetup(f"{threads} threads in this process", alone, threads)
-    if find_spec("ray") is None or not set(wanted) - {plain}:
+    if not RAY.installed or not set(wanted) - {plain}:
         return
     yield ProbeSetup(ONE, _schedule(wanted, models, ""))
     if not quick:
@@ -158,7 +157,8 @@ def _in_turn(
         for setup in setups:
             note(f"{setup.what}: starting")
             compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
-            options = Options(backend="local" if setup.threads else "ray", threads=setup.threads or 1, timeout=TIMEOUT)
+            backend = LOCAL if setup.threads else RAY
+            options = Options(backend=backend.name, threads=setup.threads or 1, timeout=TIMEOUT)
             found.append((setup, compiled, stack.enter_context(observed(compiled, options))))
         others = beside(setups[0].what) if setups else ()
         for turn in range(WARM + rounds):

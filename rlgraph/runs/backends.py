@@ -1,51 +1,25 @@
-"""The backend of a run, opened by its name."""
+"""The backend of a run, opened: one function for each, which `rlgraph.runs.options` names."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import not_built, not_installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.placement.memory import least_memory
+from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 
 if TYPE_CHECKING:
     from rlgraph.backends.local.session import Settings
     from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.engines.base import Embedded
-
-Name = Literal["local", "ray"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run; all but the first two change nothing of what is computed."""
-
-    steps: int = 100
-    seed: int = 0
-    threads: int | None = None
-    block: int | None = None
-    token_budget: int | None = None
-    backend: Name = "local"
-    address: str | None = None
-    """Of a Ray cluster; None: one that is started on this machine."""
-    debug: bool = False
-    """The actors of a plan are objects in this process."""
-    record: Path | None = None
-    """A folder for all that is sampled."""
-    replay: Path | None = None
-    """A recording, in place of sampling."""
-    trace: Path | None = None
-    """A file for the timeline."""
-    timeout: float = 1800.0
-    """Longest wait for an answer of an actor, in seconds."""
 
 
 class Backend(Protocol):
@@ -68,7 +42,12 @@ class Backend(Protocol):
 def open_backend(
     compiled: Compilation, options: Options, observer: Observer
 ) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
-    """The backend, and the models of the program as they are in it. Raises ProgramError for what cannot be opened."""
+    """The backend, and the models of the program as they are in it. Raises ProgramError for what cannot be opened,
+    UsageMistake for a backend that there is not."""
+    spec = backend_spec(options.backend)
+    if not spec.installed and not options.debug:
+        hint = f"pip install 'rlgraph[{spec.name}]'"
+        raise UsageMistake(Diagnostic("E0819", f"the package `{spec.package}` is not installed", NO_SPAN, hint))
     with warnings.catch_warnings():
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
         warnings.filterwarnings("ignore", "IProgress not found")
@@ -83,16 +62,16 @@ def open_backend(
         record=options.record and options.record.resolve(),
         replay=options.replay and options.replay.resolve(),
     )
-    make = {"local": _local, "ray": _ray}[options.backend]
+    module, _, name = spec.opens.partition(":")
     with _one_torch_thread():
-        backend, models = make(compiled, options, settings, observer)
+        opened, models = getattr(import_module(module), name)(compiled, options, settings, observer)
         try:
-            yield backend, models
+            yield opened, models
         finally:
-            backend.close()
+            opened.close()
 
 
-def _local(
+def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     from rlgraph.backends.local.run import LocalBackend
@@ -102,14 +81,11 @@ def _local(
     return backend, {name: TrainedModel(name, 0, Here(engine)) for name, engine in engines.items()}
 
 
-def _ray(
+def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     from rlgraph.backends.local.session import model_spec
 
-    if not options.debug and find_spec("ray") is None:
-        hint = "pip install 'rlgraph[ray]'"
-        raise UsageMistake(Diagnostic("E0819", "the package `ray` is not installed", NO_SPAN, hint))
     if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
     from rlgraph.backends.ray.backend import RayBackend

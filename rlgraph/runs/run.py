@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import RunError
-from rlgraph.runs.backends import Options, open_backend
+from rlgraph.runs.backends import open_backend
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.jsonlines import with_metrics
+from rlgraph.runs.options import Options
 from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.trace import Trace, check_writable
 from rlgraph.runs.trained import TrainedModel

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlgraph.ir.graph import Node
 from rlgraph.ops import NODES
+from rlgraph.runs.options import LOCAL
 from rlgraph.runs.progress import Display
 from rlgraph.runs.trace import Trace
 
@@ -87,7 +88,7 @@ class Watch:
             if not pool:
                 _, start = self._open.pop()
                 args = {"tokens": tokens} if tokens else {}
-                self.span("local", 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
+                self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
             for each in self._told:
                 each.fired(node, seconds, tokens, pool)
             self.interrupts.updates -= NODES[node.op].updates
@@ -134,7 +135,7 @@ class Watch:
         """Writes the trace, also of work that was cut off. Raises RunError."""
         while self._open:
             node, start = self._open.pop()
-            self.span("local", 0, node.name, node.op, start, self._now(), cut="off")
+            self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), cut="off")
         trace, self.trace = self.trace, None
         if trace is not None and path is not None and len(trace):
             trace.write(path)
