@@ -7,7 +7,7 @@
 The models are random and tiny, of other sizes than those of the profile. Of steps, and of the repetitions of the
 profile, the time counts that three tenths of them need at most: others may be at work on the machine. So that they
 disturb both alike, the profile is taken here, and the runs go on between its repetitions; with `--calibration` they go
-on alone. How long answers are is taken from a run in this process, which draws the same ones; nothing else is.
+on alone. How long answers are is taken from a run in this process, which samples the same ones; nothing else is.
 """
 
 from __future__ import annotations
@@ -157,26 +157,26 @@ PLANS = {
 def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
     """`|`: generation has a pool of its own."""
     name = "transformers" if case.threads else case.plan.replace(" |", ",")
-    devices, trains, split, draws, spread = PLANS[name]
+    devices, trains, split, samples, spread = PLANS[name]
     apart = "|" in case.plan
     pools = [f"pool all = {devices} devices", *(["pool play = 1 devices"] if apart else [])]
     lines = []
     for model_name, does in work.items():
         for operation in does:
-            drawing = work_of(operation) == "generates"
+            generates = work_of(operation) == "generates"
             where, engine, how = (
-                ("play" if apart and drawing else "all"),
-                *((draws, spread) if drawing else (trains, split)),
+                ("play" if apart and generates else "all"),
+                *((samples, spread) if generates else (trains, split)),
             )
             lines.append(f"place {model_name}.{operation} on {where}(engine={engine}{how})")
     return "\n".join([*pools, *lines]) + "\n"
 
 
 def data(folder: Path) -> None:
-    draw = random.Random(5)
+    rng = random.Random(5)
 
     def text(least: int, most: int) -> str:
-        return "".join(draw.choice("abcdefghijkl") for _ in range(draw.randint(least, most)))
+        return "".join(rng.choice("abcdefghijkl") for _ in range(rng.randint(least, most)))
 
     rows = [
         {"prompt": text(6, 20), "response": text(4, 40), "chosen": text(4, 30), "rejected": text(4, 30)}
@@ -191,7 +191,7 @@ def data(folder: Path) -> None:
 
 
 def workload(case: Case, compiled: Compiled, folder: Path) -> Workload:
-    """Of the data, and of the answers that a run in this process draws."""
+    """Of the data, and of the answers that a run in this process samples."""
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     prompt = Lengths.of(len(row["prompt"]) for row in rows)
     if case.program == "sft":

@@ -112,7 +112,7 @@ def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[
     run = ("run", "tiny.rlf", "--steps", "3", "--threads", "1")
     code, out, _ = told(capsys, *run, "--out", "a", "--record", "rec", "--trace", "t.json")
     assert (code, out.splitlines()[:3]) == (0, ["wrote a/metrics.jsonl", "wrote rec", "wrote t.json"])
-    # Other weights would draw other rows; that the same rows are rewarded shows where they come from.
+    # Other weights would sample other rows; that the same rows are rewarded shows where they come from.
     other = (
         "--set",
         'actor=causal_lm(random("qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '

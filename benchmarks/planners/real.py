@@ -1,6 +1,6 @@
 """ReaL's placement (arXiv 2406.14088, section 5): a Metropolis search, on our problem and with our cost model.
 
-A state says for each component its pool and its split, and for each pool its devices. A move draws a component and
+A state says for each component its pool and its split, and for each pool its devices. A move takes some component and
 something new for it: a split, another pool, or a size of its pool. A worse state is taken with probability exp(-beta *
 what it loses), where the loss is a share of the first state's time; what does not fit counts three times. The first
 state has each component as fast as it can be on all devices. Several chains with different betas share the time.
@@ -80,7 +80,7 @@ class _Walk:
         return state.seconds(self.problem) * (1.0 if state.fits(self.problem) else TOO_MUCH)
 
     def moved(self, state: Chosen) -> Chosen | None:
-        """A neighbour; None where what was drawn cannot be."""
+        """A neighbour; None where what was taken cannot be."""
         number = self.dice.randrange(len(self.problem.components))
         at = next(place for place, block in enumerate(state.blocks) if number in block.components)
         pools = [(set(block.components), devices) for block, devices in zip(state.blocks, state.devices, strict=True)]

@@ -1,7 +1,7 @@
 """Words to spell backward, from reasoning_gym: the bare word as the prompt, and a split by word.
 
-reasoning_gym draws words with repetition, so two ranges of its rows share words. Here a word is held out for good by a
-checksum of its letters.
+reasoning_gym samples words with repetition, so two ranges of its rows share words. Here a word is held out for good by
+a checksum of its letters.
 """
 
 from zlib import crc32

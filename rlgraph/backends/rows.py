@@ -75,7 +75,7 @@ class TableData:
     columns: dict[str, Any] = field(default_factory=dict)
     """By name: a tensor or a list with an entry for each row of the column's axis."""
     owner: str = ""
-    """The model whose tokenizer made the tokens; of sampled rows, the one that drew them."""
+    """The model whose tokenizer made the tokens; of sampled rows, the one that sampled them."""
 
     def take(self, kind: Table, places: Mapping[str, Tensor]) -> TableData:
         """Some rows; `places` has those of the table's axis, of its tokens and of its turns."""

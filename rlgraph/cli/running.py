@@ -39,7 +39,7 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
     show_default=True,
     help="How often the main step runs; phases before it say so themselves.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is random.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

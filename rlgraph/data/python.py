@@ -57,12 +57,12 @@ class Generated:
             call(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
             self.position, self.generation = 0, self.worker.generation
         while self.position < start:
-            skipped = self._draw(min(start - self.position, 1024))
+            skipped = self._next(min(start - self.position, 1024))
             if not skipped:
                 return []
-        return self._draw(count)
+        return self._next(count)
 
-    def _draw(self, count: int) -> list[Row]:
+    def _next(self, count: int) -> list[Row]:
         rows = call(self.worker, self.target, self.limit_s, "read", self.key, count)
         checked = [as_row(self.target, row, self.position + place) for place, row in enumerate(rows)]
         self.position += len(rows)

@@ -1,4 +1,4 @@
-"""Draws the batches of a run from a data source.
+"""Reads the batches of a run from a data source.
 
 The place in the data is a `Cursor`, a plain value: the batch after a cursor is a function of the program's
 seed, the name of the data and the cursor, so a run that is restarted from a stored cursor sees the same rows.
@@ -42,10 +42,10 @@ class Reader:
         wanted = count or self.source.batch or self.source.length
         assert wanted is not None
         if isinstance(self.source.rows, Rows):
-            return self._draw(self.source.rows, cursor, wanted)
+            return self._take(self.source.rows, cursor, wanted)
         return self._read(cursor, wanted)
 
-    def _draw(self, data: Rows, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
+    def _take(self, data: Rows, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
         ids: list[RowId] = []
         while len(ids) < wanted:
             order = self._order(cursor.epoch)

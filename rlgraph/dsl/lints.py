@@ -51,7 +51,7 @@ def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
                     "W0504",
                     f"each group has one row here: this `{found.op}` is always {always}",
                     found.span,
-                    f"draw more rows for each `{source.name}` with `n=`, or group by an outer table",
+                    f"sample more rows for each `{source.name}` with `n=`, or group by an outer table",
                 )
 
 

@@ -107,12 +107,12 @@ def collect(context: Context, statement: tree.Collect) -> None:
     if isinstance(held, Wrong):
         raise Stop
     if not isinstance(held, OutsideName) or held.outside.kind != "data":
-        drawn = name in context.declared and isinstance(held, TableValue)
+        above = name in context.declared and isinstance(held, TableValue)
         shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
-        shown = "and this one is drawn above already" if drawn else shown
+        shown = "and this one is read above already" if above else shown
         raise context.stop(
             "E0603",
-            f"`collect` draws from a data source, {shown}",
+            f"`collect` reads from a data source, {shown}",
             statement.table.span,
             "name a `data` that the lines above do not use",
         )

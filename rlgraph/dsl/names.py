@@ -79,7 +79,7 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
     if isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
         raise context.stop(
             "E0603",
-            f"`{meaning.outside.name}` is drawn inside `collect`, further down",
+            f"`{meaning.outside.name}` is read inside `collect`, further down",
             expr.span,
             "use it in the body of `collect`, or after it",
         )

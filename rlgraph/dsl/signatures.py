@@ -83,7 +83,7 @@ METHODS: dict[str, dict[str, Method]] = {
             Signature(
                 "entropy",
                 options=_OF_THE_ROWS,
-                doc="Entropy in nats of the distribution that each token was drawn from.",
+                doc="Entropy in nats of the distribution that each token was sampled from.",
             )
         ),
     },
@@ -154,7 +154,7 @@ CONSTRUCTORS = _table(
 RATES = ("cosine", "linear", "constant")
 
 _BATCH = (
-    Attribute("batch", "int", None, 1, None, "rows drawn at a time; all of them if it is left out"),
+    Attribute("batch", "int", None, 1, None, "rows read at a time; all of them if it is left out"),
     Attribute("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
     Attribute("limit", "int", None, 1, None, "use this many rows only"),
 )

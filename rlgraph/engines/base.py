@@ -239,7 +239,7 @@ class Scores(HasWeights, Protocol):
         ...
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Entropy in nats of the distribution that each scored token was drawn from, float [total scored]."""
+        """Entropy in nats of the distribution that each scored token was sampled from, float [total scored]."""
         ...
 
     def values(self, sequences: Sequences) -> Tensor:

@@ -1,4 +1,4 @@
-"""Drawing one token for each row, with randomness that belongs to the row and not to the batch."""
+"""Sampling one token for each row, with randomness that belongs to the row and not to the batch."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def draw(
+def sample(
     logits: Tensor, keys: np.ndarray, place: int | np.ndarray, sampling: Sampling, banned: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
     logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must
-    not be drawn, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
+    not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
     found by inverting the cumulative distribution at one uniform.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)

@@ -138,7 +138,7 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name in new:
-            # transformers draws them from the global generator; at 0 they say nothing yet, and always the
+            # transformers takes them from the global generator; at 0 they say nothing yet, and always the
             # same.
             parameters[name].zero_()
     return model, new

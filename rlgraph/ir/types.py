@@ -83,9 +83,9 @@ class Table:
     turn: Axis | None = None
     """The axis of the turns with an environment."""
     sampled: bool = False
-    """A model of this program drew it: it has the sampler's log-probabilities, versions, ages."""
+    """A model of this program sampled it: it has the sampler's log-probabilities, versions, ages."""
     temperature: float = 1.0
-    """At which it was drawn; log-probabilities of its tokens are taken at the same."""
+    """At which it was sampled; log-probabilities of its tokens are taken at the same."""
     data: tuple[str, ...] | None = ()
     """Columns of the data its rows came from; None where the data cannot be looked at yet: any name may be one."""
     extra: tuple[tuple[str, Tensor], ...] = ()

@@ -105,14 +105,14 @@ class NodeOp:
 _SAMPLING = (
     Attribute("n", "int", 1, 1, 65536, "samples for each row; above 1 they are a new axis inside it"),
     Attribute("temperature", "float", 1.0, 0.0, 100.0, "0 takes the likeliest token"),
-    Attribute("top_p", "float", 1.0, 1e-6, 1.0, "draw from the likeliest tokens that together have this probability"),
-    Attribute("top_k", "int", 0, 0, None, "draw from this many of the likeliest tokens; 0: from all"),
+    Attribute("top_p", "float", 1.0, 1e-6, 1.0, "sample from the likeliest tokens that together have this probability"),
+    Attribute("top_k", "int", 0, 0, None, "sample from this many of the likeliest tokens; 0: from all"),
 )
 _KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
 _LAG = Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker")
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
-_TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were drawn")
+_TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
 
 _ALL = (
     NodeOp(
@@ -181,7 +181,7 @@ _ALL = (
         "entropy",
         "model table -> tensor",
         "row",
-        "Entropy of the distribution that each token was drawn from.",
+        "Entropy of the distribution that each token was sampled from.",
         attributes=(_TEMPERATURE,),
         work="scores",
     ),
@@ -245,9 +245,9 @@ _ALL = (
         "sample",
         "buffer -> table",
         "batch",
-        "Rows drawn from a buffer.",
-        "the draw is from the whole buffer",
-        attributes=(Attribute("rows", "int", low=1, doc="rows to draw"), _KEY),
+        "Rows sampled from a buffer.",
+        "it samples from the whole buffer",
+        attributes=(Attribute("rows", "int", low=1, doc="rows to sample"), _KEY),
         pure=False,
         random=True,
     ),

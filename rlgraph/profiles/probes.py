@@ -106,8 +106,8 @@ class Probe:
 
     def texts(self) -> list[str]:
         """8 to 16 tokens each; every step reads all of them."""
-        draw = random.Random(0)
-        return ["".join(draw.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
+        rng = random.Random(0)
+        return ["".join(rng.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
 
     def batches(self, point: ProbeWork) -> tuple[Batch, Batch]:
         """Rows that are sampled and read, and those of one optimizer step."""

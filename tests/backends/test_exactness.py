@@ -152,9 +152,9 @@ def same(found: list[Seen], expected: list[Seen]) -> None:
 
 
 def sampled(seen: Seen) -> dict[str, list[Any]]:
-    """Which rows were drawn and with what tokens; how they came, in how many blocks, is left out."""
+    """Which rows were sampled and with what tokens; how they came, in how many blocks, is left out."""
     rows: dict[str, list[Any]] = {}
-    for table in seen.drawn:
+    for table in seen.sampled:
         rows.setdefault(table.name, []).extend(zip(table.ids, table.tokens, table.scored, strict=True))
     return rows
 

@@ -225,7 +225,7 @@ step:
 
 
 class InParts(LocalBackend):
-    """Draws the second part only when somebody has worked on the first."""
+    """Makes the second part only when somebody has worked on the first."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

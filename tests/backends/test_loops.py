@@ -31,7 +31,7 @@ HEAD = "algorithm t\n" + MODEL + DATA + FUNC
 
 
 def ids_of(seen: Seen, name: str) -> list[Any]:
-    return [row for table in seen.drawn if table.name == name for row in table.ids]
+    return [row for table in seen.sampled if table.name == name for row in table.ids]
 
 
 # minibatch
@@ -156,7 +156,7 @@ def collected(condition: str, folder: Path, steps: int, wanted: int = 3, rounds:
 
 @pytest.mark.parametrize("block", [None, 1, 3])
 def test_collect_loses_no_row_and_repeats_none(folder: Path, block: int | None) -> None:
-    """Rows 3 .. 9 of ten are kept, four are drawn at a time, three are used in a step."""
+    """Rows 3 .. 9 of ten are kept, four are read at a time, three are used in a step."""
     steps, kept = collected("prompts.place > 2", folder, 6, block=block)
     wanted = [("prompts", epoch, row) for epoch in range(4) for row in range(3, 10)]
     assert [row for step in kept for row in step] == wanted[:18]
@@ -167,15 +167,15 @@ def test_collect_loses_no_row_and_repeats_none(folder: Path, block: int | None) 
 def test_what_is_carried_over_keeps_its_age(folder: Path) -> None:
     """Four rows are kept in each round: 3 + 1 left, then 3 of 5, 2 left, then 3 of 6: rows that wait are a step old."""
     steps, _ = collected("prompts.place >= 0", folder, 5)
-    drawn = [len(seen.drawn) for seen in steps]
-    assert drawn == [1, 1, 1, 0, 1], "in the fourth step the surplus is enough"
+    counts = [len(seen.sampled) for seen in steps]
+    assert counts == [1, 1, 1, 0, 1], "in the fourth step the surplus is enough"
     assert [seen.metrics["age"] / 2 for seen in steps] == [0, 1, 2, 3, 0]
     assert [seen.metrics["oldest"] for seen in steps] == [0, 1, 1, 1, 0]
 
 
 def test_a_surplus_may_last_for_several_steps(folder: Path) -> None:
     steps, _ = collected("prompts.place >= 0", folder, 4, wanted=1)
-    assert [len(seen.drawn) for seen in steps] == [1, 0, 0, 0]
+    assert [len(seen.sampled) for seen in steps] == [1, 0, 0, 0]
     assert [seen.metrics["oldest"] for seen in steps] == [0, 1, 2, 3]
 
 
@@ -190,7 +190,7 @@ def test_collect_gives_up_after_so_many_rounds(folder: Path) -> None:
 def test_rows_of_all_rounds_are_there_exactly_once_however_many_rounds(folder: Path) -> None:
     steps, kept = collected("prompts.place % 4 == 1", folder, 4, wanted=2)
     assert [row[2] for step in kept for row in step] == [1, 5, 9, 1, 5, 9, 1, 5]
-    assert max(len(seen.drawn) for seen in steps) > 1
+    assert max(len(seen.sampled) for seen in steps) > 1
 
 
 # every, phases, async
@@ -283,13 +283,13 @@ def test_async_samples_with_the_weights_of_exactly_so_many_steps_ago(folder: Pat
     begins = [run.initial["actor"]] + [seen.weights["actor"] for seen in steps]
     for number, seen in enumerate(steps):
         version = max(0, number - lag)
-        for table in seen.drawn:
+        for table in seen.sampled:
             assert set(table.columns["version"].tolist()) == {version}
         assert seen.metrics["age"] == number - version
         assert (seen.metrics["gap"] > 1e-3) == (number > 0 and lag > 0)
         net = copy.deepcopy(engine.model)
         net.load_state_dict(begins[version])
-        for table in seen.drawn:
+        for table in seen.sampled:
             found = []
             for tokens, scored in zip(table.tokens, table.scored, strict=True):
                 logits = net(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
@@ -364,17 +364,17 @@ step:
 
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_buffer_holds_the_newest_rows_with_their_columns(folder: Path, block: int | None) -> None:
-    drawn: list[list[Any]] = []
+    taken: list[list[Any]] = []
 
     def note(node: Node, frame: Frame) -> None:
         if node.op == "sample":
-            drawn.append(list(frame.rows["old"].ids or ()))
+            taken.append(list(frame.rows["old"].ids or ()))
 
     run = Run(compile_text(BUFFER), folder, block=block)
     run.also = note
     steps = run.steps(6)
     pushed: list[Any] = []
-    for seen, sample in zip(steps, drawn, strict=True):
+    for seen, sample in zip(steps, taken, strict=True):
         pushed += ids_of(seen, "rollout")
         assert len(set(sample)) == 4 and set(sample) <= set(pushed[-7:])
         assert seen.metrics["off"] == 0 and seen.metrics["late"] == 0
@@ -407,7 +407,7 @@ step:
 def test_a_keyed_state_has_a_value_for_each_key(folder: Path, block: int | None) -> None:
     known: dict[str, float] = {}
     for seen in run_text(KEYED, folder, 4, block=block):
-        rows = [row["task"] for table in seen.drawn for row in table.data]
+        rows = [row["task"] for table in seen.sampled for row in table.data]
         scores = torch.cat(seen.scores).tolist()
         assert len(rows) == len(scores) == 10
         was = [known.get(task, 0.5) for task in rows]

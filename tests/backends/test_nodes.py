@@ -137,7 +137,7 @@ def test_an_empty_response_is_its_end_alone(folder: Path) -> None:
         folder,
         head,
     )
-    (table,) = seen.drawn
+    (table,) = seen.sampled
     written = [[t for t, s in zip(*row, strict=True) if s] for row in zip(table.tokens, table.scored, strict=True)]
     assert [len(row) for row in written] == [3, 1, 2, 5, 1]
     assert all(row[-1] == 1 for row in written)
@@ -219,18 +219,18 @@ def test_a_gradient_that_is_not_finite(folder: Path) -> None:
 # Sampling
 
 
-def test_a_row_is_drawn_alike_whatever_is_drawn_beside_it(folder: Path) -> None:
+def test_a_row_is_sampled_alike_whatever_is_sampled_beside_it(folder: Path) -> None:
     """More prompts, more samples, another place in the batch: the same row has the same answer."""
     few = step("    report a = mean(score)\n", folder)
     many = step(
         "    report a = mean(score)\n", folder, HEAD.replace("batch=5", "batch=9") + ROLL.replace("n=2", "n=3")
-    ).drawn[0]
+    ).sampled[0]
     known = dict(zip(many.ids, many.tokens, strict=True))
-    (table,) = few.drawn
+    (table,) = few.sampled
     assert all(known[row] == tokens for row, tokens in zip(table.ids, table.tokens, strict=True))
 
 
-def test_two_calls_draw_other_answers(folder: Path) -> None:
+def test_two_calls_sample_other_answers(folder: Path) -> None:
     seen = step(
         "    other = actor.generate(prompts, n=2, max_tokens=4)\n    report a = mean(score), b = mean(other.length)\n",
         folder,
@@ -238,16 +238,16 @@ def test_two_calls_draw_other_answers(folder: Path) -> None:
     assert seen.table("rollout").tokens != seen.table("other").tokens
 
 
-def test_steps_draw_other_answers_to_the_same_prompts(folder: Path) -> None:
+def test_steps_sample_other_answers_to_the_same_prompts(folder: Path) -> None:
     first, second = run_text(HEAD.replace("batch=5", "batch=10") + ROLL + "    report a = mean(score)\n", folder, 2)
-    places = [[row[2] for row in seen.drawn[0].ids] for seen in (first, second)]
+    places = [[row[2] for row in seen.sampled[0].ids] for seen in (first, second)]
     assert places[0] == places[1]
-    assert first.drawn[0].tokens != second.drawn[0].tokens
+    assert first.sampled[0].tokens != second.sampled[0].tokens
 
 
 def test_min_tokens_and_stop(folder: Path) -> None:
     head = HEAD + ROLL.replace("max_tokens=4", 'max_tokens=5, min_tokens=2, stop="d"')
-    table = step("    report a = mean(score), done = mean(rollout.finished)\n", folder, head).drawn[0]
+    table = step("    report a = mean(score), done = mean(rollout.finished)\n", folder, head).sampled[0]
     ends = set()
     for tokens, scored in zip(table.tokens, table.scored, strict=True):
         answer = [t for t, s in zip(tokens, scored, strict=True) if s]
@@ -347,7 +347,7 @@ def test_tokens_in_are_tokens_out(folder: Path, block: int | None) -> None:
     run = Run(compile_text(text), folder, block=block)
     (seen,) = run.steps(1)
     assert seen.metrics["gap"] < 1e-12
-    tables = [table for table in seen.drawn if table.name == "episode"]
+    tables = [table for table in seen.sampled if table.name == "episode"]
     flags = [flag for table in tables for row in table.scored for flag in row]
     assert seen.metrics["length"] == sum(flags) < len(flags), "the environment's tokens carry no loss"
     assert seen.metrics == pytest.approx(run_text(text, folder)[0].metrics, abs=1e-11)

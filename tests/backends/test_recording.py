@@ -99,8 +99,8 @@ def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> No
 def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlgraph.engines.transformers import decode
 
-    draw = decode.draw
-    monkeypatch.setattr(decode, "draw", lambda logits, keys, *rest: draw(logits, keys + 1, *rest))
+    sample = decode.sample
+    monkeypatch.setattr(decode, "sample", lambda logits, keys, *rest: sample(logits, keys + 1, *rest))
     path, expected = recorded("grpo")
     assert sampled(run("grpo", folder, steps=1)[0]) != sampled(expected[0])
     same(run("grpo", folder, replay=path), expected)
@@ -127,8 +127,8 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
 
     def write(step: int, first: int) -> None:
         part = slice(first, first + share)
-        drawn = generation(made[part], torch.cat(chances[part]) * step)
-        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], [prompt for prompt, _ in rows[part]], drawn)
+        answer = generation(made[part], torch.cat(chances[part]) * step)
+        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], [prompt for prompt, _ in rows[part]], answer)
 
     with recording(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
@@ -159,7 +159,7 @@ def test_the_files_are_as_described(folder: Path, recorded: Any) -> None:
     header = json.loads((path / HEADER).read_text())
     assert (header["format"], header["program"], header["seed"]) == (1, "agent", 0)
     lines = [json.loads(line) for file in path.glob("step-000001.*.jsonl") for line in file.read_text().splitlines()]
-    episode = next(table for table in seen[0].drawn if table.model == "actor")
+    episode = next(table for table in seen[0].sampled if table.model == "actor")
     first = {line["turn"]: line for line in lines if tuple(line["row"]) == episode.ids[0] and line["node"] == "episode"}
     said = [token for turn in sorted(first) for token in first[turn]["tokens"]]
     assert said == [token for token, scored in zip(episode.tokens[0], episode.scored[0], strict=True) if scored]

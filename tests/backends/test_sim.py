@@ -93,8 +93,8 @@ def simulated(
 
 def streams(plan: Plan, block: int) -> Plan:
     """With vLLM where rows are sampled, so that they come block by block."""
-    drawing = {role.group for role in plan.roles if role.operation == "generate"}
-    groups = tuple(replace(group, engine="vllm") if group.name in drawing else group for group in plan.groups)
+    sampling = {role.group for role in plan.roles if role.operation == "generate"}
+    groups = tuple(replace(group, engine="vllm") if group.name in sampling else group for group in plan.groups)
     return replace(plan, groups=groups, blocks=(("rollout", block),))
 
 
@@ -159,9 +159,9 @@ def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> Non
             rows = [sum(work.rows for work in backend.works if work.name == name) for backend in (parts, whole)]
             assert rows[0] == rows[1] > 0, name
     # The first block is there when its longest row has ended, the last one when all have.
-    drawn = [work for work in parts.works if work.op == "generate"]
-    assert drawn[-1].end == next(work for work in whole.works if work.op == "generate").end
-    assert drawn[0].end < drawn[-1].end
+    sampled = [work for work in parts.works if work.op == "generate"]
+    assert sampled[-1].end == next(work for work in whole.works if work.op == "generate").end
+    assert sampled[0].end < sampled[-1].end
 
 
 def test_weights_follow_where_they_are_needed(folder: Path) -> None:

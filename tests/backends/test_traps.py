@@ -50,7 +50,7 @@ step:
 
 def rows(values: torch.Tensor, seen: Seen) -> list[list[float]]:
     """A value with tokens, as a list for each row."""
-    counts = [sum(flags) for table in seen.drawn if table.name == "rollout" for flags in table.scored]
+    counts = [sum(flags) for table in seen.sampled if table.name == "rollout" for flags in table.scored]
     return [part.tolist() for part in values.split(counts)]
 
 
@@ -123,7 +123,7 @@ def test_trap_4_every_denominator_is_that_of_the_whole_mini_batch(folder: Path, 
         minimize {LOSSES[name]}
 """
     seen = step(2, lines, folder, micro_rows=micro)
-    mu = rows(seen.drawn[0].columns["logprobs"], seen)
+    mu = rows(seen.sampled[0].columns["logprobs"], seen)
     x = [[-v * s for v in row] for row, s in zip(mu, torch.cat(seen.scores).tolist(), strict=True)]
     loss, norm = seen.losses["actor"][0]
     assert loss == pytest.approx(aggregated(name, x), abs=1e-11)
@@ -135,7 +135,7 @@ def test_trap_5_the_cap_of_cispo_is_what_the_program_says(folder: Path) -> None:
     """TRL's number is the cap itself, verl's what is added to 1; the program writes it out."""
     lines = "    w = min(exp(lp - mu), 1 + 0.2)\n    c = min(exp(lp - mu), 0.2)\n    report w = sum(w), c = sum(c)\n"
     seen = step(2, lines, folder)
-    ratio = [math.exp(v) for v in (seen.values["lp"] - seen.drawn[0].columns["logprobs"]).tolist()]
+    ratio = [math.exp(v) for v in (seen.values["lp"] - seen.sampled[0].columns["logprobs"]).tolist()]
     assert seen.metrics["w"] == pytest.approx(sum(min(r, 1.2) for r in ratio), abs=1e-11)
     assert seen.metrics["c"] == pytest.approx(sum(min(r, 0.2) for r in ratio), abs=1e-11)
 
@@ -159,7 +159,7 @@ step:
 def test_trap_8_a_log_ratio_is_a_sum_or_a_mean_as_written(folder: Path) -> None:
     lines = "    report sums = mean(sum(lp - mu, token)), means = mean(mean(lp - mu, token))\n"
     seen = step(2, lines, folder)
-    d = rows(seen.values["lp"] - seen.drawn[0].columns["logprobs"], seen)
+    d = rows(seen.values["lp"] - seen.sampled[0].columns["logprobs"], seen)
     assert seen.metrics["sums"] == pytest.approx(sum(map(sum, d)) / 10, abs=1e-11)
     assert seen.metrics["means"] == pytest.approx(sum(sum(r) / len(r) for r in d) / 10, abs=1e-11)
 
@@ -210,7 +210,7 @@ def test_trap_9_and_19_tokens_of_a_tool_are_skipped(folder: Path, block: int | N
 def test_trap_10_the_two_sides_of_a_ratio_are_named(folder: Path) -> None:
     lines = "    report k = mean(k1(mu, lp)), other = mean(k1(lp, mu)), k3 = mean(k3(mu, lp)), k2 = mean(k2(mu, lp))\n"
     seen = step(2, lines, folder)
-    d = (seen.drawn[0].columns["logprobs"] - seen.values["lp"]).tolist()
+    d = (seen.sampled[0].columns["logprobs"] - seen.values["lp"]).tolist()
     assert seen.metrics["k"] == pytest.approx(sum(d) / len(d), abs=1e-12) == -seen.metrics["other"]
     assert seen.metrics["k3"] == pytest.approx(sum(math.exp(-x) + x - 1 for x in d) / len(d), abs=1e-11)
     assert seen.metrics["k2"] == pytest.approx(sum(x * x / 2 for x in d) / len(d), abs=1e-11)
@@ -227,7 +227,7 @@ def test_trap_12_a_rejected_token_stays_in_the_denominator_unless_its_row_is_dro
         minimize mean(-actor.logprobs(rollout))
 """
     one, other = (step(2, lines, folder, micro_rows=micro) for lines in (masked, dropped))
-    mu = rows(one.drawn[0].columns["logprobs"], one)
+    mu = rows(one.sampled[0].columns["logprobs"], one)
     good = [row for row, score in zip(mu, torch.cat(one.scores).tolist(), strict=True) if score > 0.5]
     total = -math.fsum(v for row in good for v in row)
     assert one.losses["actor"][0][0] == pytest.approx(total / sum(map(len, mu)), abs=1e-11)

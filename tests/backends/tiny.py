@@ -26,7 +26,7 @@ ALGORITHMS = Path(__file__).parents[2] / "rlgraph" / "algorithms"
 
 
 def weights(seed: int = 0, hidden: int = 8, layers: int = 1) -> str:
-    """Random weights, far enough from uniform that mistakes show. Token 1 ends an answer, and is drawn often."""
+    """Random weights, far enough from uniform that mistakes show. Token 1 ends an answer, and is sampled often."""
     return (
         f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size=12, num_hidden_layers={layers}, '
         "num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.3, "
@@ -119,7 +119,7 @@ def compile_text(text: str, changes: Mapping[str, str] | None = None, path: str 
 
 
 @dataclass
-class Drawn:
+class Sampled:
     """A table that `generate`, `interact` or `encode` made."""
 
     name: str
@@ -139,7 +139,7 @@ class Seen:
     """What one step did."""
 
     step: StepResult
-    drawn: list[Drawn] = field(default_factory=list)
+    sampled: list[Sampled] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     """What the user's functions returned, one call after another."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -153,8 +153,8 @@ class Seen:
     def metrics(self) -> dict[str, float]:
         return self.step.metrics
 
-    def table(self, name: str) -> Drawn:
-        return next(table for table in self.drawn if table.name == name)
+    def table(self, name: str) -> Sampled:
+        return next(table for table in self.sampled if table.name == name)
 
 
 class Run:
@@ -184,7 +184,7 @@ class Run:
         for value in node.outputs:
             self.now.values[value.name] = frame.values[value.name]
         if node.op in ("generate", "interact", "encode"):
-            self.now.drawn.append(_drawn(node, frame))
+            self.now.sampled.append(_sampled(node, frame))
         if node.op == "call":
             self.now.scores.append(frame.values[node.outputs[0].name])
         if self.also:
@@ -204,7 +204,7 @@ class Run:
         return found
 
 
-def _drawn(node: Node, frame: Frame) -> Drawn:
+def _sampled(node: Node, frame: Frame) -> Sampled:
     value = node.outputs[0]
     table, kind = frame.values[value.name], value.type
     assert isinstance(table, TableData) and isinstance(kind, Table) and table.sequences is not None
@@ -212,7 +212,7 @@ def _drawn(node: Node, frame: Frame) -> Drawn:
     counts = table.sequences.lengths.tolist()
     group = list(range(rows.size)) if rows.parent is None else rows.parent.tolist()
     scored = [flags.tolist() for flags in table.sequences.scored.split(counts)]
-    return Drawn(
+    return Sampled(
         value.name, table.owner, rows.ids or (), table.sequences.rows(), scored, group, dict(table.columns), table.data
     )
 

@@ -28,8 +28,8 @@ ISLAND = read_cluster("1x2:cpu").islands[0]
 
 
 def test_nonnegative_least_squares() -> None:
-    draw = np.random.default_rng(0)
-    matrix = draw.random((20, 4))
+    rng = np.random.default_rng(0)
+    matrix = rng.random((20, 4))
     wanted = np.array([0.5, 0.0, 2.0, 0.0])
     np.testing.assert_allclose(nonnegative(matrix, matrix @ wanted), wanted, atol=1e-9)
     # Without the bound the second would be negative.
@@ -106,9 +106,9 @@ def test_the_fit_finds_the_constants_again(kind: str) -> None:
 
 
 def test_noise_is_averaged() -> None:
-    draw = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     noisy = [
-        replace(sample, seconds=sample.seconds * float(draw.uniform(0.9, 1.1)))
+        replace(sample, seconds=sample.seconds * float(rng.uniform(0.9, 1.1)))
         for sample in samples("forward", KNOWN["forward"], [Deployment("transformers", ISLAND)])
     ]
     found, error = fit_rates(noisy)

@@ -1,4 +1,4 @@
-"""Distributions of lengths, against rows that are drawn."""
+"""Distributions of lengths, against rows that are sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlgraph.errors import ProgramError
 ROWS = st.lists(st.integers(0, 100_000), min_size=1, max_size=1000)
 
 
-def drawn(mean: float, p99: float, rows: int) -> tuple[list[float], float]:
+def sampled(mean: float, p99: float, rows: int) -> tuple[list[float], float]:
     """Rows of the log-normal distribution, and the deviation of their logarithm. It is found by bisection here."""
     z = NormalDist().inv_cdf(0.99)
     low, high = 0.0, z
@@ -31,8 +31,8 @@ def drawn(mean: float, p99: float, rows: int) -> tuple[list[float], float]:
 
 
 @pytest.mark.parametrize(("mean", "p99"), [(350, 1500), (100, 130), (2000, 20_000)])
-def test_a_log_normal_is_that_of_drawn_rows(mean: float, p99: float) -> None:
-    rows, s = drawn(mean, p99, 200_000)
+def test_a_log_normal_is_that_of_sampled_rows(mean: float, p99: float) -> None:
+    rows, s = sampled(mean, p99, 200_000)
     lengths = read_lengths(f"mean={mean}, p99={p99}")
     count = len(rows)
     assert lengths.mean == pytest.approx(mean, rel=1e-9)
@@ -53,7 +53,7 @@ def test_a_log_normal_is_that_of_drawn_rows(mean: float, p99: float) -> None:
 
 def test_the_squares_of_a_log_normal() -> None:
     """The mean of the squares is that of the mean, times exp(s^2); what is lost is the spread inside the last share."""
-    _, s = drawn(350, 1500, 1)
+    _, s = sampled(350, 1500, 1)
     found = read_lengths("mean=350, p99=1500").square
     assert 0.98 * 350**2 * math.exp(s * s) < found < 350**2 * math.exp(s * s)
 

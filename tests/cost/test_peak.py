@@ -20,7 +20,7 @@ from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from rlgraph.placement.search.options import Option
 from rlgraph.placement.search.problem import Problem, peak
-from tests.placement.test_search import drawn, everything
+from tests.placement.test_search import everything, random_case
 
 CONFIG = known("meta-llama/Llama-3.1-8B")
 assert CONFIG is not None
@@ -127,7 +127,7 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     """Any options of the parts of a random problem, in one pool, of one copy each: of more copies the search takes what
     one would need for all rows."""
     dice = random.Random(seed)
-    problem = drawn(seed).problem
+    problem = random_case(seed).problem
     devices = problem.cluster.islands[0].devices
     options = [everything(problem, number, 0, devices) for number in range(len(problem.components))]
     alone = [[option for option in own if option.copies == 1] for own in options]

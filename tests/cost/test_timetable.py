@@ -13,7 +13,7 @@ POOLS = 3
 SEEDS = range(300)
 
 
-def drawn(seed: int) -> tuple[Order, list[float], Pools]:
+def random_order(seed: int) -> tuple[Order, list[float], Pools]:
     """A random graph of up to nine tasks with whole seconds, some of which need two pools, or take no time."""
     dice = random.Random(seed)
     count = dice.randint(1, 9)
@@ -51,7 +51,7 @@ def simulated(order: Order, seconds: list[float], pools: Pools) -> list[float]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_timetable_can_be_kept(seed: int) -> None:
-    order, seconds, pools = drawn(seed)
+    order, seconds, pools = random_order(seed)
     found = starts(order, seconds, pools)
     ends = [start + length for start, length in zip(found, seconds, strict=True)]
     for number, others in enumerate(order.after):
@@ -64,13 +64,13 @@ def test_a_timetable_can_be_kept(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pools_serve_in_the_order_of_asking(seed: int) -> None:
-    order, seconds, pools = drawn(seed)
+    order, seconds, pools = random_order(seed)
     assert starts(order, seconds, pools) == simulated(order, seconds, pools)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_timetable_beats_the_bound(seed: int) -> None:
-    order, seconds, pools = drawn(seed)
+    order, seconds, pools = random_order(seed)
     least = bound(order, seconds, chains(order, pools, POOLS))
     assert least <= makespan(order, seconds, pools)
     longest = 0.0
@@ -84,7 +84,7 @@ def test_no_timetable_beats_the_bound(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
-    order, seconds, pools = drawn(seed)
+    order, seconds, pools = random_order(seed)
     chained = chains(order, pools, POOLS)
     before = bound(order, seconds, chained)
     for number in range(len(seconds)):

@@ -134,18 +134,18 @@ LINES = [line for text in PROGRAMS for line in text.splitlines() if line.strip()
 
 def mutant(seed: int) -> str:
     """A program with one to four accidents; the same for the same seed."""
-    draw = random.Random(seed)
-    text = draw.choice(PROGRAMS)
-    for _ in range(draw.choice((1, 1, 2, 2, 3, 4))):
-        text = draw.choice(ACCIDENTS)(text, draw)
+    rng = random.Random(seed)
+    text = rng.choice(PROGRAMS)
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        text = rng.choice(ACCIDENTS)(text, rng)
     return text
 
 
-def _tokens(text: str, draw: random.Random) -> str:
+def _tokens(text: str, rng: random.Random) -> str:
     tokens = _TOKEN.findall(text)
     solid = [at for at, token in enumerate(tokens) if token.strip()]
-    one, two = draw.choice(solid), draw.choice(solid)
-    kind = draw.randrange(4)
+    one, two = rng.choice(solid), rng.choice(solid)
+    kind = rng.randrange(4)
     if kind == 0:
         tokens[one] = ""
     elif kind == 1:
@@ -157,26 +157,26 @@ def _tokens(text: str, draw: random.Random) -> str:
     return "".join(tokens)
 
 
-def _rename(text: str, draw: random.Random) -> str:
+def _rename(text: str, rng: random.Random) -> str:
     """One use of a name, or all of them, becomes another name."""
     found = list(_NAME.finditer(text))
-    match = draw.choice(found)
-    new = draw.choice([other[0] for other in found] if draw.random() < 0.7 else NAMES)
-    if draw.random() < 0.3:
+    match = rng.choice(found)
+    new = rng.choice([other[0] for other in found] if rng.random() < 0.7 else NAMES)
+    if rng.random() < 0.3:
         return re.sub(rf"\b{match[0]}\b", new, text)
     return text[: match.start()] + new + text[match.end() :]
 
 
-def _number(text: str, draw: random.Random) -> str:
+def _number(text: str, rng: random.Random) -> str:
     found = list(re.finditer(r"\b\d[\w.-]*", text))
-    match = draw.choice(found) if found else None
-    return text[: match.start()] + draw.choice(NUMBERS) + text[match.end() :] if match else text
+    match = rng.choice(found) if found else None
+    return text[: match.start()] + rng.choice(NUMBERS) + text[match.end() :] if match else text
 
 
-def _line(text: str, draw: random.Random) -> str:
+def _line(text: str, rng: random.Random) -> str:
     lines = text.splitlines()
-    at, to = draw.randrange(len(lines)), draw.randrange(len(lines))
-    kind = draw.randrange(5)
+    at, to = rng.randrange(len(lines)), rng.randrange(len(lines))
+    kind = rng.randrange(5)
     if kind == 0:
         del lines[at]
     elif kind == 1:
@@ -184,29 +184,29 @@ def _line(text: str, draw: random.Random) -> str:
     elif kind == 2:
         lines.insert(to, lines.pop(at))
     elif kind == 3:
-        lines[at] = ("    " + lines[at]) if draw.random() < 0.5 else lines[at].removeprefix("    ")
+        lines[at] = ("    " + lines[at]) if rng.random() < 0.5 else lines[at].removeprefix("    ")
     else:
-        lines.insert(to, draw.choice(LINES))
+        lines.insert(to, rng.choice(LINES))
     return "\n".join(lines) + "\n"
 
 
-def _fit(text: str, draw: random.Random) -> str:
+def _fit(text: str, rng: random.Random) -> str:
     """A line of some program, at the indentation of the place."""
     lines = text.splitlines()
-    at = draw.randrange(len(lines))
+    at = rng.randrange(len(lines))
     indent = re.match(" *", lines[at])
     assert indent
-    lines.insert(at, indent[0] + draw.choice(LINES).strip())
+    lines.insert(at, indent[0] + rng.choice(LINES).strip())
     return "\n".join(lines) + "\n"
 
 
-def _wrap(text: str, draw: random.Random) -> str:
+def _wrap(text: str, rng: random.Random) -> str:
     """Some name becomes a call with it."""
     found = list(re.finditer(r"\b[a-z_]\w*(\.\w+)*\b(?![ ]*[(=:])", text))
-    match = draw.choice(found) if found else None
+    match = rng.choice(found) if found else None
     if not match:
         return text
-    before = draw.choice(
+    before = rng.choice(
         (
             "mean(",
             "sum(",
@@ -227,7 +227,7 @@ def _wrap(text: str, draw: random.Random) -> str:
         )
     )
     after = (
-        draw.choice((")", ", token)", ", by=prompts)", ", by=rollout)", ", 2)", ""))
+        rng.choice((")", ", token)", ", by=prompts)", ", by=rollout)", ", 2)", ""))
         if before.endswith(("(", " "))
         else ""
     )

@@ -56,23 +56,23 @@ def write(model: str, kind: ModelKind, folder: Path) -> ModelSpec:
     """A model's folder in which no bias is 0 and no norm is 1: a part that lies in a wrong place then shows."""
     family, config = MODELS[model]
     engine = TransformersEngine.open(ModelSpec(kind, RandomSource(family, config, WORDS)))
-    draw = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in engine.model.parameters():
             if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     engine.save(folder)
     return ModelSpec(kind, str(folder))
 
 
 def rows(count: int, seed: int = 0) -> Sequences:
     """Rows of different lengths, some of them without scored tokens."""
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     prompts, responses = [], []
     for index in range(count):
-        one, other = torch.randint(1, 9, (2,), generator=draw).tolist()
-        prompts.append(torch.randint(3, 41, (one,), generator=draw).tolist())
-        responses.append([] if index % 5 == 3 else torch.randint(3, 41, (other,), generator=draw).tolist())
+        one, other = torch.randint(1, 9, (2,), generator=generator).tolist()
+        prompts.append(torch.randint(3, 41, (one,), generator=generator).tolist())
+        responses.append([] if index % 5 == 3 else torch.randint(3, 41, (other,), generator=generator).tolist())
     return Sequences.from_pairs(prompts, responses)
 
 

@@ -1,4 +1,4 @@
-"""Generation: against Hugging Face's own, and that rows are drawn independently of their batch."""
+"""Generation: against Hugging Face's own, and that rows are sampled independently of their batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlgraph.engines.base import EngineError, Sampling
-from rlgraph.engines.sampling import draw, uniforms
+from rlgraph.engines.sampling import sample, uniforms
 from rlgraph.engines.sequences import Sequences
 from tests.engines.models import FAMILIES, engine
 
@@ -127,12 +127,12 @@ def test_wrong_number_of_keys() -> None:
 
 
 def test_uniforms_are_uniform_and_belong_to_key_and_place() -> None:
-    drawn = torch.stack([uniforms(keys(500), place) for place in range(40)])
-    assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
-    assert abs(float(drawn.mean()) - 0.5) < 0.01 and abs(float(drawn.var()) - 1 / 12) < 0.005
-    assert drawn.unique().numel() == drawn.numel()
+    numbers = torch.stack([uniforms(keys(500), place) for place in range(40)])
+    assert float(numbers.min()) >= 0 and float(numbers.max()) < 1
+    assert abs(float(numbers.mean()) - 0.5) < 0.01 and abs(float(numbers.var()) - 1 / 12) < 0.005
+    assert numbers.unique().numel() == numbers.numel()
     # Neighbours in key and in place are unrelated.
-    for one, other in ((drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1])):
+    for one, other in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
         assert abs(float(torch.corrcoef(torch.stack([one.ravel(), other.ravel()]))[0, 1])) < 0.03
     assert uniforms(keys(500), 3)[17:20].equal(uniforms(keys(3, start=17), 3))
 
@@ -148,7 +148,7 @@ def test_a_uniform_on_a_border_takes_no_token_without_weight(
 ) -> None:
     monkeypatch.setattr("rlgraph.engines.sampling.uniforms", lambda keys, place: torch.tensor([uniform]))
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
-    assert draw(logits, keys(1), 0, Sampling(1), None)[0].tolist() == [token]
+    assert sample(logits, keys(1), 0, Sampling(1), None)[0].tolist() == [token]
 
 
 @pytest.mark.parametrize(
@@ -163,27 +163,27 @@ def test_a_uniform_on_a_border_takes_no_token_without_weight(
         (Sampling(1, top_k=2, top_p=0.5), [0]),
     ],
 )
-def test_the_drawn_distribution(sampling: Sampling, kept: list[int]) -> None:
+def test_the_sampled_distribution(sampling: Sampling, kept: list[int]) -> None:
     p = torch.tensor([0.4, 0.15, 0.1, 0.3, 0.05], dtype=torch.float64)
     count = 40_000
-    token, logprob = draw(p.log().repeat(count, 1), keys(count), 5, sampling, None)
+    token, logprob = sample(p.log().repeat(count, 1), keys(count), 5, sampling, None)
     wanted = torch.zeros(5, dtype=torch.float64)
     wanted[kept] = p[kept] / p[kept].sum()
     torch.testing.assert_close(token.bincount(minlength=5) / count, wanted, rtol=0, atol=0.01, check_dtype=False)
     torch.testing.assert_close(logprob, p.log()[token])
 
 
-def test_a_banned_token_is_not_drawn_but_counts_in_the_logprob() -> None:
+def test_a_banned_token_is_not_sampled_but_counts_in_the_logprob() -> None:
     # Nearly all weight is on the banned token: nothing may underflow.
     logits = torch.tensor([[900.0, 0.0, 0.0]]).repeat(1000, 1)
-    token, logprob = draw(logits, keys(1000), 0, Sampling(1), torch.tensor([0]))
+    token, logprob = sample(logits, keys(1000), 0, Sampling(1), torch.tensor([0]))
     assert set(token.tolist()) == {1, 2}
     torch.testing.assert_close(logprob, torch.full((1000,), -900.0))
 
 
-def test_a_token_of_no_weight_is_never_drawn() -> None:
+def test_a_token_of_no_weight_is_never_sampled() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]]).repeat(100_000, 1)
-    token, _ = draw(logits, keys(100_000), 0, Sampling(1), None)
+    token, _ = sample(logits, keys(100_000), 0, Sampling(1), None)
     assert set(token.tolist()) == {0, 2}
 
 

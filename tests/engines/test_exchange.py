@@ -48,9 +48,9 @@ LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=4, heads=8, kv_h
 
 def content(shape: Shape) -> dict[str, Tensor]:
     """Numbers that float32 and bfloat16 both hold exactly, hardly any two neighbours the same."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return {
-        each.name: torch.randint(-127, 127, each.shape, generator=draw).float()
+        each.name: torch.randint(-127, 127, each.shape, generator=generator).float()
         for each in parameters(shape, "causal_lm")
     }
 

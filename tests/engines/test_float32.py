@@ -46,10 +46,10 @@ def test_three_updates_are_those_of_plain_torch(family: str) -> None:
     plain = copy.deepcopy(loaded.model)
     engine = TransformersEngine(loaded, SPECS[family])
     assert ROWS * LONG * 64 * 64 > _WORTH
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.randint(3, 90, (ROWS, LONG), generator=draw)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(3, 90, (ROWS, LONG), generator=generator)
     sequences = Sequences.from_pairs([row[:4].tolist() for row in rows], [row[4:].tolist() for row in rows])
-    weight = torch.randn(ROWS * (LONG - 4), generator=draw)
+    weight = torch.randn(ROWS * (LONG - 4), generator=generator)
     # A large eps keeps rounding in tiny gradients from being blown up to whole steps.
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.1, foreach=False, fused=False)
     options = TrainOptions(lr=1e-2, eps=1e-2, weight_decay=0.1, clip_norm=0.5)

@@ -47,8 +47,10 @@ def loop(reward: Tensor, value: Tensor, gamma: float, lam: float, mask: Tensor) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", [MASK, MASK.long(), None])
 def test_gae(dtype: torch.dtype, mask: Tensor | None) -> None:
-    draw = torch.Generator().manual_seed(0)
-    arguments: dict[str, Any] = {name: torch.randn(3, 4, generator=draw, dtype=dtype) for name in ("reward", "value")}
+    generator = torch.Generator().manual_seed(0)
+    arguments: dict[str, Any] = {
+        name: torch.randn(3, 4, generator=generator, dtype=dtype) for name in ("reward", "value")
+    }
     arguments |= {"gamma": 0.9, "lam": 0.95}
     found = call_padded(gae(arguments), arguments, mask)
     assert found.dtype == dtype
@@ -82,8 +84,8 @@ def test_rows_without_tokens() -> None:
 
 
 def test_gradient() -> None:
-    draw = torch.Generator().manual_seed(0)
-    reward, value = (torch.randn(3, 4, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    reward, value = (torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
     node = gae({"reward": reward, "value": value, "gamma": 0.9, "lam": 0.95})
 
     def function(reward: Tensor, value: Tensor) -> Tensor:

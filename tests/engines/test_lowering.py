@@ -68,7 +68,7 @@ def node(*lines: str, yields: str) -> Node:
 
 
 def values(shape: Shape, seed: int = 0) -> dict[str, Any]:
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     found: dict[str, Any] = {"s": torch.tensor(0.7, dtype=shape.dtype)}
     for name, axis in (
         ("given_token", TOKEN),
@@ -77,9 +77,9 @@ def values(shape: Shape, seed: int = 0) -> dict[str, Any]:
         ("p", PROMPTS),
         ("any", ROLLOUT),
     ):
-        found[name] = torch.randn(shape.size(axis.key), generator=draw, dtype=shape.dtype)
-    found["n"] = torch.randint(1, 5, (shape.size("rollout"),), generator=draw)
-    found["b"] = torch.rand(shape.size("rollout.token"), generator=draw) > 0.5
+        found[name] = torch.randn(shape.size(axis.key), generator=generator, dtype=shape.dtype)
+    found["n"] = torch.randint(1, 5, (shape.size("rollout"),), generator=generator)
+    found["b"] = torch.rand(shape.size("rollout.token"), generator=generator) > 0.5
     found["name"] = ["ab"[row % 2] for row in range(shape.size("prompts"))]
     found["other"] = ["ba"[row % 2] for row in range(shape.size("rollout"))]
     return found

@@ -39,10 +39,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Both engines with one model's folder, in which no two weights are alike."""
     folder = tmp_path_factory.mktemp("model")
     random = TransformersEngine.open(spec())
-    draw = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in random.model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     random.save(folder)
     told = ModelSpec("causal_lm", str(folder))
     engine = VllmEngine.open(told)

@@ -43,10 +43,10 @@ OWN: dict[str, dict[str, Any]] = {
 def tiny(family: str, kind: str = "causal_lm", **fields: Any) -> PreTrainedModel:
     """A model of transformers; its initial weights would hide mistakes: biases of 0, norms of 1."""
     model = AUTO[kind].from_config(AutoConfig.for_model(family, **(SIZES | OWN.get(family, {}) | fields), num_labels=1))
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return model
 
 

@@ -61,7 +61,7 @@ class Case:
 # Random problems
 
 
-def drawn(seed: int) -> Case:
+def random_case(seed: int) -> Case:
     """A random problem that brute force can solve."""
     dice = random.Random(seed)
     while True:
@@ -212,7 +212,7 @@ def brute(case: Case) -> dict[Blocks, float]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_no_plan_is_better(seed: int) -> None:
-    case = drawn(seed)
+    case = random_case(seed)
     best = brute(case)
     for candidates in (case.candidates, *([blocks] for blocks in case.candidates)):
         found = Search(case.problem, 0.0).run(candidates)
@@ -227,7 +227,7 @@ def test_no_plan_is_better(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_the_gap_is_kept(seed: int) -> None:
-    case = drawn(seed)
+    case = random_case(seed)
     found = Search(case.problem, 0.1).run(case.candidates)
     least = min(brute(case).values())
     if found is not None:
@@ -250,7 +250,7 @@ def tight(case: Case) -> bool:
 def test_the_random_problems_are_of_all_kinds() -> None:
     """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are
     sampled."""
-    cases = [drawn(seed) for seed in range(200)]
+    cases = [random_case(seed) for seed in range(200)]
     found = [Search(case.problem, 0.0).run(case.candidates) for case in cases]
     assert sum(len(each.blocks) > 1 for each in found if each) > 30
     assert sum(any(option.offload for option in each.options) for each in found if each) > 30

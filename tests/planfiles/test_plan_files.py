@@ -300,29 +300,29 @@ def keys(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, 
     return [path, *(found for name, each in inner for found in keys(each, (*path, name)))]
 
 
-def mutated(document: Any, draw: random.Random) -> str:
+def mutated(document: Any, rng: random.Random) -> str:
     """The text of a document in which something is missing, of another kind, or cut off."""
     text = json.dumps(document, indent=1)
-    change = draw.randrange(5)
+    change = rng.randrange(5)
     if change == 0:
-        return text[: draw.randrange(len(text))]
+        return text[: rng.randrange(len(text))]
     if change == 1:
-        at = draw.randrange(len(text))
-        return text[:at] + draw.choice('{}[]",:0-x\\\n\0é@<=()') + text[at + draw.randrange(2) :]
-    path = draw.choice(keys(document)[1:])
+        at = rng.randrange(len(text))
+        return text[:at] + rng.choice('{}[]",:0-x\\\n\0é@<=()') + text[at + rng.randrange(2) :]
+    path = rng.choice(keys(document)[1:])
     holder = document
     for step in path[:-1]:
         holder = holder[step]
     if change == 2:
         del holder[path[-1]]
     elif change == 3:
-        holder[path[-1]] = draw.choice(
+        holder[path[-1]] = rng.choice(
             [None, True, -1, 0, 2.5, 1 << 70, "", "actor", "0-3", [], {}, [[]], {"a": 1}, "\ud800"]
         )
     elif isinstance(holder[path[-1]], str):
         letters = list(holder[path[-1]])
-        for _ in range(draw.randrange(3)):
-            letters.insert(draw.randrange(len(letters) + 1), draw.choice('()[]<>=-+*"\\.,:@ 09ayield'))
+        for _ in range(rng.randrange(3)):
+            letters.insert(rng.randrange(len(letters) + 1), rng.choice('()[]<>=-+*"\\.,:@ 09ayield'))
         holder[path[-1]] = "".join(letters)
     return json.dumps(document)
 
@@ -330,9 +330,9 @@ def mutated(document: Any, draw: random.Random) -> str:
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from(["ppo", "async_grpo"]))
 def test_what_is_broken_is_read_or_refused(seed: int, name: str) -> None:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     try:
-        file = read(mutated(json.loads(compiled(name).plan_json()), draw))
+        file = read(mutated(json.loads(compiled(name).plan_json()), rng))
     except ProgramError as error:
         assert all(each.message and each.code.startswith("E095") for each in error.diagnostics)
         assert str(error)

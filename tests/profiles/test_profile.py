@@ -89,6 +89,6 @@ def test_time_beside_all_nodes_counts_what_overlaps_once() -> None:
 
 def test_a_probe_says_what_it_asks_for() -> None:
     probe = Probe((ProbeModel(32, 1, 32),), POINTS, prompts=6)
-    drawn, trained = probe.batches(POINTS[1])
-    assert (drawn.rows, drawn.samples, trained.rows) == (12, 2, 6)
-    assert drawn.prompt.mean == pytest.approx(sum(map(len, probe.texts())) / 6)
+    sampled, trained = probe.batches(POINTS[1])
+    assert (sampled.rows, sampled.samples, trained.rows) == (12, 2, 6)
+    assert sampled.prompt.mean == pytest.approx(sum(map(len, probe.texts())) / 6)

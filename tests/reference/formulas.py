@@ -5,7 +5,7 @@ Each algorithm is a function that takes its models, the rows that were sampled a
 training, and returns what it computed on the way. It never takes a log-probability, a value or a score of a model from
 outside: it computes them with its own weights, so that a mistake in one update is a mistake in all that follows.
 
-    x   prompt         y   answer, tokens t = 1..L     mu  log-probability when the row was drawn
+    x   prompt         y   answer, tokens t = 1..L     mu  log-probability when the row was sampled
     lp  log-probability now        r_t  reward at a token      A_t  advantage
 
 Losses are minimised. All numbers are double precision.
@@ -34,7 +34,7 @@ class Row:
     rewards: list[float] = field(default_factory=list)
     """Of an episode: the environment's reward for each turn."""
     mu: list[float] = field(default_factory=list)
-    """log-probability of each written token under the weights that drew it."""
+    """log-probability of each written token under the weights that sampled it."""
     born: int = 0
     """Version of those weights."""
 
@@ -122,8 +122,8 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
 
 
 @torch.no_grad()
-def drawn(model: Model, groups: Sequence[Group], version: int | None = None) -> None:
-    """Notes on each row what its tokens' log-probabilities were when it was drawn: by the weights as they are, or an
+def sample(model: Model, groups: Sequence[Group], version: int | None = None) -> None:
+    """Notes on each row what its tokens' log-probabilities were when it was sampled: by the weights as they are, or an
     old version."""
     now = model.weights()
     if version is not None:
@@ -287,7 +287,7 @@ def grpo(
 ) -> Step:
     """arXiv 2402.03300: mean over sequences of mean over tokens of -min(...) + beta k3."""
     begin(actor)
-    drawn(actor, groups)
+    sample(actor, groups)
     step = Step()
     adv = [group_advantages([row.score for row in group]) for group in groups]
     ref_logp = [[frozen_logprobs(ref, row) for row in group] for group in groups]
@@ -333,7 +333,7 @@ def ppo(
 ) -> Step:
     """arXiv 2203.02155: KL in the reward, GAE, whitened advantages, clipped value loss; means over tokens."""
     begin(actor, critic)
-    drawn(actor, [rows])
+    sample(actor, [rows])
     step = Step()
     ref_logp = [frozen_logprobs(ref, row) for row in rows]
     value = [frozen_values(critic, row) for row in rows]
@@ -383,16 +383,16 @@ def dapo(
     lr: float,
     parts: int,
 ) -> Step:
-    """arXiv 2503.14476: groups whose rewards are all equal are drawn anew; what is too much is for the next step.
+    """arXiv 2503.14476: groups whose rewards are all equal are sampled anew; what is too much is for the next step.
 
-    `batches` gives the next batch of groups. Rows that were carried over keep the log-probabilities they were drawn
+    `batches` gives the next batch of groups. Rows that were carried over keep the log-probabilities they were sampled
     with.
     """
     begin(actor)
     step = Step()
     while len(carried) < wanted:
         fresh = batches()
-        drawn(actor, fresh)
+        sample(actor, fresh)
         carried.extend(group for group in fresh if std([row.score for row in group]) > 0)
     groups = [carried.popleft() for _ in range(wanted)]
     score = [
@@ -421,7 +421,7 @@ def remax(
     """arXiv 2310.10505: the greedy answer's score is the baseline; the loss is the mean over rows of sums over
     tokens."""
     begin(actor)
-    drawn(actor, [rows])
+    sample(actor, [rows])
     step = Step()
     score = [frozen_score(reward, row) for row in rows]
     gains = []
@@ -469,9 +469,9 @@ def online_dpo(
 
 
 def distill(actor: Model, teacher: Model, groups: list[Group], *, lr: float) -> Step:
-    """On-policy distillation: the advantage of a token is log p_teacher - log p_student when it was drawn."""
+    """On-policy distillation: the advantage of a token is log p_teacher - log p_student when it was sampled."""
     begin(actor)
-    drawn(actor, groups)
+    sample(actor, groups)
     step = Step()
     rows = [row for group in groups for row in group]
     adv = [[q - mu for q, mu in zip(frozen_logprobs(teacher, row), row.mu, strict=True)] for row in rows]
@@ -528,7 +528,7 @@ def safe_rlhf(
     """arXiv 2310.12773: A = (A_reward - lambda A_cost) / (1 + lambda), lambda grows by exp(0.1 (mean cost -
     budget))."""
     begin(actor, v_gain, v_cost)
-    drawn(actor, [rows])
+    sample(actor, [rows])
     step = Step()
     gain = [frozen_score(reward, row) for row in rows]
     harm = [frozen_score(cost, row) for row in rows]
@@ -581,7 +581,7 @@ def async_grpo(
     """
     begin(actor)
     now = len(actor.versions) - 1
-    drawn(actor, groups, max(0, now - staleness))
+    sample(actor, groups, max(0, now - staleness))
     step = Step()
     adv = [group_advantages([row.score for row in group]) for group in groups]
     prox = [[frozen_logprobs(actor, row) for row in group] for group in groups]
@@ -623,7 +623,7 @@ def agent(
     `trials`: greedy episodes, on the steps that evaluate; those come after the update.
     """
     begin(actor)
-    drawn(actor, groups)
+    sample(actor, groups)
     step = Step()
     score = [[sum(row.rewards) for row in group] for group in groups]
     adv = [[s - mean(scores) for s in scores] for scores in score]

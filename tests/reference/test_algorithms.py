@@ -16,7 +16,7 @@ import formulas
 import pytest
 import torch
 from formulas import Model, Row
-from tiny import Drawn, Run, Seen, compile_text, data_folder, shipped, weights
+from tiny import Run, Sampled, Seen, compile_text, data_folder, shipped, weights
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 CLOSE = 1e-9
@@ -83,7 +83,7 @@ def close(what: str, found: Any, expected: Any) -> None:
     )
 
 
-def rows_of(table: Drawn, scores: Any = None) -> list[Row]:
+def rows_of(table: Sampled, scores: Any = None) -> list[Row]:
     """The rows of a table, with what a function of the user's said of them."""
     given = [0.0] * len(table.tokens) if scores is None else scores.tolist()
     turns = table.columns["turns"].tolist() if "turns" in table.columns else None
@@ -94,7 +94,7 @@ def rows_of(table: Drawn, scores: Any = None) -> list[Row]:
     ]
 
 
-def groups_of(table: Drawn, scores: Any = None) -> list[list[Row]]:
+def groups_of(table: Sampled, scores: Any = None) -> list[list[Row]]:
     groups: dict[int, list[Row]] = {}
     for row, at in zip(rows_of(table, scores), table.group, strict=True):
         groups.setdefault(at, []).append(row)
@@ -184,8 +184,8 @@ def test_dapo(folder: Path) -> None:
     carried: deque[list[Row]] = deque()
     rounds = surplus = 0
     for seen in replay.steps:
-        # Several batches may have been drawn in a step: each has its own table, and each was scored.
-        batches = iter([groups_of(table, hits) for table, hits in zip(seen.drawn, seen.scores, strict=True)])
+        # Several batches may have been read in a step: each has its own table, and each was scored.
+        batches = iter([groups_of(table, hits) for table, hits in zip(seen.sampled, seen.scores, strict=True)])
         step = formulas.dapo(
             replay.models["actor"],
             lambda batches=batches: next(batches),
@@ -198,9 +198,9 @@ def test_dapo(folder: Path) -> None:
             lr=0.02,
             parts=3,
         )
-        assert next(batches, None) is None, "as many batches as the run drew"
+        assert next(batches, None) is None, "as many batches as the run read"
         replay.same(seen, step)
-        rounds, surplus = max(rounds, len(seen.drawn)), max(surplus, len(carried))
+        rounds, surplus = max(rounds, len(seen.sampled)), max(surplus, len(carried))
     assert rounds > 1 and surplus > 0
 
 
@@ -318,7 +318,7 @@ def test_agent(folder: Path) -> None:
     replay = Replay(text, folder, {**ACTOR, "tasks": source("tasks", 6)})
     lengths: set[int] = set()
     for number, seen in enumerate(replay.steps, 1):
-        episodes, *trials = seen.drawn
+        episodes, *trials = seen.sampled
         greedy = rows_of(trials[0]) if number % 2 == 0 else None
         groups = groups_of(episodes)
         lengths |= {row.length for group in groups for row in group}

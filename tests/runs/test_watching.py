@@ -16,14 +16,14 @@ from rlgraph.runs.progress_bar import Bar
 from rlgraph.runs.trained import Elsewhere, TrainedModel
 from rlgraph.runs.watch import Interrupts, Watch
 
-DRAW, TRAIN = Node("generate", (), ()), Node("train", (), ())
+SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 
 
 def test_a_line_tells_what_weights_cost() -> None:
     stream = io.StringIO()
     lines = Lines(stream)
     lines.begin({"step": 2})
-    lines.fired(DRAW, 0.5, 300, "roll")
+    lines.fired(SAMPLE, 0.5, 300, "roll")
     lines.synced("actor", "train", "roll", 0.25, 3_000_000, 1_000)
     lines.synced("actor", "train", "judge", 0.25, 500_000, 1_000)
     lines.step(1, "step", 2.0, {"reward": 0.5})
@@ -45,10 +45,10 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
         return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
     assert len(drawn()) == 1
-    bar.firing(DRAW, "roll")
+    bar.firing(SAMPLE, "roll")
     bar.firing(TRAIN, "train")
     assert [line.split() for line in drawn()[1:]] == [["roll", "generate"], ["train", "train"]]
-    bar.fired(DRAW, 2.0, 300, "roll")
+    bar.fired(SAMPLE, 2.0, 300, "roll")
     assert [line.split() for line in drawn()[1:]] == [["roll", "waits", "150", "tok/s"], ["train", "train"]]
     bar.close()
 
@@ -58,9 +58,9 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
     watch = Watch(Lines(io.StringIO()), interrupts, None, None)
     watch.firing(TRAIN, "actor")
     watch.firing(TRAIN, "critic")
-    watch.firing(DRAW, "roll")
+    watch.firing(SAMPLE, "roll")
     interrupts._signal(2, None)
-    watch.fired(DRAW, 1.0, 5, "roll")
+    watch.fired(SAMPLE, 1.0, 5, "roll")
     watch.fired(TRAIN, 1.0, 0, "actor")
     with pytest.raises(KeyboardInterrupt):
         watch.fired(TRAIN, 1.0, 0, "critic")

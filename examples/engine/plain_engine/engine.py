@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from rlgraph.engines.base import EngineError, Generation
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.optimizer import Optimizer
-from rlgraph.engines.sampling import draw
+from rlgraph.engines.sampling import sample
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import load
 from rlgraph.engines.weights import blend, copied, take_over
@@ -64,7 +64,7 @@ class PlainEngine:
         while len(tokens) < sampling.max_tokens and not ends & set(tokens[-1:]):
             logits = functional_call(self.model, weights, (torch.tensor([start + tokens]),)).logits[:, -1]
             banned = torch.tensor(sorted(ends)) if len(tokens) < sampling.min_tokens else None
-            token, logprob = draw(logits, np.array([key]), len(tokens), sampling, banned)
+            token, logprob = sample(logits, np.array([key]), len(tokens), sampling, banned)
             tokens.append(int(token))
             logprobs.append(float(logprob))
         return tokens, logprobs, bool(ends & set(tokens[-1:]))

@@ -66,14 +66,14 @@ class LocalBackend(Steps):
         made = super().fire(node, frame)
         if self.watch:
             self.watch(node, _after(frame, made))
-        self.observer.fired(node, time.perf_counter() - began, drawn_tokens(node, made))
+        self.observer.fired(node, time.perf_counter() - began, sampled_tokens(node, made))
         return made
 
     def work(self, node: Node, frame: Frame) -> Made:
         return _WORK[node.op](node, frame, self.session)
 
 
-def drawn_tokens(node: Node, made: Made) -> int:
+def sampled_tokens(node: Node, made: Made) -> int:
     """How many tokens a node sampled."""
     op = NODES.get(node.op)
     if op is None or not op.generates:

@@ -41,9 +41,9 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame.step, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    draw = _Draw(node, frame.step, session, model, None, count, _sampling(node, model), weights)
+    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights)
     for (start, stop), made in zip(
-        pairwise(accumulate(sizes, initial=0)), draw.parts(ids, encoded, keys, sizes), strict=True
+        pairwise(accumulate(sizes, initial=0)), sampler.parts(ids, encoded, keys, sizes), strict=True
     ):
         own = ids[start * count : stop * count]
         columns = {
@@ -155,8 +155,8 @@ def _weights(node: Node, step: Step, session: Session, model: ModelState) -> tup
 
 
 @dataclass(frozen=True)
-class _Draw:
-    """How rows are drawn: from the recording that is replayed, or else by the engine."""
+class _Sampler:
+    """How rows are sampled: from the recording that is replayed, or else by the engine."""
 
     node: Node
     step: Step
@@ -174,7 +174,7 @@ class _Draw:
         """The responses to the first so many lists, to the next ones, and so on."""
         bounds = pairwise(accumulate(sizes, initial=0))
         try:
-            for (start, stop), made in zip(bounds, self._drawn(ids, encoded, keys, sizes), strict=True):
+            for (start, stop), made in zip(bounds, self._sampled(ids, encoded, keys, sizes), strict=True):
                 if self.session.recorder and self.model.engine.speaks:
                     rows = slice(start * self.count, stop * self.count)
                     asked = _repeat(encoded[start:stop], self.count)
@@ -183,7 +183,7 @@ class _Draw:
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
 
-    def _drawn(
+    def _sampled(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
     ) -> Iterator[Generation]:
         if self.session.replay:
@@ -315,8 +315,8 @@ def _turn(
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        draw = _Draw(node, step, session, model, turn, 1, sampling, weights)
-        [made] = draw.parts(rows, encoded, keys[group], [len(rows)])
+        sampler = _Sampler(node, step, session, model, turn, 1, sampling, weights)
+        [made] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         for at, action, chances in zip(group, actions, logprobs, strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.nodes import chosen_places, column_of, kept_places, take_over, work
-from rlgraph.backends.local.run import drawn_tokens
+from rlgraph.backends.local.run import sampled_tokens
 from rlgraph.backends.local.sampling import generate_parts
 from rlgraph.backends.local.session import Session, Settings, width
 from rlgraph.backends.local.training import train
@@ -168,7 +168,7 @@ class Worker:
     def receipt(
         self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
     ) -> Receipt:
-        tokens = drawn_tokens(node, made)
+        tokens = sampled_tokens(node, made)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)

@@ -86,7 +86,7 @@ class Held(StandIn):
             found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
         return found
 
-    def drawn(self, lengths: Lengths, key: str) -> np.ndarray:
+    def sampled(self, lengths: Lengths, key: str) -> np.ndarray:
         """A length for each row, int64."""
         known = np.asarray(lengths.values)
         found = np.interp(self.shares(key) * len(known) - 0.5, np.arange(len(known)), known)

@@ -126,7 +126,7 @@ class SimTransport:
         return counts.cumsum(0) - counts + torch.from_numpy(places.astype(np.int64))
 
     def key(self, node: Node, step: Step) -> str:
-        """Of what is drawn for a node in this step."""
+        """Of what is random about a node in this step."""
         return f"{self.seed}/{step.number}/{node.name}"
 
     def books(self, step: Step) -> _Books:
@@ -206,7 +206,7 @@ class SimTransport:
         if NODES[node.op].generates:
             return self.sampled(node, frame, group)
         if node.op == "sample":
-            return self.drawn_from_buffer(node, frame, group)
+            return self.sampled_from_buffer(node, frame, group)
         values: dict[str, Any] = {}
         for value in node.outputs:
             if isinstance(value.type, Handle):
@@ -215,8 +215,8 @@ class SimTransport:
                 values[value.name] = self.like(value.name, value.type, node, frame, group)
         if node.op == "encode":
             name, found = node.name, values[node.name]
-            prompts = found.drawn(self.workload.prompt, f"{self.seed}/prompt")
-            answers = found.drawn(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
+            prompts = found.sampled(self.workload.prompt, f"{self.seed}/prompt")
+            answers = found.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
             values[name] = replace(found, prompt=prompts, response=answers)
         return Made(values)
 
@@ -228,7 +228,7 @@ class SimTransport:
         source = next(each for each in self.program.outside if each.kind == "data" and each.name == axis.name)
         batch = source.record.option("batch") or 1
         rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
-        rows = replace(rows, prompt=rows.drawn(self.workload.prompt, f"{self.seed}/prompt"))
+        rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
         return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
     def sampled(self, node: Node, frame: Frame, group: Group) -> Made:
@@ -240,14 +240,14 @@ class SimTransport:
             _rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count)
         )
         made = replace(
-            made, response=made.drawn(self.workload.answers(node.attr("max_tokens")), self.key(node, frame.step))
+            made, response=made.sampled(self.workload.answers(node.attr("max_tokens")), self.key(node, frame.step))
         )
         rows = []
         if axis.key != above.key:
             rows.append(Rows(axis, made.rows, torch.repeat_interleave(torch.arange(asked.rows), count)))
         return Made({node.name: made}, rows)
 
-    def drawn_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
+    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)

@@ -23,7 +23,7 @@ def settle(mesh: Mesh) -> int:
     tp, pp = mesh.length("tp"), mesh.length("pp")
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(tp, pp, order="tp-cp-ep-pp-dp")
-        # Its generators are drawn from at dropout only, which is off; but it asks for them.
+        # Its generators are used at dropout only, which is off; but it asks for them.
         with torch.random.fork_rng(devices=[]):
             model_parallel_cuda_manual_seed(1)
     rank = dist.get_rank()

@@ -56,7 +56,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
 
 def _freeze_token(model: GPTModel, token: int) -> None:
     """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well
-    draw the padding token; where its embedding is 0, the norm above it would have a gradient out of all proportion."""
+    sample the padding token; where its embedding is 0, the norm above it would have a gradient out of proportion."""
 
     def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
         return torch.where((args[0] == token)[..., None], found.detach(), found)

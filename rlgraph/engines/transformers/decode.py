@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError, Generation, Sampling
-from rlgraph.engines.sampling import draw
+from rlgraph.engines.sampling import sample
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.transformers.cache import make_cache
 from rlgraph.engines.transformers.network import Network
@@ -152,8 +152,8 @@ def _decode(
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
     for place in range(limit):
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        drawn, logprob = draw(wide, keys, place, sampling, banned if place < sampling.min_tokens else None)
-        token = drawn.cpu()
+        sampled, logprob = sample(wide, keys, place, sampling, banned if place < sampling.min_tokens else None)
+        token = sampled.cpu()
         whole = active.shape[0] == count
         if whole:
             tokens[:, place], logprobs[:, place] = token, logprob.cpu()
@@ -168,12 +168,12 @@ def _decode(
             break
         if running <= _DROP_AT * active.shape[0]:
             keep = alive.nonzero()[:, 0]
-            active, keys, start, drawn = active[keep], keys[keep.numpy()], start[keep], drawn[keep.to(device)]
+            active, keys, start, sampled = active[keep], keys[keep.numpy()], start[keep], sampled[keep.to(device)]
             cache.batch_select_indices(keep.to(device))
             seen = None if seen is None else seen[keep.to(device)]
         where = (start + place)[:, None] if ragged else torch.tensor([[width + place]])
         logits = network.step(
-            drawn[:, None], cache, where.to(device), None if seen is None else seen[:, : width + place + 1]
+            sampled[:, None], cache, where.to(device), None if seen is None else seen[:, : width + place + 1]
         )
     return _Rows(tokens, logprobs, lengths, finished)
 

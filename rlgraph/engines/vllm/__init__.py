@@ -1,2 +1,2 @@
-"""Generation with vLLM: an engine in each rank's own process, whose draws belong to rows and whose parameters lie
+"""Generation with vLLM: an engine in each rank's own process, whose samples belong to rows and whose parameters lie
 open."""

@@ -25,7 +25,7 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from rlgraph.engines.vllm.draws import Batch, Row
+    from rlgraph.engines.vllm.sampling import Batch, Row
 
 _ALONE = mesh()
 
@@ -41,7 +41,7 @@ class Sample:
     finished: bool
     """It ended by itself, not at `max_tokens`."""
     versions: tuple[tuple[int, int, int], ...]
-    """Which weights drew which tokens: a version, its first place and the one after its last."""
+    """Which weights sampled which tokens: a version, its first place and the one after its last."""
 
 
 def _generation(starts: Sequence[list[int]], samples: Sequence[Sample]) -> Generation:
@@ -145,7 +145,7 @@ class VllmEngine:
         if not sampling.max_tokens:
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
             return
-        from rlgraph.engines.vllm.draws import Batch
+        from rlgraph.engines.vllm.sampling import Batch
 
         batch = Batch(sampling, self._stops(sampling))
         waiting = self._submit(prompts, n, batch, keys)
@@ -231,7 +231,7 @@ class VllmEngine:
 
     def _submit(self, prompts: Sequences, n: int, batch: Batch, keys: np.ndarray) -> dict[str, Row]:
         """Hand the rows to vLLM: each by the name of its request."""
-        from rlgraph.engines.vllm.draws import Row
+        from rlgraph.engines.vllm.sampling import Row
 
         repeated = [prompt for prompt in prompts.rows() for _ in range(n)]
         rows = {str(index): Row(batch, index, key) for index, key in enumerate(keys.tolist())}

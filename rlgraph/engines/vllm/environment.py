@@ -13,7 +13,7 @@ from rlgraph.engines.base import EngineError
 _ALWAYS = {
     # The engine's steps and its parameters belong to this process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The logits processor in `rlgraph.engines.vllm.draws` is written for the first model runner.
+    # The logits processor in `rlgraph.engines.vllm.sampling` is written for the first model runner.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",

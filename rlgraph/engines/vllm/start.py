@@ -70,8 +70,8 @@ def start(
             shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize
         ),
         gpu_memory_utilization=limits.gpu_memory_utilization,
-        logits_processors=["rlgraph.engines.vllm.draws:RowDraws"],
-        # The place of a token is the number of those before it, and they must be known when it is drawn.
+        logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
+        # The place of a token is the number of those before it, and they must be known when it is sampled.
         async_scheduling=False,
         disable_log_stats=True,
         seed=0,

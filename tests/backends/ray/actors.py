@@ -114,7 +114,7 @@ class OnActors:
     steps: list[StepResult]
     spans: list[Span]
     sampled: Path
-    """What its last steps drew."""
+    """What its last steps sampled."""
 
     def each(self, group: str, work: Callable[..., Any], *given: Any) -> list[Any]:
         """What a function of the process answers on each rank of a group."""

@@ -133,7 +133,7 @@ def test_no_byte_of_a_row_passes_through_the_controller(
         backend.close()
     assert long.came > 4 * short.came > 0
     assert len(long.sizes) == len(short.sizes)
-    # A count that is larger takes some bytes more: the number of an order, tokens that were drawn, bytes that came.
+    # A count that is larger takes some bytes more: the number of an order, tokens that were sampled, bytes that came.
     assert sum(long.sizes) <= sum(short.sizes) + 8 * len(long.sizes)
     for passed in (short, long):
         assert not passed.kinds.keys() & {torch.Tensor, Sequences, TableData}

@@ -133,7 +133,7 @@ def test_metrics(run: OnActors) -> None:
 
 @plans("")
 def test_what_is_sampled(run: OnActors) -> None:
-    """Draws are by row: the same tokens, whoever draws them."""
+    """Sampling is by row: the same tokens, whoever samples them."""
     for step in range(REPLAYED + 1, len(run.steps) + 1):
         found, expected = rows(run.sampled, step), rows(run.local.recording, step)
         assert found.keys() == expected.keys()
@@ -145,25 +145,25 @@ def test_what_is_sampled(run: OnActors) -> None:
 @plans("to two", "to tp2", "one pool", "apart")
 def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     """The last step ended with training: only now do its weights go to where the next one would generate."""
-    before, stale = drawn_and_scored(run)
+    before, stale = sampled_and_scored(run)
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
     run.backend.weights.bring("actor", run.compiled.plan.role("actor", "generate"), node, step)
-    after, fresh = drawn_and_scored(run)
+    after, fresh = sampled_and_scored(run)
     torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
 
 
-def drawn_and_scored(run: OnActors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of tokens that each rank that generates drew, [ranks, tokens], by itself and by the trainer."""
-    answers = run.each(run.group("actor", "generate"), draw)
+def sampled_and_scored(run: OnActors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of tokens that each rank that generates sampled, [ranks, tokens], by itself and by the trainer."""
+    answers = run.each(run.group("actor", "generate"), sample)
     assert all(tokens == answers[0][0] for tokens, _ in answers)
     scores = [scored for scored in run.each(run.group("actor", "train"), score, *answers[0][0]) if scored is not None]
     own = torch.stack([logprobs for _, logprobs in answers])
     return own, torch.stack(scores[:1]).expand_as(own)
 
 
-def draw(worker: Any) -> tuple[tuple[list[list[int]], list[list[int]]], torch.Tensor]:
+def sample(worker: Any) -> tuple[tuple[list[list[int]], list[list[int]]], torch.Tensor]:
     """Prompts and responses, and the responses' log-probabilities."""
     prompts, keys = [[3, 4, 5], [6], [4, 4, 7, 3]], np.arange(12, dtype=np.uint64)
     sampling = Sampling(max_tokens=8, min_tokens=8)

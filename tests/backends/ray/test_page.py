@@ -73,7 +73,7 @@ def test_copies_compute_what_one_process_does(runs: Path) -> None:
 
 
 def test_engines_begin_with_the_same_answers(runs: Path) -> None:
-    """Nothing is replayed here: draws are by row, so that equal probabilities give equal answers."""
+    """Nothing is replayed here: sampling is by row, so that equal probabilities give equal answers."""
     pytest.importorskip("megatron.core")
     pytest.importorskip("vllm")
     found = [json.loads(line) for line in (runs / "engines" / "metrics.jsonl").read_text("utf-8").splitlines()]

@@ -36,7 +36,7 @@ step async(staleness=2):
     every 2:
         update ref from actor
     update target from actor(ema=0.75)
-    report age = mean(rollout.age), drawn = mean(rollout.logprobs), now = mean(now), old = mean(old), slow = mean(slow)
+    report age = mean(rollout.age), sampler = mean(rollout.logprobs), now = mean(now), old = mean(old), slow = mean(slow)
 """
 SCHEDULE = """
 pool learn = 1 devices

@@ -1,4 +1,4 @@
-"""Drawing tokens inside vLLM exactly as `rlgraph.engines.sampling` draws them: by the row's key and the token's
+"""Sampling tokens inside vLLM exactly as `rlgraph.engines.sampling` samples them: by the row's key and the token's
 place."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from rlgraph.engines.base import EngineError, Sampling
-from rlgraph.engines.sampling import draw
+from rlgraph.engines.sampling import sample
 
 _FIELD = "rlgraph"
 """Of a request's `extra_args`: its `Row`."""
@@ -23,14 +23,14 @@ _FIELD = "rlgraph"
 
 @dataclass
 class Batch:
-    """How the rows of one call are drawn. The engine and its logits processor share this object, and those of its rows:
-    both are in one process."""
+    """How the rows of one call are sampled. The engine and its logits processor share this object, and those of its
+    rows: both are in one process."""
 
     sampling: Sampling
     stops: tuple[int, ...]
     """The tokens that end a row."""
     failure: EngineError | None = None
-    """Why nothing could be drawn. It is not raised inside vLLM, which would print all it knows."""
+    """Why nothing could be sampled. It is not raised inside vLLM, which would print all it knows."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Row:
     """Of its tokens so far, under the whole distribution."""
 
     def request(self) -> SamplingParams:
-        """What vLLM is to do: take the likeliest of the logits that `RowDraws` leaves."""
+        """What vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
         return SamplingParams(
             temperature=0,
             max_tokens=self.batch.sampling.max_tokens,
@@ -57,8 +57,8 @@ class Row:
         )
 
 
-class RowDraws(LogitsProcessor):
-    """Draws a token for each row of vLLM's batch, makes it the likeliest, and notes its log-probability."""
+class RowSampling(LogitsProcessor):
+    """Samples a token for each row of vLLM's batch, makes it the likeliest, and notes its log-probability."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._entries: dict[int, tuple[Row, list[int]]] = {}
@@ -82,31 +82,31 @@ class RowDraws(LogitsProcessor):
         self._batches = np.array([id(row.batch) for row in self._rows])
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Draw for all rows, float32 [N, V]; rows that are drawn in the same way together."""
+        """Sample for all rows, float32 [N, V]; rows that are sampled in the same way together."""
         places = np.array([len(response) for response in self._responses])
         short = places < self._min_tokens
         for batch in np.unique(self._batches):
             for forbids in (False, True):
                 rows = np.flatnonzero((self._batches == batch) & (short == forbids))
                 if len(rows):
-                    self._draw(logits, rows, places[rows], forbids)
+                    self._sample(logits, rows, places[rows], forbids)
         return logits
 
-    def _draw(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
+    def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
         """For some rows of one batch, at these places; `forbids`: no stop token."""
         batch = self._rows[rows[0]].batch
         banned = torch.tensor(batch.stops, device=logits.device) if forbids and batch.stops else None
         where = torch.from_numpy(rows).to(logits.device)
         some = logits if len(rows) == len(logits) else logits[where]
         try:
-            tokens, logprobs = draw(some, self._keys[rows], places, batch.sampling, banned)
+            tokens, logprobs = sample(some, self._keys[rows], places, batch.sampling, banned)
         except EngineError as error:
             batch.failure = error
             logits[where] = 0
             return
         logits[where, tokens] = torch.inf
         for row, place, logprob in zip(rows.tolist(), places.tolist(), logprobs.tolist(), strict=True):
-            # vLLM also asks for rows whose prompt it has not read to its end, and drops what is drawn then.
+            # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
             self._rows[row].logprobs[place:] = [logprob]
 
 
