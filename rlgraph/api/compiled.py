@@ -75,11 +75,11 @@ class Compiled(Compilation):
 
         return to_dot(self.program)
 
-    def to_svg(self, prefix: str = "") -> str:
-        """`prefix` begins the ids in it: pictures on one page need different ones."""
+    def to_svg(self, prefix: str = "", *, embed: bool = True) -> str:
+        """`prefix` begins the ids in it: pictures on one page need different ones. embed: with its fonts."""
         from rlgraph.viz.svg import to_svg
 
-        return to_svg(self.program, prefix)
+        return to_svg(self.program, prefix, embed=embed)
 
     def to_png(self, path: str | Path | None = None) -> bytes:
         """Also written to the path if one is given."""
@@ -91,7 +91,7 @@ class Compiled(Compilation):
         """One self-contained page with the picture after every pass."""
         from rlgraph.viz.html import to_html
 
-        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source.text)
+        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source)
 
     def to_json(self) -> dict[str, Any]:
         """The graph as plain data."""
@@ -105,9 +105,10 @@ class Compiled(Compilation):
             print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        # Pictures on one page must not share ids.
-        svg = self.to_svg(f"rlgraph{next(_figures)}-")
-        scrolled = f'<div style="overflow: auto; max-height: 80vh">{svg}</div>'
+        # Pictures on one page must not share ids. A browser takes the HTML: the fonts are in it alone.
+        prefix = f"rlgraph{next(_figures)}-"
+        svg = self.to_svg(prefix, embed=False)
+        scrolled = f'<div style="overflow: auto; max-height: 80vh">{self.to_svg(prefix)}</div>'
         return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary(self)}
 
     # Running

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import (
     Apply,
     Const,
@@ -80,10 +81,13 @@ class _Splitter:
     crossing: dict[str, str] = field(default_factory=dict)
     """Values with rows that use a number about the whole batch that depends on the model, and which."""
     summands: list[Let] = field(default_factory=list)
+    span: Span = NO_SPAN
+    """Of what is minimized."""
 
     def run(self) -> list[Node]:
         region = self.node.region
         self.tied = {region.inputs[0].name}
+        self.span = next((node.span for node in region.nodes if node.name == region.outputs[0]), self.node.span)
         inside: list[Node] = []
         for node in region.nodes:
             if not any(name in self.tied for name in node.inputs):
@@ -98,7 +102,7 @@ class _Splitter:
             self.find_parts(inside)
             part = self.parts[loss]
             if isinstance(part, Ref):
-                inside.append(tensor_node(_needed(self.summands, part.name), (part.name,), self.node.span))
+                inside.append(tensor_node(_needed(self.summands, part.name), (part.name,), self.span))
                 loss = part.name
             else:
                 assert isinstance(part, str)
@@ -233,7 +237,7 @@ class _Splitter:
             exact = (n for n in tables if axis in axes_of(self.types[n]))
             source = next(exact, None) or next(n for n in tables if _holds(self.types[n], axis))
             value = Value(self.fresh(f"{self.node.region.outputs[0]}.{axis.key}.size"), Tensor("int"))
-            self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.node.span))
+            self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.span))
             self.sizes[axis.key] = value.name
         return Ref(self.sizes[axis.key], Tensor("int"))
 

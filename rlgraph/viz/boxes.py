@@ -68,9 +68,10 @@ class Box:
     reason: str = ""
     text: str = ""
     """The node in the graph's own notation."""
-    line: int = 0
-    """Of the program's text; 0 if it has none."""
+    rows: tuple[int, ...] = ()
+    """The lines of the program's text that it was made of."""
     file: str = ""
+    """Which text that is."""
 
     @property
     def tip(self) -> str:

@@ -1,12 +1,14 @@
 """The two typefaces of the pictures: where their files are, and how wide a text becomes.
 
-The files (cut down to Latin) travel with the package, because a bare machine has no fonts at all. A picture
-shown in a browser names these faces first and then the ones that systems have: those are as wide or narrower.
+The files (cut down to Latin) travel with the package, because a bare machine has no fonts at all, and because a text
+fits its box in no other font: pages and SVG files carry them along.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from base64 import b64encode
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -125,6 +127,22 @@ _INTER = (
 def files() -> list[str]:
     """The font files, as paths."""
     return sorted(str(path) for path in (Path(__file__).parent / "fonts").glob("*.ttf"))
+
+
+@cache
+def style() -> str:
+    """A style sheet that holds both typefaces, for a picture that a browser shows."""
+    faces = (("Inter", "Inter"), ("JetBrains Mono", "JetBrainsMono"))
+    return "\n".join(
+        f"@font-face {{ font-family: '{family}'; font-weight: {weight}; "
+        f"src: url(data:font/ttf;base64,{_encoded(f'{file}-{name}.ttf')}); }}"
+        for family, file in faces
+        for weight, name in ((400, "Regular"), (600, "SemiBold"))
+    )
+
+
+def _encoded(name: str) -> str:
+    return b64encode((Path(__file__).parent / "fonts" / name).read_bytes()).decode()
 
 
 def width(text: str, face: Face, size: float) -> float:

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
+from rlgraph.errors import NOWHERE, Source
 from rlgraph.ir.graph import Program
+from rlgraph.viz import fonts
 from rlgraph.viz.boxes import Scene
 from rlgraph.viz.layout import to_drawing
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import NAMESPACE, draw
 
 
-def to_html(programs: Sequence[tuple[str, Program]], source: str = "") -> str:
+def to_html(programs: Sequence[tuple[str, Program]], source: Source = NOWHERE) -> str:
     """A page with a picture for each (title, program), and the program's text beside it.
 
     The titles say after which pass a picture was taken; with several there is a selector.
@@ -26,19 +28,19 @@ def to_html(programs: Sequence[tuple[str, Program]], source: str = "") -> str:
         scene = to_scene(program)
         # In HTML the name space goes without saying, and the page is free of addresses.
         svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
-        told |= _told(scene, prefix)
+        told |= _told(scene, prefix, source.path)
         hidden = " hidden" if at else ""
         pictures.append(f'<div class="picture" data-title="{escape(title)}"{hidden}>\n{svg}</div>')
     name = programs[0][1].name if programs else "rlgraph"
     page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
     parts = {
         "TITLE": escape(name),
-        "STYLE": _asset("page.css"),
+        "STYLE": f"{fonts.style()}\n{_asset('page.css')}",
         "SCRIPT": _asset("page.js"),
         "OPTIONS": "".join(f"<option>{escape(title)}</option>" for title, _ in programs),
         "ONE": " hidden" if len(programs) < 2 else "",
         "PICTURES": "\n".join(pictures),
-        "SOURCE": _source(source),
+        "SOURCE": _source(source.text),
         "NODES": _json(told),
     }
     # Split at the marks, so that a mark in what is filled in stays what it is.
@@ -50,7 +52,7 @@ def _asset(name: str) -> str:
     return (files("rlgraph.viz") / "page" / name).read_text("utf-8")
 
 
-def _told(scene: Scene, prefix: str) -> dict[str, dict[str, object]]:
+def _told(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, object]]:
     """What the side panel says of each box."""
     return {
         f"{prefix}{box.id}": {
@@ -60,8 +62,8 @@ def _told(scene: Scene, prefix: str) -> dict[str, dict[str, object]]:
             "text": box.text,
             "waits": box.waits,
             "reason": box.reason,
-            "line": box.line,
-            "file": box.file,
+            "lines": box.rows if box.file == path else (),
+            "place": f"{box.file}:{box.rows[0]}" if box.rows else "",
         }
         for box in scene.walk()
     }

@@ -15,7 +15,7 @@ MOST_PIXELS = 12_000
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
     """The picture at `scale` pixels for each of the SVG's; also written to the path if one is given."""
-    data = render(to_svg(program), scale)
+    data = render(to_svg(program, embed=False), scale)
     if path is not None:
         Path(path).write_bytes(data)
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
 from rlgraph.ir.text import print_node, show, show_constant
 from rlgraph.ir.types import Handle
@@ -139,23 +140,18 @@ class _Maker:
         name = value.name.split("@")[0]
         found = next((state for state in self.program.states if state.name == name), None)
         note = f"state, starts at {found.initial:g}" if found else "kept across steps"
-        return Box(self.id(), "state", name, note, outputs=(self.port(value.name, captions.label(value, name)),))
+        outputs = (self.port(value.name, captions.label(value, name)),)
+        return _of(Box(self.id(), "state", name, note, outputs=outputs), found.span if found else NO_SPAN)
 
     def next(self, first: Value, last: str) -> Box:
         """Where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
-        port = self.port(last, last)
-        role = self.role(name) if model else ""
-        return Box(
-            self.id(),
-            "next",
-            name,
-            "next step",
-            role=role,
-            inputs=(port,),
-            text=f"{last} is where the next step starts",
-        )
+        state = next((state for state in self.program.states if state.name == name), None)
+        found = model or state
+        text = f"{last} is where the next step starts"
+        box = Box(self.id(), "next", name, "next step", inputs=(self.port(last, last),), text=text)
+        return _of(replace(box, role=self.role(name) if model else ""), found.span if found else NO_SPAN)
 
     def box(
         self,
@@ -184,7 +180,7 @@ class _Maker:
             waits,
             node.unit.reason if node.unit else "",
             "\n".join(print_node(node)),
-            node.span.line,
+            _rows(node),
             node.span.source.path,
         )
 
@@ -216,7 +212,8 @@ class _Maker:
                     role=self.role(trained),
                     text=f"minimize {inner}",
                 )
-                self.add(draft, goal)
+                maker = next((each for each in region.nodes if inner in (v.name for v in each.outputs)), node)
+                self.add(draft, replace(goal, rows=_rows(maker), file=maker.span.source.path))
                 inner = value.name
             port = self.port(value.name, captions.label(value), inner)
             outputs.append(port)
@@ -258,16 +255,8 @@ class _Maker:
     def shell(self, model: Model) -> Box:
         source = "" if model.copy_of or model.source is None else f" {show_constant(model.source)}"
         text = f"model {model.name}: {captions.model(model)}{source}"
-        return Box(
-            "",
-            "model",
-            model.name,
-            captions.model(model),
-            role=self.role(model.name),
-            text=text,
-            line=model.span.line,
-            file=model.span.source.path,
-        )
+        role = self.role(model.name)
+        return _of(Box("", "model", model.name, captions.model(model), role=role, text=text), model.span)
 
 
 _SAID: Mapping[str, Callable[[_Maker, Node], Said]] = {
@@ -277,6 +266,17 @@ _SAID: Mapping[str, Callable[[_Maker, Node], Said]] = {
     "call": _Maker.call,
 }
 """Operations that are drawn in their own way."""
+
+
+def _of(box: Box, span: Span) -> Box:
+    """A box that was made of this piece of the program."""
+    return replace(box, rows=(span.line,), file=span.source.path) if span.line else box
+
+
+def _rows(node: Node) -> tuple[int, ...]:
+    """The lines that a node was made of: more than one where nodes were fused."""
+    spans = [node.span, *(let.expr.span for let in node.body)]
+    return tuple(sorted({span.line for span in spans if span.line and span.source.path == node.span.source.path}))
 
 
 def _base(version: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from rlgraph.ir.graph import Program
+from rlgraph.viz import fonts
 from rlgraph.viz.boxes import Box
 from rlgraph.viz.fonts import FAMILY, WEIGHT, width
 from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
@@ -36,9 +37,17 @@ from rlgraph.viz.theme import (
 NAMESPACE = "http://www.w3.org/2000/svg"
 
 
-def to_svg(program: Program, prefix: str = "") -> str:
-    """The picture; all ids begin with the prefix, so that several pictures can stand in one page."""
-    return draw(to_drawing(to_scene(program)), prefix)
+def to_svg(program: Program, prefix: str = "", *, embed: bool = True) -> str:
+    """The picture; all ids begin with the prefix, so that several pictures can stand in one page. embed: with its
+    fonts, which what has them already can do without."""
+    svg = draw(to_drawing(to_scene(program)), prefix)
+    return with_fonts(svg) if embed else svg
+
+
+def with_fonts(svg: str) -> str:
+    """The same picture for a browser, where a text fits its box in these fonts alone."""
+    head, end, rest = svg.partition(">\n")
+    return f"{head}{end}<style>\n{fonts.style()}\n</style>\n{rest}"
 
 
 def draw(drawing: Drawing, prefix: str = "") -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pydot
 import pytest
 
+from rlgraph.errors import Source
 from rlgraph.viz import fonts
 from rlgraph.viz.dot import to_dot
 from rlgraph.viz.html import to_html
@@ -152,8 +153,10 @@ class Page(HTMLParser):
 
 
 def test_a_page_needs_nothing_from_outside() -> None:
-    text = to_html([("check", program(PPO)), ("simplify", program(LOOPS))], "algorithm ppo\n")
-    assert not re.search(r"https?:|//\w|@import|url\(|src=|href=", text.replace("arXiv", ""))
+    text = to_html([("check", program(PPO)), ("simplify", program(LOOPS))], Source("p.rlf", "algorithm ppo\n"))
+    told = re.sub(r"url\(data:font/ttf;base64,[\w+/=]+\)", "", text)
+    assert text.count("@font-face") == 4 and "@font-face" in told
+    assert not re.search(r"https?:|//\w|@import|url\(|src=|href=", told.replace("arXiv", ""))
     assert "@@" not in text
 
 
@@ -167,7 +170,7 @@ def test_a_page_has_a_picture_for_each_pass() -> None:
 
 def test_a_page_tells_of_every_box() -> None:
     found = program(GRPO)
-    page = Page(to_html([("check", found)], "one\ntwo\n"))
+    page = Page(to_html([("check", found)], Source("p.rlf", "one\ntwo\n")))
     told = json.loads(page.texts["nodes"])
     assert set(told) == {f"g0-{box.id}" for box in to_scene(found).walk()}
     adv = next(node for node in told.values() if node["title"] == "adv")
@@ -175,7 +178,7 @@ def test_a_page_tells_of_every_box() -> None:
 
 
 def test_a_page_escapes() -> None:
-    source = 'x = "</pre><script>alert(1)</script>" @@NODES@@'
+    source = Source("p.rlf", 'x = "</pre><script>alert(1)</script>" @@NODES@@')
     text = to_html([("<after>&", program(AWKWARD))], source)
     assert "<script>alert" not in text and "<after>" not in text
     page = Page(text)

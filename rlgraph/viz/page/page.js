@@ -4,6 +4,7 @@
   const told = document.getElementById("told");
   const nodes = JSON.parse(document.getElementById("nodes").textContent);
   const pictures = [...document.querySelectorAll(".picture")];
+  const rows = [...document.querySelectorAll(".src")];
   const view = { x: 0, y: 0, scale: 1 };
   const current = () => pictures.find((picture) => !picture.hidden);
 
@@ -53,8 +54,7 @@
   document.getElementById("out").onclick = () => zoom(0.8, stage.clientWidth / 2, stage.clientHeight / 2);
   document.getElementById("pass").onchange = (event) => {
     pictures.forEach((picture, at) => { picture.hidden = at !== event.target.selectedIndex; });
-    choose(null);
-    fit();
+    turn();
   };
 
   // What a box is: its text, what it waits for, its line of the program.
@@ -64,12 +64,9 @@
     if (name) element.className = name;
     told.append(element);
   }
-  function mark(line) {
-    document.querySelectorAll(".src.marked").forEach((found) => found.classList.remove("marked"));
-    const found = line && document.querySelector(`.src[data-line="${line}"]`);
-    if (!found) return;
-    found.classList.add("marked");
-    found.scrollIntoView({ block: "nearest" });
+  function mark(lines) {
+    rows.forEach((row) => row.classList.toggle("marked", lines.includes(Number(row.dataset.line))));
+    document.querySelector(".src.marked")?.scrollIntoView({ block: "nearest" });
   }
   function choose(element) {
     document.querySelectorAll(".node.chosen").forEach((found) => found.classList.remove("chosen"));
@@ -77,15 +74,15 @@
     told.replaceChildren();
     if (!node) {
       add("p", "Click on a box to see what it is. Drag to move, scroll to zoom.", "hint");
-      mark(0);
+      mark([]);
       return;
     }
     element.classList.add("chosen");
     add("h2", node.title);
-    add("p", node.line ? `${node.kind}, ${node.file}:${node.line}` : node.kind);
+    add("p", node.place ? `${node.kind}, ${node.place}` : node.kind);
     if (node.waits) add("p", `${node.waits}: ${node.reason}`, "waits");
     if (node.text) add("pre", node.text);
-    mark(node.line);
+    mark(node.lines);
   }
   stage.addEventListener("click", (event) => { if (!moved) choose(event.target.closest(".node")); });
 
@@ -99,14 +96,22 @@
     });
   });
 
-  // The other way: from a line of the program to its boxes.
-  document.querySelectorAll(".src").forEach((row) => {
-    const ids = Object.keys(nodes).filter((id) => nodes[id].line === Number(row.dataset.line));
-    if (!ids.length) return;
-    row.classList.add("known");
-    row.onclick = () => choose(ids.map((id) => document.getElementById(id)).find((box) => current()?.contains(box)));
+  // The other way: from a line of the program to its boxes, one after the other where it has several.
+  const made = (row) => [...(current()?.querySelectorAll(".node") ?? [])].filter(
+    (box) => nodes[box.id].lines.includes(Number(row.dataset.line)));
+  function turn() {
+    rows.forEach((row) => row.classList.toggle("known", made(row).length > 0));
+    choose(null);
+    fit();
+  }
+  rows.forEach((row) => {
+    row.onclick = () => {
+      const boxes = made(row);
+      const next = boxes.findIndex((box) => box.classList.contains("chosen")) + 1;
+      if (boxes.length) choose(boxes[next % boxes.length]);
+    };
   });
 
   window.addEventListener("resize", fit);
-  fit();
+  turn();
 })();

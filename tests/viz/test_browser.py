@@ -1,0 +1,157 @@
+"""Pages in a browser: what a click opens, and that every text has the room that was measured for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.errors import Source
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.text import print_node
+from rlgraph.viz.boxes import Box
+from rlgraph.viz.html import to_html
+from rlgraph.viz.scene import to_scene
+from tests.viz.browser import CHROMIUM, Browser
+from tests.viz.programs import AWKWARD, program
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    found = Browser(tmp_path_factory.mktemp("browser"))
+    yield found
+    found.close()
+
+
+# Clicks
+
+# Where a person would click on a box: on its title, or in the middle of what holds no others. The picture is moved
+# there first, as by dragging.
+PLACE = """((id) => {
+  const node = document.getElementById(id), picture = node.closest(".picture");
+  const of = node.matches(".k-model, .k-train, .k-loop") ? node.querySelector("text") : node;
+  picture.style.transform = "none";
+  const shape = of.getBoundingClientRect(), stage = document.getElementById("stage").getBoundingClientRect();
+  const x = stage.x + 200 - shape.x - shape.width / 2, y = stage.y + 200 - shape.y - shape.height / 2;
+  picture.style.transform = `translate(${x}px, ${y}px)`;
+  return [stage.x + 200, stage.y + 200];
+})"""
+
+OPENED = """[document.querySelector(".node.chosen")?.id, document.querySelector("#told h2")?.textContent,
+  [...document.querySelectorAll(".src.marked")].map((row) => [Number(row.dataset.line), row.textContent])]"""
+
+
+def expected(box: Box, nodes: dict[str, Node]) -> set[int] | None:
+    """The lines of what a box was made of, by the graph itself; None for a box that is no node."""
+    node = nodes.get(box.text.split("\n")[0])
+    return {node.span.line, *(let.expr.span.line for let in node.body)} if node else None
+
+
+@pytest.mark.parametrize("name", ["ppo", "safe_rlhf", "dapo", "agent"])
+def test_a_click_opens_the_lines_of_its_node(name: str, browser: Browser, tmp_path: Path) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / f"{name}.rlf")
+    (tmp_path / "page.html").write_text(compiled.to_html())
+    browser.open(tmp_path / "page.html")
+    for at, stage in enumerate(reversed(compiled.stages)):
+        if stage.name not in ("check", "granularity"):
+            continue
+        browser.run(
+            f"(() => {{ const s = document.getElementById('pass'); s.selectedIndex = {at}; s.dispatchEvent(new Event('change')); }})()"
+        )
+        nodes = {
+            next(iter(print_node(node))): node
+            for phase in stage.program.phases
+            for node in phase.graph.walk()
+            if node.span.source.path == compiled.source.path
+        }
+        for box in to_scene(stage.program).walk():
+            browser.click(*browser.run(f"{PLACE}('g{at}-{box.id}')"))
+            chosen, title, marked = browser.run(OPENED)
+            assert (chosen, title) == (f"g{at}-{box.id}", box.title)
+            lines, texts = {line for line, _ in marked}, [text.split() for _, text in marked]
+            assert lines == (expected(box, nodes) or lines), (box, marked)
+            if box.kind == "minimize":
+                assert [text[0] for text in texts] == ["minimize"], box
+            if box.kind == "model":
+                assert [text[:2] for text in texts] == [["model", box.title]], box
+            if box.kind == "next":
+                assert [text[1] for text in texts] == [box.title], box
+
+
+def test_a_line_opens_its_boxes_in_turn(browser: Browser, tmp_path: Path) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / "ppo.rlf")
+    (tmp_path / "page.html").write_text(compiled.to_html())
+    browser.open(tmp_path / "page.html")
+    lines = [at for at, line in enumerate(compiled.source.text.splitlines(), 1) if "minimize" in line]
+    assert len(lines) == 2
+    for line in lines:
+        titles = []
+        for _ in range(3):
+            browser.run(f"""document.querySelector('.src[data-line="{line}"]').click()""")
+            chosen, title, marked = browser.run(OPENED)
+            assert line in [number for number, _ in marked]
+            titles.append(title)
+        assert "minimize" in titles and len(set(titles)) > 1
+
+
+def test_a_line_of_another_file_marks_none(browser: Browser, tmp_path: Path) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / "ppo.rlf")
+    page = to_html([("all", compiled.program)], Source("another.rlf", compiled.source.text))
+    (tmp_path / "page.html").write_text(page)
+    browser.open(tmp_path / "page.html")
+    for box in to_scene(compiled.program).walk():
+        browser.click(*browser.run(f"{PLACE}('g0-{box.id}')"))
+        assert browser.run(OPENED) == [f"g0-{box.id}", box.title, []]
+
+
+# Texts
+
+# What a text runs over: the edge of a shape, or another text. All in the picture's own units.
+RUNS_OVER = """(() => {
+  const svg = document.querySelector(".picture:not([hidden]) svg") ?? document.querySelector("svg");
+  const inside = (a, b) => a.x >= b.x - 0.3 && a.x + a.width <= b.x + b.width + 0.3
+    && a.y >= b.y - 0.3 && a.y + a.height <= b.y + b.height + 0.3;
+  const apart = (a, b) => a.x + a.width <= b.x + 0.3 || b.x + b.width <= a.x + 0.3
+    || a.y + a.height <= b.y + 0.3 || b.y + b.height <= a.y + 0.3;
+  const ink = (text) => {
+    const box = text.getBBox(), size = Number(text.getAttribute("font-size")), base = Number(text.getAttribute("y"));
+    return { x: box.x, y: base - 0.75 * size, width: box.width, height: 0.95 * size };
+  };
+  const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, ink(text)]);
+  const shapes = [...svg.querySelectorAll("rect:not(.swatch), path.box, path.tab")].map((shape) => shape.getBBox());
+  const found = [];
+  texts.forEach(([words, box], at) => {
+    shapes.forEach((shape) => { if (!inside(box, shape) && !apart(box, shape)) found.push([words, "an edge"]); });
+    texts.slice(0, at).forEach(([other, place]) => { if (!apart(box, place)) found.push([words, other]); });
+  });
+  return [texts.length, found];
+})()"""
+
+
+def overlaps(browser: Browser, page: Path) -> list[list[str]]:
+    browser.open(page)
+    count, found = browser.run(RUNS_OVER)
+    assert count > 3
+    return list(found)
+
+
+def drawn() -> dict[str, Program]:
+    found = {path.stem: rlgraph.compile(path).program for path in sorted(ALGORITHMS.glob("*.rlf"))}
+    return found | {"awkward": program(AWKWARD)}
+
+
+def test_every_text_fits(browser: Browser, tmp_path: Path) -> None:
+    for name, found in drawn().items():
+        (tmp_path / f"{name}.html").write_text(to_html([("all", found)]))
+        assert overlaps(browser, tmp_path / f"{name}.html") == [], name
+
+
+def test_every_text_of_an_svg_file_fits(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "agent.svg").write_text(rlgraph.compile(ALGORITHMS / "agent.rlf").to_svg())
+    assert overlaps(browser, tmp_path / "agent.svg") == []
