@@ -44,8 +44,8 @@ import numpy as np
 import ray
 
 import rlgraph
-from rlgraph.backends.local.session import Settings
 from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.mesh import mesh

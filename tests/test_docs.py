@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import rlgraph
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.codes import registry
 from rlgraph.errors import ProgramError
 from rlgraph.passes.pipeline import PIPELINE, run_passes

@@ -61,10 +61,12 @@ UPWARDS = {"rlgraph.ir.text": {"rlgraph.ops.tensor"}, "rlgraph.ir.parse": {"rlgr
 ROOMS = {
     "rlgraph.backends.placed": {"ray", "sim", "local"},
     "rlgraph.backends.sim": {"ray", "local"},
-    "rlgraph.backends.ray": {"sim"},
+    "rlgraph.backends.ray": {"sim", "local"},
     "rlgraph.backends.local": {"ray", "sim", "placed"},
+    "rlgraph.backends.process": {"ray", "sim", "placed", "local"},
 }
-"""Packages, and the siblings of theirs that they do not know: transports of one backend know it, and not each other."""
+"""Packages, and the siblings of theirs that they do not know: transports of one backend know it, and not each other.
+Nor do backends: what two of them need is beside them."""
 
 PLUGINS: dict[str, set[str]] = {
     "rlgraph/data/jsonl.py": {"rlgraph.data.base"},

@@ -16,7 +16,7 @@ from rlgraph.runs.options import LOCAL, Options
 if TYPE_CHECKING:
     from rlgraph.analysis.explain import Explanation
     from rlgraph.analysis.whatif import Sweep
-    from rlgraph.backends.local.run import Observer
+    from rlgraph.backends.steps import Observer
     from rlgraph.runs.run import Run
 
 _figures = itertools.count(1)

@@ -17,7 +17,7 @@ from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 
 if TYPE_CHECKING:
-    from rlgraph.backends.local.session import Settings
+    from rlgraph.backends.process.session import Settings
     from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.engines.base import Embedded
 
@@ -51,7 +51,7 @@ def open_backend(
     with warnings.catch_warnings():
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
         warnings.filterwarnings("ignore", "IProgress not found")
-        from rlgraph.backends.local.session import Settings
+        from rlgraph.backends.process.session import Settings
 
     settings = Settings(
         options.seed,
@@ -74,7 +74,7 @@ def open_backend(
 def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
-    from rlgraph.backends.local.run import LocalBackend
+    from rlgraph.backends.local.backend import LocalBackend
 
     backend = LocalBackend(compiled.program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
@@ -84,7 +84,7 @@ def open_local(
 def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
-    from rlgraph.backends.local.session import model_spec
+    from rlgraph.backends.process.session import model_spec
 
     if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)

@@ -15,7 +15,8 @@ from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 from rlgraph.backends.clocks import Threads
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.ir.graph import Node
 
 

@@ -14,8 +14,10 @@ from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
-from rlgraph.backends.local.run import LocalBackend, Settings, StepResult
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.steps import StepResult
 from rlgraph.cli import status
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Holding

@@ -14,7 +14,7 @@ from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.local.run import Settings
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time
 from rlgraph.backends.sim.backend import SimBackend

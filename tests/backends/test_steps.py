@@ -11,7 +11,8 @@ import torch
 from tiny import compile_text, data_folder, weights
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.recording import recording
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rlgraph.backends.clocks import InLine
 from rlgraph.backends.executor import Made
-from rlgraph.backends.local.nodes import WORK, chosen_places, kept_places
-from rlgraph.backends.local.run import LocalBackend, Settings
-from rlgraph.backends.local.session import Session
-from rlgraph.backends.local.training import train
+from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.process.nodes import WORK, chosen_places, kept_places
+from rlgraph.backends.process.session import Session, Settings
+from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, Things
 from rlgraph.ir.graph import numbered

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.run import LocalBackend, Settings, StepResult
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.rows import TableData
+from rlgraph.backends.steps import StepResult
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import Source

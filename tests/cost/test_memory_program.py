@@ -14,7 +14,8 @@ import torch
 import rlgraph
 from rlgraph.analysis.simulate import model_configs
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.steps import Silent
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import CPU

@@ -71,8 +71,8 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("to", [None, "saved"])
 def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: bool) -> None:
-    from rlgraph.backends.local.run import LocalBackend, Settings
-    from rlgraph.backends.local.session import model_spec
+    from rlgraph.backends.local.backend import LocalBackend
+    from rlgraph.backends.process.session import Settings, model_spec
 
     compiled = rlgraph.compile(write_tiny(tmp_path))
     backend = LocalBackend(compiled.program, Settings(folder=compiled.folder))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlgraph.backends.clocks import InLine, Queues, Threads
-from rlgraph.backends.local.session import Settings, width
 from rlgraph.backends.placed.backend import Placed
+from rlgraph.backends.process.session import Settings, width
 from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.remote import PieceRef, Single
 from rlgraph.backends.ray.transport import RayTransport

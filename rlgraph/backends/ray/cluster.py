@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlgraph.backends.local.session import Settings
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.processes import ROWS, Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker, WorkerSpec

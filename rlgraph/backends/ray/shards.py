@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed
 
-from rlgraph.backends.local.session import Session
+from rlgraph.backends.process.session import Session
 from rlgraph.engines.base import Rank
 from rlgraph.engines.joining import join
 from rlgraph.engines.sources import ModelSpec, load_codec

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.nodes import chosen_places, column_of, kept_places, take_over, work
-from rlgraph.backends.local.run import sampled_tokens
-from rlgraph.backends.local.sampling import generate_parts
-from rlgraph.backends.local.session import Session, Settings, width
-from rlgraph.backends.local.training import train
+from rlgraph.backends.process.nodes import chosen_places, column_of, kept_places, take_over, work
+from rlgraph.backends.process.sampling import generate_parts, sampled_tokens
+from rlgraph.backends.process.session import Session, Settings, width
+from rlgraph.backends.process.training import train
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding

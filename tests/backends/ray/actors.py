@@ -16,7 +16,8 @@ from scheduled import compiled
 from tiny import compile_text, shipped
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult

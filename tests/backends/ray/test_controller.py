@@ -20,7 +20,7 @@ from actors import weights
 from scheduled import compiled
 from tiny import data_folder
 
-from rlgraph.backends.local.run import Settings
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.rows import TableData

@@ -21,8 +21,8 @@ import pytest
 from safetensors.torch import load_file
 from tiny import compile_text, shipped, weights
 
-from rlgraph.backends.local.run import LocalBackend
-from rlgraph.backends.local.session import Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.worker import Worker

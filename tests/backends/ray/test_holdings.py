@@ -19,7 +19,7 @@ from actors import PROGRAMS, REPLAYED, run_local
 from scheduled import compiled
 from tiny import data_folder, shipped
 
-from rlgraph.backends.local.run import Settings
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.ir.plan import Holding
 

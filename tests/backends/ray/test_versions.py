@@ -12,7 +12,8 @@ pytest.importorskip("ray.util")
 from scheduled import compiled
 from tiny import EPS, compile_text, data_folder, weights
 
-from rlgraph.backends.local.run import LocalBackend, Settings
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 
 STEPS = 5

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.local.nodes import options, sequences_for, work
-from rlgraph.backends.local.session import Session, engine_failure
 from rlgraph.backends.loops import assembled, made_of, run_region
+from rlgraph.backends.process.nodes import options, sequences_for, work
+from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.lasting import assign, lookup, push, sample
-from rlgraph.backends.local.sampling import data_column, generate, inner_rows, interact
-from rlgraph.backends.local.session import Session, engine_failure
+from rlgraph.backends.process.lasting import assign, lookup, push, sample
+from rlgraph.backends.process.sampling import data_column, generate, inner_rows, interact
+from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, pick, show_id
 from rlgraph.backends.selection import chosen, kept
 from rlgraph.backends.step import Step

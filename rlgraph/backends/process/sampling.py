@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.session import ModelState, Session, engine_failure
+from rlgraph.backends.process.session import ModelState, Session, engine_failure
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
 from rlgraph.engines.base import EngineError, Generation, Sampling, State, Streams
@@ -21,6 +21,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, Table
+from rlgraph.ops.nodes import work_of
 
 
 def generate(node: Node, frame: Frame, session: Session) -> Made:
@@ -55,6 +56,11 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(torch.arange(start, stop), None)
         yield part, _made(node, kind, part, own, table, count)
+
+
+def sampled_tokens(node: Node, made: Made) -> int:
+    """How many tokens a node sampled."""
+    return int(made.values[node.name].sequences.scored.sum()) if work_of(node.op) == "generates" else 0
 
 
 def _kind(node: Node) -> Table:

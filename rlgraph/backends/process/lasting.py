@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.sampling import inner_rows
-from rlgraph.backends.local.session import Session
+from rlgraph.backends.process.sampling import inner_rows
+from rlgraph.backends.process.session import Session
 from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.engines.sequences import ragged_index
 from rlgraph.ir.graph import Node

@@ -9,17 +9,14 @@ from typing import cast
 
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.local.nodes import WORK
-from rlgraph.backends.local.session import Session, Settings
-from rlgraph.backends.local.training import train
+from rlgraph.backends.process.nodes import WORK
+from rlgraph.backends.process.sampling import sampled_tokens
+from rlgraph.backends.process.session import Session, Settings
+from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Silent, StepResult, Steps, Things
+from rlgraph.backends.steps import Observer, Silent, Steps, Things
 from rlgraph.engines.base import Saves
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ops import NODES
-
-__all__ = ["LocalBackend", "Observer", "Settings", "Silent", "StepResult"]
-
 
 _WORK = {**WORK, "train": train}
 
@@ -71,14 +68,6 @@ class LocalBackend(Steps):
 
     def work(self, node: Node, frame: Frame) -> Made:
         return _WORK[node.op](node, frame, self.session)
-
-
-def sampled_tokens(node: Node, made: Made) -> int:
-    """How many tokens a node sampled."""
-    op = NODES.get(node.op)
-    if op is None or not op.generates:
-        return 0
-    return int(made.values[node.name].sequences.scored.sum())
 
 
 def _after(frame: Frame, made: Made) -> Frame:
