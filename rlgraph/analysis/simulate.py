@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlgraph.analysis.tables import table
 from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
@@ -25,10 +25,9 @@ from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload, main_step
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
-from rlgraph.placement.place import dtype_of
+from rlgraph.placement.place import config_of
 from rlgraph.runs.trace import Trace
 from rlgraph.viz.gantt import Bar, Lane, gantt
 
@@ -285,9 +284,7 @@ def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
-            found[model.name] = ModelConfig(
-                model.name, shape, cast(ModelKind, model.kind), dtype_of(model, compiled.program)
-            )
+            found[model.name] = config_of(model, shape, compiled.program)
         elif model.name in dict(compiled.plan.owners):
             message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
             hint = "take a well-known model, or a folder with its `config.json`"

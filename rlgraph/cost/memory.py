@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
+from rlgraph.cost.optimizer import adamw
 from rlgraph.cost.time import Batch, slots
 from rlgraph.cost.work import Activations, Tokens
 from rlgraph.enginespec.spec import Grown
@@ -56,18 +57,18 @@ class Footprint:
 
 
 def training(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
-    """Of a model that is trained: AdamW's two moments, and of narrow weights wide copies (mixed precision, arXiv
-    1710.03740). Copies may share those out, which is ZeRO's first stage (arXiv 1910.02054)."""
+    """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
+    (arXiv 1910.02054)."""
     weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
-    wide = 0 if config.item >= 4 else 4
+    state = adamw(config.item)
     own = Bytes((("weights", weights * config.item),))
-    optimizer = Bytes((("optimizer", weights * (wide + 2 * max(4, config.item))),))
+    optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
     sharded = deployment.spec.shards_optimizer
     micro, blocks = _micro(config, deployment, batches)
     kept = _activations(config, deployment, micro)
     scores = _scores(config, deployment, micro)
     if deployment.spec.memory.gradients_stay:
-        wide_gradients = weights * max(4, config.item)
+        wide_gradients = weights * state.gradient
         own += Bytes((("gradients", wide_gradients),))
         passes = _pipeline(config, deployment, kept, scores.total, blocks)
         # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.

@@ -20,6 +20,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import link
+from rlgraph.cost.optimizer import adamw
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
 
@@ -28,9 +29,6 @@ SLOTS = 256
 
 POINTS = 24
 """Lengths that stand for all rows which are decoded together."""
-
-ADAM_BYTES = 28
-"""That an optimizer step reads and writes for each weight of its share: gradient, two moments and the wide weight."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +252,10 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
     # gradients.
     split = deployment.spec.shards_optimizer
-    sent = weights * (4 + config.item) if split else weights * 8
-    whole = weights * (4 + (config.item if split else ADAM_BYTES))
-    shared = weights * ADAM_BYTES if split else 0.0
+    step = adamw()
+    sent = weights * (step.gradient + config.item) if split else weights * 2 * step.gradient
+    whole = weights * (step.gradient + (config.item if split else step.moved))
+    shared = weights * step.moved if split else 0.0
     reached = device.bandwidth * rates.memory
     return Update(
         deployment.island,

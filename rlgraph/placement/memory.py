@@ -3,18 +3,13 @@ buffers."""
 
 from __future__ import annotations
 
-from typing import cast
-
+from rlgraph.cost.optimizer import adamw
 from rlgraph.enginespec.registry import engine
-from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.models.families import ModelKind, count
+from rlgraph.models.families import count
 from rlgraph.models.shape import Shape
-from rlgraph.placement.place import Shapes, dtype_of
-
-_GRADIENT, _MOMENTS = 4, 8
-"""Bytes that training keeps for each weight: its gradient, and AdamW's two moments."""
+from rlgraph.placement.place import Shapes, config_of
 
 
 def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
@@ -26,11 +21,12 @@ def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
 def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     trained = {role.model for role in plan.roles if role.operation == "train" and role.group == group.name}
     sharing = group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
-    found = 0
+    found, state = 0, adamw()
     for name in group.models:
-        model, shape = program.model(name), shapes.get(name)
+        shape = shapes.get(name)
         if isinstance(shape, Shape):
-            numbers = count(shape, cast(ModelKind, model.kind)) // (group.mesh.size // group.mesh.length("dp"))
-            kept = _GRADIENT + _MOMENTS // sharing if name in trained else 0
-            found += numbers * (ITEM_BYTES[dtype_of(model, program)] + kept)
+            config = config_of(program.model(name), shape, program)
+            numbers = count(shape, config.kind) // (group.mesh.size // group.mesh.length("dp"))
+            kept = state.gradient + state.moments // sharing if name in trained else 0
+            found += numbers * (config.item + kept)
     return found

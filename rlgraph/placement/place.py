@@ -20,6 +20,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from rlgraph.cost.deployment import ModelConfig
 from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
@@ -74,6 +75,11 @@ def dtype_of(model: Model, program: Program) -> str:
     while model.copy_of:
         model = program.model(model.copy_of)
     return str(dict(model.options).get("dtype") or "float32")
+
+
+def config_of(model: Model, shape: Shape, program: Program) -> ModelConfig:
+    """A program's model as cost and memory are reckoned of it."""
+    return ModelConfig(model.name, shape, cast(ModelKind, model.kind), dtype_of(model, program))
 
 
 def updates(program: Program) -> Iterator[tuple[str, str]]:

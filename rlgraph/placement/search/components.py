@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Task
@@ -12,10 +12,9 @@ from rlgraph.cost.time import Batch
 from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.placement.place import Shapes, dtype_of
+from rlgraph.placement.place import Shapes, config_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
             own = tuple(operation for operation in done if NODES[operation].generates == generating)
             if not own or not isinstance(shape, Shape):
                 continue
-            config = ModelConfig(model.name, shape, cast(ModelKind, model.kind), dtype_of(model, program))
+            config = config_of(model, shape, program)
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
             said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
             pin = next((each for each in said.values() if each), None)
