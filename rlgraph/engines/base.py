@@ -29,6 +29,10 @@ class EngineError(ValueError):
     finite."""
 
 
+class ModelRefused(EngineError):
+    """A model that was loaded, and for which the engine would compute something else than what it is asked for."""
+
+
 @dataclass(frozen=True)
 class Rank:
     """Which rank of a group an engine is opened for, and how the group holds the model."""

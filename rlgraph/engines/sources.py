@@ -58,6 +58,8 @@ class ModelSpec:
     dtype: str = "float32"
     tokenizer: TokenizerSpec | str | None = None
     """In place of the source's own."""
+    generates: bool = True
+    """It is asked to continue rows, for which an architecture needs more than for reading them."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class EngineSpec:
     experts: bool = False
     """It can hold models whose layers have experts."""
     every_model: bool = False
-    """It takes architectures of which no shape is known."""
+    """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """In which it computes; None: in any."""

@@ -14,7 +14,8 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.engines.base import Embedded, Engine, EngineError, Rank
+from rlgraph.dsl.schedule import operations
+from rlgraph.engines.base import Embedded, Engine, EngineError, ModelRefused, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -22,6 +23,7 @@ from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign import Environment, RewardFunction, Workers, open_environment, open_function
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
+from rlgraph.ops.nodes import NODES
 
 Note = Callable[[str], None]
 
@@ -142,6 +144,11 @@ class Session:
             return  # The original could not be loaded, and that has been said.
         try:
             engine = self._open_engine(model, model_spec(self.program, model, self.settings.folder), self)
+        except ModelRefused as error:
+            hint = "take a model of another architecture: `rlgraph explain E0746` says what is tried"
+            raise ProgramError(
+                Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
+            ) from None
         except EngineError as error:
             hint = "give a folder, a hub name, or `random(...)`"
             raise ProgramError(
@@ -168,13 +175,15 @@ class Session:
 
 def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
     """Where a model comes from; of a copy, where its original does. Relative paths begin in `folder`."""
-    while model.copy_of:
-        model = program.model(model.copy_of)
+    model = _original(program, model)
     dtype = dict(model.options).get("dtype") or "float32"
+    # A copy is made of what was loaded for its original.
+    asked = (work for name, work in operations(program).items() if _original(program, program.model(name)) is model)
+    generates = any(NODES[operation].generates for work in asked for operation in work)
     if not isinstance(model.source, Record):
         source = str(model.source)
         local = folder / source
-        return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype)  # type: ignore[arg-type]
+        return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype, generates=generates)  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
     config = {name: plain(value) for name, value in options.items()}
@@ -183,7 +192,13 @@ def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
     family = str(model.source.args[0])
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folder), seed)
-    return ModelSpec(model.kind, random, dtype)  # type: ignore[arg-type]
+    return ModelSpec(model.kind, random, dtype, generates=generates)  # type: ignore[arg-type]
+
+
+def _original(program: Program, model: Model) -> Model:
+    while model.copy_of:
+        model = program.model(model.copy_of)
+    return model
 
 
 def width(program: Program) -> torch.dtype:

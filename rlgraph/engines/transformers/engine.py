@@ -25,6 +25,7 @@ from rlgraph.engines.transformers.gradients import summed
 from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
+from rlgraph.engines.transformers.probe import probe, refusing
 from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown, entire
 from rlgraph.ir.layout import Local, Piece, whole
@@ -90,8 +91,13 @@ class TransformersEngine:
     def open(
         cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", copies: Copies | None = None, **limits: int
     ) -> TransformersEngine:
-        """Load the model of `spec`; a source that cannot be used raises `EngineError`."""
-        return cls(load(spec, device), spec, threads=threads, copies=copies, **limits)
+        """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute
+        what this engine asks of it ModelRefused."""
+        loaded = load(spec, device)
+        with refusing(loaded.model):
+            engine = cls(loaded, spec, threads=threads, copies=copies, **limits)
+            probe(engine._network, spec.kind == "causal_lm" and spec.generates)
+        return engine
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

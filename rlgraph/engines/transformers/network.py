@@ -43,7 +43,7 @@ class Network:
         """
         ids, rows, columns = ids.to(self.device), rows.to(self.device), columns.to(self.device)
         if self._head is None:
-            return self._whole(ids)[rows, columns]
+            return self.whole(ids)[rows, columns]
         hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
         index = rows * ids.shape[1] + columns
@@ -81,7 +81,15 @@ class Network:
         last: Tensor = self._head(self._backbone(**given).last_hidden_state[:, -1])
         return last
 
-    def _whole(self, ids: Tensor) -> Tensor:
+    def states(self, ids: Tensor) -> Tensor:
+        """What the model says at every position before its head, float [N, T, H]; where it has no backbone, behind
+        it."""
+        if self._backbone is self.model:
+            return self.whole(ids)
+        out: Tensor = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        return out
+
+    def whole(self, ids: Tensor) -> Tensor:
         """The model's own output at every position, [N, T, outputs]."""
         out: Tensor = self.model(input_ids=ids, use_cache=False).logits
         if out.dim() != 3:
@@ -112,7 +120,7 @@ class Network:
         once."""
         config = self.model.config.get_text_config()
         ids = torch.arange(1, 9, device=self.device)[None] % config.vocab_size
-        ids[0, 0] = config.pad_token_id or 0
+        ids[0, 0] = getattr(config, "pad_token_id", None) or 0
         return ids
 
     @torch.no_grad()
