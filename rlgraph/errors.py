@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
@@ -163,3 +164,14 @@ class UsageMistake(ProgramError):
 
 class RunError(RlgraphError):
     """A run failed for a reason that lies outside rlgraph: data, a function of the user's, an environment."""
+
+
+def nearest(word: str, known: Iterable[str], shown: str = "{}", alike: float = 0.6) -> str:
+    """A hint with the known word that looks most like this one, as it is `shown`; empty if none does."""
+    found = closest(word, known, alike)
+    return f"did you mean `{shown.replace('{}', found)}`?" if found else ""
+
+
+def closest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The known word that looks most like this one; empty if none is so much `alike`, from 0 to 1."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=alike)), "")

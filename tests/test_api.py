@@ -269,7 +269,7 @@ def test_the_defs_of_a_file(folder: Path) -> None:
     assert mine.one().item() == 1 and mine.hidden(mask=2.0).item() == 3
     with pytest.raises(rlgraph.ProgramError, match="`actor` is a model: it lives in a run"):
         mine.alive(x)
-    with pytest.raises(AttributeError, match="has no function penality: did you mean penalty?"):
+    with pytest.raises(AttributeError, match="has no function penality: did you mean `penalty`?"):
         mine.penality  # noqa: B018
     with pytest.raises(TypeError, match=r"penalty\(x, group, \*, mask=None\): missing a required argument: 'group'"):
         mine.penalty(x)

@@ -271,11 +271,11 @@ def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFix
         ),
         (
             ["compile", "tiny.rlf", "--print-after", "simplfy"],
-            "Invalid value for '--print-after': there is no pass simplfy: did you mean simplify?",
+            "Invalid value for '--print-after': there is no pass simplfy: did you mean `simplify`?",
         ),
         (["run", "tiny.rlf", "--steps", "0"], "Invalid value for '--steps': 0 is not in the range x>=1."),
         (["run", "tiny.rlf", "--steps", "-3"], "Invalid value for '--steps': -3 is not in the range x>=1."),
-        (["explain", "0805"], "Invalid value for 'CODE': there is no code 0805: did you mean E0805?"),
+        (["explain", "0805"], "Invalid value for 'CODE': there is no code 0805: did you mean `E0805`?"),
         (["explain", "what"], "Invalid value for 'CODE': there is no code what: `rlgraph explain` lists all codes"),
         (["fmt", "-", "tiny.rlf"], "Invalid value for 'FILE...': `-` stands alone"),
         (["chekc", "tiny.rlf"], "No such command 'chekc'."),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from html import escape
 from typing import Any
 
@@ -27,7 +26,7 @@ from rlgraph.clusters.units import QuantityKind, parse
 from rlgraph.compilation.choosing import tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.lengths import Lengths, read_lengths
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
 from rlgraph.placement.choose import Choice, Question, planned, problem_of, search
 from rlgraph.viz.plot import Axis, Panel, lines
 
@@ -179,8 +178,9 @@ def _device(asked: Question, value: Word) -> tuple[Question, None]:
     old = asked.cluster.islands[0].device.name
     name = names().get(value.text.lower(), "")
     if not name:
-        near = get_close_matches(value.text.lower(), names(), n=1)
-        raise _wrong(f"there is no device `{value.text}`", value, _meant(near, known()))
+        raise _wrong(
+            f"there is no device `{value.text}`", value, nearest(value.text.lower(), names()) or _listing(known())
+        )
     if (name == "cpu") != (old == "cpu"):
         hint = "engines, constants and dtypes are others there: compile for the other cluster, and compare"
         raise _wrong(f"`{name}` cannot take the place of `{old}`", value, hint)
@@ -227,9 +227,8 @@ def _read(text: str) -> tuple[str, list[Word]]:
     name, sign, rest = source.text.partition("=")
     word = _word(source, 0, len(name))
     if word.text not in _PARAMETERS:
-        near = get_close_matches(word.text, _PARAMETERS, n=1)
         message = f"`{word.text}` cannot be changed" if word.text else "what is to be changed is missing"
-        raise _wrong(message, word, _meant(near, _PARAMETERS))
+        raise _wrong(message, word, nearest(word.text, _PARAMETERS) or _listing(_PARAMETERS))
     # Lengths can have commas of their own: `mean=350, p99=1500`.
     separator = ";" if ";" in rest or "=" in rest else ","
     begin = len(name) + len(sign)
@@ -276,8 +275,8 @@ def _lengths(value: Word) -> Lengths:
         raise _wrong(told.message, value, told.hint) from None
 
 
-def _meant(near: list[str], every: Mapping[str, object]) -> str:
-    return f"did you mean `{near[0]}`?" if near else f"there are {', '.join(f'`{name}`' for name in every)}"
+def _listing(every: Mapping[str, object]) -> str:
+    return f"there are {', '.join(f'`{name}`' for name in every)}"
 
 
 def _wrong(message: str, word: Word, hint: str) -> ProgramError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 from rlgraph.api.summary import summary
 from rlgraph.compilation.compilation import Compilation
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlgraph.analysis.whatif import Sweep
     from rlgraph.backends.steps import Observer
     from rlgraph.runs.run import Run
-
-_figures = itertools.count(1)
 
 
 class Compiled(Compilation):
@@ -105,8 +103,9 @@ class Compiled(Compilation):
             print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        # Pictures on one page must not share ids. A browser takes the HTML: the fonts are in it alone.
-        prefix = f"rlgraph{next(_figures)}-"
+        # Pictures on one page must not share ids, those of an earlier session among them. A browser takes the HTML: the
+        # fonts are in it alone.
+        prefix = f"rlgraph{uuid4().hex[:12]}-"
         svg = self.to_svg(prefix, embed=False)
         scrolled = f'<div style="overflow: auto; max-height: 80vh">{self.to_svg(prefix)}</div>'
         return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary(self)}

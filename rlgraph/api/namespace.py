@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlgraph.dsl.define import Defined, define, definitions
 from rlgraph.dsl.scope import DefName
 from rlgraph.dsl.tree import Expr
-from rlgraph.errors import Source
+from rlgraph.errors import Source, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +79,7 @@ class Functions:
         if name in found:
             function: Function = found[name]
             return function
-        near = difflib.get_close_matches(name, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(found) or 'none'}"
+        hint = nearest(name, found) or f"it has {', '.join(found) or 'none'}"
         raise AttributeError(f"{self.__dict__.get('_name')} has no function {name}: {hint}")
 
     def __iter__(self) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
 from rlgraph.codes import registry
+from rlgraph.errors import nearest
 
 
 def explain(code: str) -> str:
@@ -16,8 +15,7 @@ def explain(code: str) -> str:
     wanted = code.strip().strip("[]").upper()
     if wanted in found:
         return found[wanted].section
-    near = get_close_matches(wanted, found, n=1)
-    hint = f"did you mean {near[0]}?" if near else "`rlgraph explain` lists all codes"
+    hint = nearest(wanted, found) or "`rlgraph explain` lists all codes"
     raise LookupError(f"there is no code {code}: {hint}")
 
 

@@ -20,13 +20,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from rlgraph.clusters.devices import FIELDS, names
 from rlgraph.clusters.text import Group, Request, Word
 from rlgraph.clusters.units import BASE, QuantityKind
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
 
 BAD_FIELD = "E0924"
 UNREADABLE = "E0925"
@@ -116,9 +115,8 @@ class _File:
     def only(self, table: Mapping[str, Any], fields: Collection[str], where: tuple[str, int] = ("", 0)) -> None:
         for name in table:
             if name not in fields:
-                near = get_close_matches(name, fields, n=1)
                 listing = ", ".join(f"`{field}`" for field in fields)
-                hint = f"did you mean `{near[0]}`?" if near else f"here stand {listing}"
+                hint = nearest(name, fields) or f"here stand {listing}"
                 raise self.wrong(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
 
     def needed(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word:

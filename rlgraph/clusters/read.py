@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, Listed, known, made, names
 from rlgraph.clusters.file import read_file
 from rlgraph.clusters.text import Group, Request, Word, read_text, write_text
 from rlgraph.clusters.units import QuantityKind, exact, parse
-from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.errors import Diagnostic, ProgramError, nearest
 
 UNKNOWN_DEVICE = "E0921"
 BAD_COUNT = "E0922"
@@ -65,8 +64,7 @@ def _values(options: tuple[tuple[Word, Word], ...]) -> dict[str, float]:
     found = {}
     for name, value in options:
         if name.text not in FIELDS:
-            near = get_close_matches(name.text, FIELDS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {_listing(FIELDS)}"
+            hint = nearest(name.text, FIELDS) or f"there are {_listing(FIELDS)}"
             raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
         if name.text in found:
             raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
@@ -80,11 +78,11 @@ def _device(word: Word, values: Mapping[str, float]) -> Listed:
     if name in known():
         return made(name, {**known()[name].values(), **values}) if values else known()[name]
     if not values:
-        near = get_close_matches(name, names(), n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
         own = "one of your own is told with its fields, in parentheses or in a TOML file"
         message = f"there is no device `{word.text}`"
-        raise _wrong(UNKNOWN_DEVICE, message, word, f"{hint}There are {_listing(known())}; {own}")
+        raise _wrong(
+            UNKNOWN_DEVICE, message, word, f"{nearest(name, names())} There are {_listing(known())}; {own}".lstrip()
+        )
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:
         message = f"the device `{word.text}` is not in the table, and has no {_listing(missing)}"

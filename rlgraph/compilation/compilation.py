@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rlgraph.compilation.saved import PlanFile, Sections
 from rlgraph.dsl.schedule import Schedule
-from rlgraph.errors import Diagnostic, Source
+from rlgraph.errors import Diagnostic, Source, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.text import print_program
@@ -62,8 +61,7 @@ class Compilation:
         """The program after the pass of this name; `check` is before all passes."""
         found = {stage.name: stage.program for stage in self.stages}
         if name not in found:
-            near = get_close_matches(name, found, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(found)}"
+            hint = nearest(name, found) or f"there are {', '.join(found)}"
             raise LookupError(f"there is no pass {name}: {hint}")
         return found[name]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, nearest
 
 if TYPE_CHECKING:
     from rlgraph.dsl.tree import Expr
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 LARGEST_BYTES = 1 << 20
 ENDINGS = (".rlf", ".rls")
+_ALIKE = 0.7
+"""How much the name of a file has to look like another, where many are alike."""
 
 Setting = str | float | bool | Path
 """A text is an expression of the language, as after `--set NAME=`; a path is a text of the language."""
@@ -88,8 +89,7 @@ def _near(path: str) -> str:
     shipped = Path(__file__).parents[1] / "algorithms" / wanted.name
     if shipped.is_file():
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
-    near = get_close_matches(wanted.name, beside, n=1, cutoff=0.7)
-    return f"did you mean `{wanted.parent / near[0]}`?" if near else ""
+    return nearest(wanted.name, beside, str(wanted.parent / "{}"), _ALIKE)
 
 
 def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:

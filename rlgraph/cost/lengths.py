@@ -15,12 +15,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
 
 BAD_TEXT = "E0926"
 IMPOSSIBLE = "E0927"
@@ -115,12 +114,8 @@ def _of_pair(source: Source) -> Lengths:
         name, _, value = (word.strip() for word in part[0].partition("="))
         span = _span(source, begin, end)
         if name != "mean" and not _percent(name):
-            near = get_close_matches(name, ("mean", "p50", "p90", "p99"), n=1)
-            hint = (
-                f"did you mean `{near[0]}`?"
-                if near
-                else "there are `mean` and percentiles: `p50`, `p90`, `p99`, `p99.9`"
-            )
+            legal = "there are `mean` and percentiles: `p50`, `p90`, `p99`, `p99.9`"
+            hint = nearest(name, ("mean", "p50", "p90", "p99")) or legal
             raise _wrong(BAD_TEXT, f"`{name}` says nothing of lengths", _span(source, begin, begin + len(name)), hint)
         if _percent(name) in map(_percent, given):
             raise _wrong(BAD_TEXT, f"`{name}` is given twice", span, "a distribution has two different numbers")

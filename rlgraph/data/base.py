@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, did_you_mean, flag, whole
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, nearest
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, whole
 
 SourceSpec = Spec
 Row = dict[str, Any]
@@ -109,6 +109,6 @@ def column(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, 
     """
     for row, row_id in zip(rows, ids, strict=True):
         if name not in row:
-            hint = did_you_mean(name, row) or f"it has: {', '.join(row)}"
+            hint = nearest(name, row) or f"it has: {', '.join(row)}"
             raise RunError(Diagnostic(NO_COLUMN, f"{row_id} has no column '{name}'", span, hint))
     return [row[name] for row in rows]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
-from rlgraph.errors import Diagnostic, ProgramError, RunError
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, did_you_mean, need, one_text, whole
+from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, need, one_text, whole
 
 BAD_TASK = "E0713"
 COLUMNS = ("prompt", "answer", "metadata", "task", "index")
@@ -62,7 +62,7 @@ def open_source(spec: Spec, base: Path) -> DataSource:
     task = spec.args[0]
     tasks = reasoning_gym.factory.DATASETS
     if task not in tasks:
-        hint = did_you_mean(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
+        hint = nearest(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
         raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.at(0), hint))
     config = _config(spec, tasks[task][1])
     start, size = whole(spec, "start", 0, least=0) or 0, whole(spec, "size", 500) or 500
@@ -87,6 +87,6 @@ def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
     for name in spec.options:
         if name not in OPTIONS and name not in known:
             message = f"the task '{spec.args[0]}' has no option '{name}'"
-            hint = did_you_mean(name, (*OPTIONS, *known)) or f"its options are: {', '.join(known)}"
+            hint = nearest(name, (*OPTIONS, *known)) or f"its options are: {', '.join(known)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from rlgraph.data.base import DataSource
-from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.foreign.spec import Spec, did_you_mean, flag, whole
+from rlgraph.errors import Diagnostic, ProgramError, nearest
+from rlgraph.foreign.spec import Spec, flag, whole
 from rlgraph.foreign.worker import Workers
 
 NO_SOURCE = "E0701"
@@ -36,7 +36,7 @@ def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataS
 def check_source(spec: Spec) -> None:
     """An error for what is wrong with a `data` declaration, as far as can be seen without any file."""
     if spec.kind not in SOURCES:
-        hint = did_you_mean(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
+        hint = nearest(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
         raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
     _module(spec).check(spec)
     whole(spec, "batch", None)

@@ -6,9 +6,10 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit, fresh, inner_axis, new_axis
 from rlgraph.dsl.rows import sample
-from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, describe, nearest
+from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, describe
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import table_of
+from rlgraph.errors import nearest
 from rlgraph.ir.graph import Constant, Model, Node, Ref, Value
 from rlgraph.ir.types import Table, Tensor
 from rlgraph.ops import NODES

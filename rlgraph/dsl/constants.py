@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe, nearest
+from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
-from rlgraph.errors import Related, Span
+from rlgraph.errors import Related, Span, closest, nearest
 from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
@@ -220,7 +220,7 @@ def _size(value: Constant) -> int:
 
 def _constructor(name: str) -> bool:
     """Whether a call is meant to be a constant: of a constructor, or of something that reads like one."""
-    return name in CONSTRUCTORS or (name not in TENSOR and nearest(name, CONSTRUCTORS) != "")
+    return name in CONSTRUCTORS or (name not in TENSOR and closest(name, CONSTRUCTORS) != "")
 
 
 _TYPES = {

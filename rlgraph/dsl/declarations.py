@@ -21,10 +21,9 @@ from rlgraph.dsl.scope import (
     Stop,
     Wrong,
     describe,
-    nearest,
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
-from rlgraph.errors import Related, Source, Span
+from rlgraph.errors import Related, Source, Span, nearest
 from rlgraph.ir.graph import Const, Model, Outside, State
 from rlgraph.ir.types import DType, Tensor
 

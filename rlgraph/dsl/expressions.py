@@ -10,9 +10,10 @@ from rlgraph.dsl.mathematics import binary, builtin, unary
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up
 from rlgraph.dsl.nodes import emit, fresh, materialize
 from rlgraph.dsl.rows import encode, function, pick
-from rlgraph.dsl.scope import DefName, Meaning, ModelName, OutsideName, Stop, TableValue, Wrong, describe, nearest
+from rlgraph.dsl.scope import DefName, Meaning, ModelName, OutsideName, Stop, TableValue, Wrong, describe
 from rlgraph.dsl.signatures import METHODS
 from rlgraph.dsl.values import tensor
+from rlgraph.errors import nearest
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import Tensor
 

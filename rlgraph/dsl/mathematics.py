@@ -6,9 +6,9 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import leveled
-from rlgraph.dsl.scope import OutsideName, TableValue, nearest
+from rlgraph.dsl.scope import OutsideName, TableValue
 from rlgraph.dsl.values import number, numbers, tensor
-from rlgraph.errors import Span
+from rlgraph.errors import Span, nearest
 from rlgraph.ir.graph import Apply, Expr
 from rlgraph.ir.types import Axis, join
 from rlgraph.ops import TENSOR, infer

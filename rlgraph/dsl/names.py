@@ -19,9 +19,8 @@ from rlgraph.dsl.scope import (
     Unknowable,
     Wrong,
     describe,
-    nearest,
 )
-from rlgraph.errors import Related, Span
+from rlgraph.errors import Related, Span, nearest
 from rlgraph.ir.graph import Const, Expr, Model, Ref, State
 from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR

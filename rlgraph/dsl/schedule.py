@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.dsl import constants, tree
-from rlgraph.dsl.scope import Meaning, Reporter, Stop, nearest
+from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.enginespec.registry import engines, faults
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, nearest
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.plan import HOST
 from rlgraph.ir.types import Handle, Table, Type

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
@@ -119,9 +117,3 @@ class Reporter:
             related, span = (*related, Related(span, "it arises in this def")), self.call_site
         self.say(code, message, span, hint, related)
         return Stop()
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint with the known word that looks most like this one; empty if none does."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{found[0]}`?" if found else ""

@@ -9,10 +9,10 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import key_of
 from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named, names_in
 from rlgraph.dsl.nodes import differentiable, emit, fresh, materialize, new_axis, version
-from rlgraph.dsl.scope import OutsideName, StateName, Stop, TableValue, Unknowable, Wrong, describe, nearest
+from rlgraph.dsl.scope import OutsideName, StateName, Stop, TableValue, Unknowable, Wrong, describe
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import number, table_of
-from rlgraph.errors import Related
+from rlgraph.errors import Related, nearest
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 

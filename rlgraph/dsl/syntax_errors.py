@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from lark import Token
 
 from rlgraph.dsl import words
 from rlgraph.dsl.logical_lines import Line, Lines, position
-from rlgraph.errors import Diagnostic, Related, Span
+from rlgraph.errors import Diagnostic, Related, Span, closest, nearest
+from rlgraph.ops.tensor import COMPARISONS, INFIX, PREFIX
 
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-OPERATORS = ("+", "-", "*", "/", "//", "%", "**", *COMPARISONS, "and", "or", "not")
+OPERATORS = {*INFIX, *PREFIX}
 OPERANDS = ("NAME", "NUMBER", "STRING", "TRUE", "FALSE")
 """Kinds of token that are a value by themselves."""
+
+_ALIKE = 0.7
+"""How much a word has to look like one that begins a line, to be taken for it."""
 
 _EXPECTED = {
     "STRING": "a string",
@@ -108,7 +109,7 @@ class _Unexpected:
             if "POOL" in self.accepts and "PARAM" not in self.accepts:
                 hint = "a schedule holds `pool`, `place` and `stream`"
             return self.say("E0115", f"`{word} {after} ...` cannot stand {self.place()}", word, hint)
-        if after and self.tokens[1].type in OPERANDS or self.guess(word):
+        if after and self.tokens[1].type in OPERANDS or closest(word, words.HOMES, _ALIKE):
             return self.unknown_word()
         return self.say(
             "E0124",
@@ -191,18 +192,13 @@ class _Unexpected:
                 self.tokens[1],
                 f"write `{self.first} = ...`: the type is derived",
             )
-        if second is not None and second.type in OPERANDS or self.guess(self.first):
+        if second is not None and second.type in OPERANDS or closest(self.first, words.HOMES, _ALIKE):
             return self.unknown_word()
         return self.say("E0124", "this computes something that is not used", self.whole(), self.line_hint())
 
     def unknown_word(self) -> Diagnostic:
-        guess = self.guess(self.first)
-        hint = f"did you mean `{guess}`?" if guess else self.line_hint()
+        hint = nearest(self.first, words.HOMES, alike=_ALIKE) or self.line_hint()
         return self.say("E0114", f"`{self.first}` begins no statement of the language", self.first, hint)
-
-    def guess(self, word: str) -> str:
-        near = get_close_matches(word, list(words.HOMES), n=1, cutoff=0.7)
-        return near[0] if near else ""
 
     def keyword(self, token: Token) -> Diagnostic:
         hint = "choose another name, as `my_" + token + "`"

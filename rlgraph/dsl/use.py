@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
-from rlgraph.dsl.scope import Reporter, nearest
-from rlgraph.errors import ProgramError, Related, Source, Span
+from rlgraph.dsl.scope import Reporter
+from rlgraph.errors import ProgramError, Related, Source, Span, nearest
 
 Read = Callable[[str], str]
 """Text of a file by the path that `use` gives; raises OSError."""
@@ -115,8 +115,7 @@ def _near(path: str, source: Source) -> str:
     with suppress(OSError, ValueError):
         known += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
     stems = {Path(name).stem for name in known if name.endswith(".rlf")} - {Path(source.path).stem}
-    found = nearest(Path(path).stem, sorted(stems))
-    return found.replace("`?", ".rlf`?")
+    return nearest(Path(path).stem, sorted(stems), "{}.rlf")
 
 
 def _key(item: tree.Decl) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
 from rlgraph.foreign.report import (
     BAD_SIGNATURE,
     Signature,
@@ -30,7 +30,6 @@ from rlgraph.foreign.report import (
 from rlgraph.foreign.spec import (
     BAD_ARGUMENT,
     Spec,
-    did_you_mean,
     need,
     one_text,
     only_options,
@@ -67,7 +66,7 @@ class RewardFunction:
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = did_you_mean(missing[0], names) or f"the columns are: {', '.join(names)}"
+            hint = nearest(missing[0], names) or f"the columns are: {', '.join(names)}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
     def __call__(
@@ -230,7 +229,7 @@ def open_function(spec: FunctionSpec, base: Path, workers: Workers | None = None
 def check_function(spec: FunctionSpec) -> None:
     """An error for what is wrong with a `func` declaration, as far as can be seen without any file."""
     if spec.kind not in _FORMS:
-        hint = did_you_mean(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
+        hint = nearest(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
         message = f"there are no functions of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
     if spec.kind == "python":

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, did_you_mean, find_file
+from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, nearest
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, find_file
 from rlgraph.foreign.worker import IMPORT_LIMIT_S, Died, Failure, Raised, TimedOut, Worker, Wrong
 
 NO_NAME = "E0722"
@@ -88,7 +88,7 @@ def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: 
     for option in spec.options:
         if option not in known and option not in signature.named:
             message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
-            hint = did_you_mean(option, (*known, *signature.named)) or f"the options are: {', '.join(known)}"
+            hint = nearest(option, (*known, *signature.named)) or f"the options are: {', '.join(known)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
     return {option: value for option, value in spec.options.items() if option not in known}
 
@@ -153,7 +153,7 @@ def _not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
         return Diagnostic(NO_NAME, message, target.span)
-    hint = did_you_mean(target.name, names)
+    hint = nearest(target.name, names)
     if not hint:
         some = ", ".join(sorted(names)[:8])
         hint = f"it has: {some}" if some else "the file defines no function and no class"

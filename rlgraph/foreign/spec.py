@@ -6,16 +6,15 @@ opens a file but to look whether it is there.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Span
+from rlgraph.errors import Diagnostic, ProgramError, Span, nearest
 
 BAD_ARGUMENT = "E0702"
 NO_FILE = "E0703"
@@ -42,12 +41,6 @@ class Spec:
         return self.spans.get(argument, self.span)
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """`did you mean 'x'?`, or nothing where no word is near."""
-    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else ""
-
-
 def one_text(spec: Spec, what: str, example: str) -> str:
     """The only positional argument of `spec`, which must be a text."""
     if len(spec.args) == 1 and isinstance(spec.args[0], str) and spec.args[0]:
@@ -61,7 +54,7 @@ def only_options(spec: Spec, known: Collection[str]) -> None:
     for name in spec.options:
         if name not in known:
             message = f"`{spec.kind}` has no option '{name}'"
-            hint = did_you_mean(name, known) or f"its options are: {', '.join(known)}"
+            hint = nearest(name, known) or f"its options are: {', '.join(known)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
 
 
@@ -138,7 +131,7 @@ def _missing_hint(path: str, file: Path) -> str:
     if not file.parent.is_dir():
         return f"there is no folder '{file.parent}' either"
     try:
-        near = did_you_mean(file.name, sorted(os.listdir(file.parent)))
+        near = nearest(file.name, sorted(os.listdir(file.parent)))
     except OSError:
         near = ""
     where = f"looked in '{file.parent}': paths are relative to the program's folder"

@@ -38,6 +38,8 @@ class Attribute:
 
     names: Callable[[], Iterable[str]] | None = None
     """Of a text that is one of these names: they are its doc."""
+    counts: str = ""
+    """Of a loop: it says how often the body runs, and this is what is counted."""
 
     @property
     def about(self) -> str:

@@ -302,8 +302,8 @@ _ALL = (
         "A body for each slice of an axis.",
         "slices are of the whole batch",
         attributes=(
-            Attribute("parts", "int", 1, 1, None, "slices"),
-            Attribute("epochs", "int", 1, 1, None, "passes over all slices"),
+            Attribute("parts", "int", 1, 1, None, "slices", counts="part"),
+            Attribute("epochs", "int", 1, 1, None, "passes over all slices", counts="epoch"),
             Attribute("shuffle", "bool", False, doc="each pass with other slices"),
             _AXIS,
             _KEY,
@@ -319,7 +319,7 @@ _ALL = (
         "A body on fresh batches until enough rows are kept.",
         "how many rows are kept is known at the end",
         attributes=(
-            Attribute("rows", "int", low=1, doc="rows to keep"),
+            Attribute("rows", "int", low=1, doc="rows to keep", counts="row"),
             Attribute("rounds", "int", 64, 1, None, "give up after so many batches"),
             _AXIS,
         ),
@@ -333,7 +333,7 @@ _ALL = (
         "batch",
         "A body on some steps only.",
         "what happens on some steps only waits for what it uses",
-        attributes=(Attribute("steps", "int", low=1, doc="from one time to the next"),),
+        attributes=(Attribute("steps", "int", low=1, doc="from one time to the next", counts="step"),),
         region=True,
         loop="steps",
         pure=False,

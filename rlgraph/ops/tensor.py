@@ -57,9 +57,13 @@ def _sign(
     return TensorOp(name, "elementwise", args, dtype, doc, False, sign, precedence, **more)
 
 
+_COMPARED = 4
+"""The precedence of comparisons, which have it for themselves: they cannot be chained."""
+
+
 def _comparison(name: str, sign: str, python: Callable[..., Any], commutes: bool = False) -> TensorOp:
     doc = f"`a {sign} b`"
-    return _sign(name, sign, 4, "bool", doc, python=python, numbers="widest", commutes=commutes, gradient=False)
+    return _sign(name, sign, _COMPARED, "bool", doc, python=python, numbers="widest", commutes=commutes, gradient=False)
 
 
 _ALL = (
@@ -169,6 +173,8 @@ TENSOR: Mapping[str, TensorOp] = {op.name: op for op in _ALL}
 INFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 2}
 PREFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 1}
 """Operations that are written as a sign, by the sign."""
+
+COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 
 def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:

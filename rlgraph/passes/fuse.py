@@ -24,18 +24,30 @@ def fuse(program: Program) -> Program:
 
 def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Graph:
     nodes: list[Node] = []
+    joined: dict[int, list[Node]] = {}
+    """The tensor nodes that become one, by its place among the nodes."""
+    units: dict[int, str | None] = {}
     made_by: dict[str, int] = {}
     for node in graph.nodes:
         for region in node.regions:
             node = region_node(node, _graph(region, types, known))
         at = max((made_by.get(name, -1) for name in node.inputs), default=-1)
-        if node.body and at >= 0 and nodes[at].body:
-            host = nodes[at]
-            if unit_of(host, types, known).axis == unit_of(node, types, known).axis:
-                names = tuple(value.name for value in (*host.outputs, *node.outputs))
-                nodes[at] = replace(tensor_node(host.body + node.body, names, host.span), unit=host.unit)
-                made_by.update({value.name: at for value in node.outputs})
-                continue
-        made_by.update({value.name: len(nodes) for value in node.outputs})
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
+        axis = unit_of(node, types, known).axis if node.body else None
+        if node.body and at in joined and units[at] == axis:
+            joined[at].append(node)
+        else:
+            at = len(nodes)
+            nodes.append(node)
+            if node.body:
+                joined[at], units[at] = [node], axis
+        made_by.update({value.name: at for value in node.outputs})
+    return replace(graph, nodes=tuple(_one(joined[at]) if at in joined else node for at, node in enumerate(nodes)))
+
+
+def _one(parts: list[Node]) -> Node:
+    """One node of several, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    body = tuple(let for part in parts for let in part.body)
+    names = tuple(value.name for part in parts for value in part.outputs)
+    return replace(tensor_node(body, names, parts[0].span), unit=parts[0].unit)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from rlgraph.dsl.schedule import operations
-from rlgraph.dsl.scope import nearest
 from rlgraph.enginespec.registry import engine, engines
+from rlgraph.errors import nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Role
 from rlgraph.placement.place import updates

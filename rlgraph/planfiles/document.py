@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rlgraph.compilation.programs import whole
-from rlgraph.dsl.scope import nearest
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
 
 Path = tuple[str | int, ...]
 """The way to a piece: the names of fields, the numbers of items."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from rlgraph.dsl.scope import nearest
+from rlgraph.errors import nearest
 from rlgraph.ir.mesh import Mesh, MeshAxis
 from rlgraph.ir.plan import VERSION, Group, Holding, Pool, Role
 from rlgraph.planfiles.document import LARGEST, JsonNode

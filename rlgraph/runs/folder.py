@@ -1,6 +1,6 @@
 """The folder of a run.
 
-program.rlf      the program as it was run
+program.rlf      the program as it was run; `plan.json` where that was a plan file
 run.json         how: what was replaced in it, seed, steps, versions
 graph.txt        its graph after the last pass
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
@@ -21,7 +21,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.jsonlines import finite
 
 METRICS = "metrics.jsonl"
-OURS = ("program.rlf", "run.json", "graph.txt", METRICS, "tensorboard", "models")
+PROGRAM, PLAN = "program.rlf", "plan.json"
+OURS = (PROGRAM, PLAN, "run.json", "graph.txt", METRICS, "tensorboard", "models")
 DEFAULT_PARENT = Path("runs")
 
 
@@ -85,10 +86,10 @@ class RunFolder:
         # Mode x: of two runs that saw an empty folder at once, one gets it.
         return cls(path, (path / METRICS).open("x", encoding="utf-8"), made)
 
-    def begin(self, program: str, graph: str, how: Mapping[str, object]) -> None:
-        """Notes what is run."""
+    def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
+        """Notes what is run: the text of a program or of a plan file, and its graph."""
         try:
-            (self.path / "program.rlf").write_text(program, encoding="utf-8")
+            (self.path / (PLAN if plan else PROGRAM)).write_text(text, encoding="utf-8")
             (self.path / "graph.txt").write_text(graph, encoding="utf-8")
             (self.path / "run.json").write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
         except OSError as error:

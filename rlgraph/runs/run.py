@@ -109,7 +109,8 @@ def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) 
         read_header(options.replay, compiled.name)
     with recording(options.record, compiled.name, options.seed) if options.record else nullcontext():
         if folder:
-            folder.begin(compiled.source.text, compiled.text(), _how(compiled, options))
+            plan = compiled.file is not None
+            folder.begin(compiled.source.text, compiled.text(), _how(compiled, options), plan=plan)
         yield
 
 

@@ -18,9 +18,6 @@ OPTION_COLUMNS = 40
 _ELSEWHERE = ("name", "names", "axis", "text")
 """Types of attributes that are no options: a title or an arrow says them."""
 
-_COUNTED = {"parts": "part", "epochs": "epoch", "steps": "step", "rows": "row"}
-"""Attributes that say how often a loop runs, and what is counted."""
-
 
 def options(node: Node, but: Iterable[str] = ()) -> str:
     """The options that say something, but for some: `n=16, max_tokens=1024`."""
@@ -55,17 +52,19 @@ def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
     """Title and note of a loop: `minibatch prompts`, `4 parts, 2 epochs`."""
     axis = node.attr("axis")
     rows = axes.get(str(axis), str(axis)) if axis is not None else _read(node)
-    counted = []
-    for name, word in _COUNTED.items():
-        count = node.attr(name)
-        if isinstance(count, int) and (name, count) != ("epochs", 1):
-            counted.append(f"{count} {word}{'' if count == 1 else 's'}")
+    counts = [each for each in NODES[node.op].attributes if each.counts]
+    counted: list[str] = []
+    for each in counts:
+        count = node.attr(each.name)
+        # The first number is always said, another one where it is not the usual.
+        if isinstance(count, int) and not (counted and count == each.default):
+            counted.append(f"{count} {each.counts}{'' if count == 1 else 's'}")
     title, kind = f"{node.op} {rows}".rstrip(), NODES[node.op].loop
     if kind == "steps":
         title, counted = f"{node.op} {', '.join(counted)}", []
     if kind == "rounds":
         counted = [f"until {node.attr('rows')} {rows or 'rows'} are kept"]
-    rest = options(node, but=_COUNTED)
+    rest = options(node, but=[each.name for each in counts])
     return title, ", ".join([*counted, *([rest] if rest else [])])
 
 

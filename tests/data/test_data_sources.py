@@ -212,7 +212,7 @@ def test_bad_files(declare: Declare, tmp_path: Path, content: bytes, message: st
 
 
 CALLS: list[tuple[str, str, str]] = [
-    ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl'", "did you mean 'd.jsonl'?"),
+    ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl'", "did you mean `d.jsonl`?"),
     ('jsonl("zzzzzzzz.jsonl")', "E0703: there is no data file 'zzzzzzzz.jsonl'", "in 'BASE' there is: d.jsonl"),
     ('jsonl("no/e.jsonl")', "E0703: there is no data file 'no/e.jsonl'", "there is no folder 'BASE/no' either"),
     (
@@ -234,10 +234,10 @@ CALLS: list[tuple[str, str, str]] = [
         'pip install "rlgraph[datasets]"',
     ),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
-    ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean 'jsonl'?"),
+    ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean `jsonl`?"),
     ('csv("d.csv")', "E0701: there is no data source 'csv'", "there are: jsonl, parquet, hub, python, reasoning_gym"),
     ("jsonl()", "E0702: `jsonl` takes one text: the path of a file", 'as in `jsonl("prompts.jsonl", batch=64)`'),
-    ('jsonl("d.jsonl", btch=3)', "E0702: `jsonl` has no option 'btch'", "did you mean 'batch'?"),
+    ('jsonl("d.jsonl", btch=3)', "E0702: `jsonl` has no option 'btch'", "did you mean `batch`?"),
     ('jsonl("d.jsonl", colour=3)', "E0702: `jsonl` has no option 'colour'", "its options are: batch, shuffle, limit"),
     ('jsonl("d.jsonl", batch=0)', "E0702: `batch` must be a whole number of at least 1, not 0", ""),
     ('jsonl("d.jsonl", batch=1.5)', "E0702: `batch` must be a whole number of at least 1, not 1.5", ""),
@@ -257,12 +257,12 @@ CALLS: list[tuple[str, str, str]] = [
     (
         'reasoning_gym("spell_backwards")',
         "E0713: reasoning_gym has no task 'spell_backwards'",
-        "did you mean 'spell_backward'?",
+        "did you mean `spell_backward`?",
     ),
     (
         'reasoning_gym("spell_backward", min_word_length=3)',
         "E0702: the task 'spell_backward' has no option 'min_word_length'",
-        "did you mean 'min_word_len'?",
+        "did you mean `min_word_len`?",
     ),
     (
         'reasoning_gym("spell_backward", min_word_len=9, max_word_len=3)',
@@ -334,7 +334,7 @@ def test_a_column_that_a_row_lacks(declare: Declare) -> None:
         " --> p.rlf:1:10\n  |\n"
         '1 | data d = jsonl("d.jsonl")\n'
         "  |          ^^^^^^^^^^^^^^^^\n"
-        "help: did you mean 'answr'?"
+        "help: did you mean `answr`?"
     )
 
 
@@ -401,7 +401,7 @@ PYTHON: list[tuple[str, str, str, str]] = [
         "def f(level):\n    return [{}]",
         ", levl=1",
         "E0702: 'levl' is neither an option of `python` nor a parameter of `f`",
-        "did you mean 'level'?",
+        "did you mean `level`?",
     ),
     (
         "def f(level):\n    return [{}]",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
+from tests.counting import grows_with_its_size
 from tests.dsl.mutants import PROGRAMS, compile_fully, mutant
 
 
@@ -33,15 +33,13 @@ STEP = "step:\n    rollout = actor.generate(prompts, max_tokens=8)\n    x = roll
 
 @pytest.mark.parametrize("line", ["x = x + 1", "x = x * x - x", "x = exp(x) - mean(x)"])
 def test_a_long_program_takes_no_longer_by_line(line: str) -> None:
-    text = HEAD + STEP + f"    {line}\n" * 600 + "    report x = mean(x)\n"
-    text += "    train actor(lr=1):\n        y = actor.logprobs(rollout)\n"
-    text += (
-        "".join(f"        {line}\n" for _ in range(600)).replace("x", "y").replace("eyp", "exp")
-        + "        minimize mean(y)\n"
-    )
-    began = time.perf_counter()
-    assert compile_fully(text)
-    assert time.perf_counter() - began < 20
+    def work(lines: int) -> None:
+        text = HEAD + STEP + f"    {line}\n" * lines + "    report x = mean(x)\n"
+        text += "    train actor(lr=1):\n        y = actor.logprobs(rollout)\n"
+        text += f"        {line}\n".replace("x", "y").replace("eyp", "exp") * lines + "        minimize mean(y)\n"
+        assert compile_fully(text)
+
+    assert grows_with_its_size(work, 40)
 
 
 def test_defs_that_double_do_not_explode() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,10 +140,8 @@ def test_steps_that_fail(opened: Callable[..., Environment], step: str, code: st
     )
     episode = opened(text, ", timeout=0.4")("row 3")
     episode.reset({"prompt": "do it"})
-    begun = time.monotonic()
     with pytest.raises(RunError) as caught:
         episode.step("ls")
-    assert time.monotonic() - begun < 3
     found = caught.value.diagnostics[0]
     assert (found.code, found.message, found.hint) == (code, message, hint + "there: prompt = 'do it'")
     if code in ("E0726", "E0727"):
@@ -169,7 +166,7 @@ def test_an_episode_that_another_one_has_ended_says_so(opened: Callable[..., Env
 @pytest.mark.parametrize(
     ("call", "text", "message", "hint"),
     [
-        ('python("rewards.py:Shel")', SHELL, "E0722: there is no 'Shel' in 'rewards.py'", "did you mean 'Shell'?"),
+        ('python("rewards.py:Shel")', SHELL, "E0722: there is no 'Shel' in 'rewards.py'", "did you mean `Shell`?"),
         (
             'python("rewards.py:Shell")',
             "class Shell:\n    def reset(self, row): ...",
@@ -180,7 +177,7 @@ def test_an_episode_that_another_one_has_ended_says_so(opened: Callable[..., Env
             'python("rewards.py:Shell", imag=3)',
             SHELL,
             "E0702: 'imag' is neither an option of `python` nor a parameter of `Shell`",
-            "did you mean 'image'?",
+            "did you mean `image`?",
         ),
         (
             'python("rewards.py:Shell")',

@@ -392,9 +392,14 @@ def test_run_takes_a_plan_file(
     ]
     assert rewards[0] == rewards[1]
     assert json.loads((tmp_path / "b/run.json").read_text())["program"] == "plans/tiny.plan.json"
+    # What was run is kept under the name of what it is, and a run that takes the folder over leaves only its own.
+    assert (tmp_path / "b/plan.json").read_text() == (tmp_path / "plans/tiny.plan.json").read_text()
+    assert not (tmp_path / "b/program.rlf").exists() and not (tmp_path / "a/plan.json").exists()
     assert (tmp_path / "a/models/actor/model.safetensors").read_bytes() == (
         tmp_path / "b/models/actor/model.safetensors"
     ).read_bytes()
+    assert status(["run", "tiny.rlf", "--steps", "1", "--threads", "1", "--out", "b", "--overwrite"]) == 0
+    assert (tmp_path / "b/program.rlf").exists() and not (tmp_path / "b/plan.json").exists()
 
 
 def test_what_a_plan_file_holds_can_be_looked_at(
