@@ -45,9 +45,6 @@ WARM = 1
 REWARDS = """
 def exact_match(prompts, completions, completion_ids, **columns):
     return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
-
-
-math_verify = exact_match
 """
 
 
@@ -70,7 +67,7 @@ class Program:
     set: Mapping[str, str]
 
     def compiled(self, folder: Path, schedule: str) -> Compiled:
-        text = (ALGORITHMS / f"{self.algorithm}.rlf").read_text()
+        text = (ALGORITHMS / f"{self.algorithm}.rlf").read_text().replace("rlgraph.rewards:", "rewards.py:")
         for old, new in self.swaps.items():
             assert old in text, old
             text = text.replace(old, new)

@@ -104,6 +104,28 @@ def test_two_runs_at_once_have_two_folders(folder: Path) -> None:
     assert said == ["wrote runs/tiny-1/metrics.jsonl", "wrote runs/tiny-2/metrics.jsonl"]
 
 
+def test_a_program_that_lies_elsewhere(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its data, rewards and models are looked for in the folder of the command too, whatever the command is."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "tiny.rlf"
+    (folder / "tiny.rlf").rename(elsewhere)
+    program = str(elsewhere)
+    assert told(capsys, "run", program, "--steps", "1", "--out", "first")[0] == 0
+    trained = ("--set", 'actor=causal_lm("first/models/actor")')
+    code, _, err = told(capsys, "run", program, "--steps", "1", "--out", "second", *trained)
+    assert code == 0, err
+    assert told(capsys, "compile", program, *trained, "--emit", "plan", "-o", "plans")[0] == 0
+    assert told(capsys, "run", "plans/tiny.plan.json", "--steps", "1")[0] == 0
+    assert told(capsys, "simulate", program, *trained, "--cluster", "1x2:cpu")[0] == 0
+    elsewhere.write_text(elsewhere.read_text().replace("mean(reward)", "mean(rollout.level)"))
+    assert "E0204" in told(capsys, "check", program)[2]
+    # What is beside the program comes first.
+    write_tiny(elsewhere.parent, rewards="def score(completions, **columns):\n    raise RuntimeError('elsewhere')\n")
+    code, _, err = told(capsys, "run", program, "--steps", "1")
+    assert code == 4 and "RuntimeError: elsewhere" in err
+
+
 def metrics(folder: Path) -> list[float]:
     return [json.loads(line)["reward"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

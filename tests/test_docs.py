@@ -6,8 +6,10 @@ See `documents.py` for what the fences mean.
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +19,12 @@ import torch
 import rlgraph
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
+from rlgraph.cli import status
 from rlgraph.codes import registry
 from rlgraph.errors import ProgramError
 from rlgraph.passes.pipeline import PIPELINE, run_passes
 from tests.documents import (
+    MODEL,
     PAGES,
     ROOT,
     TINY,
@@ -197,6 +201,29 @@ def test_every_group_of_codes_is_told() -> None:
 def test_nothing_of_a_workplace_is_named() -> None:
     for page in PAGES:
         assert not re.search(r"/work\b|\.\./shared|\bissue #?\d", page.read_text("utf-8")), page
+
+
+def test_the_commands_for_data_of_ones_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the README, in a folder that has what it says, with a model that is small, for one step."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(16)]
+    Path("grpo.rlf").write_text((ROOT / "rlgraph/algorithms/grpo.rlf").read_text("utf-8"))
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (ROOT / "README.md").read_text("utf-8").split("## Run it on your data")[1]
+    shown = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert shown
+    model = MODEL.replace("max_position_embeddings=128", "max_position_embeddings=1100")
+    smaller = {'base="Qwen/Qwen2.5-0.5B-Instruct"': f"base={model}", "100": "1"}
+    commands = [
+        [smaller.get(word, word) for word in shlex.split(line, comments=True)]
+        for line in shown[1].replace("\\\n", " ").splitlines()
+    ]
+    assert [command[:2] for command in commands] == [["rlgraph", word] for word in ("check", "compile", "run")]
+    for command in commands:
+        assert status(command[1:]) == 0, capsys.readouterr().err
+    assert len(Path("runs/grpo-1/metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_wrong_programs_raise() -> None:

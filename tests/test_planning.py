@@ -13,6 +13,7 @@ from rlgraph.compilation import planning
 from rlgraph.dsl.check import check
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
 from rlgraph.errors import Source
+from rlgraph.foreign.files import Folders
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 PROGRAM = """\
@@ -29,7 +30,7 @@ SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_v
 
 def shapes(source: str, folder: Path = Path()) -> dict[str, Shape | UnsupportedModel]:
     program, _ = check(Source("a.rlf", PROGRAM.format(source=source)))
-    return planning.find_shapes(program, folder)
+    return planning.find_shapes(program, Folders(folder))
 
 
 def random(family: str, fields: dict[str, Any]) -> str:

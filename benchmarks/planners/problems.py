@@ -20,6 +20,7 @@ from rlgraph.cost.constants import GPU
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.foreign.files import Folders
 from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.problem import Problem
@@ -92,7 +93,7 @@ class Case:
         program = compiled.program
         fixed = Lengths((float(TOKENS),))
         found = tasks(program, main_step(program), Workload(fixed, fixed))
-        return found, components(program, compiled.schedule, find_shapes(program, Path()), found)
+        return found, components(program, compiled.schedule, find_shapes(program, Folders(Path())), found)
 
     def problem(self, kind: type[Options] = Options) -> Problem:
         """With nothing worked out yet."""

@@ -47,7 +47,7 @@ def check(
             from rlgraph.compilation.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
-        return checked(opened.source, changes(texts), columns=columns_in(opened.folder))[1]
+        return checked(opened.source, changes(texts), columns=columns_in(opened.folders))[1]
     except ProgramError as error:
         return with_quotes(error.diagnostics)
 

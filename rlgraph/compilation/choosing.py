@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rlgraph.compilation.planning import find_shapes
@@ -13,16 +12,17 @@ from rlgraph.cost.peak import Peak, peaks
 from rlgraph.dsl.schedule import Schedule, operations
 from rlgraph.enginespec.registry import engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question, choose
 
 
-def chosen(program: Program, schedule: Schedule, folder: Path, target: Target) -> Choice:
+def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
     """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape
     is not known, and where nothing fits."""
-    asked = question(program, schedule, folder, target)
+    asked = question(program, schedule, folders, target)
     try:
         return choose(replace(asked, offload=False))
     except ProgramError:
@@ -44,9 +44,9 @@ def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
     return (Diagnostic("W0930", message, NO_SPAN, hint),)
 
 
-def question(program: Program, schedule: Schedule, folder: Path, target: Target) -> Question:
+def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:
     """What is searched for."""
-    shapes = find_shapes(program, folder)
+    shapes = find_shapes(program, folders)
     work = operations(program)
     wrong = [
         Diagnostic(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from rlgraph.compilation.saved import PlanFile, Sections
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import Diagnostic, Source, nearest
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.text import print_program
@@ -31,7 +32,7 @@ class Compilation:
 
     source: Source = field(repr=False)
     folder: Path
-    """Where the relative paths of the program begin."""
+    """The program's."""
     set: Mapping[str, str]
     """What was replaced in it, as expressions of the language."""
     stages: tuple[Stage, ...] = field(repr=False)
@@ -51,6 +52,11 @@ class Compilation:
     def program(self) -> Program:
         """After the last pass: what runs."""
         return self.stages[-1].program
+
+    @property
+    def folders(self) -> Folders:
+        """Where the relative paths of the program begin."""
+        return Folders(self.folder)
 
     @property
     def name(self) -> str:
@@ -77,12 +83,12 @@ class Compilation:
         from rlgraph.compilation.planning import Placed, find_shapes, here, placed
 
         if self.file is not None:
-            return Placed(self.file.plan, find_shapes(self.program, self.folder), ())
+            return Placed(self.file.plan, find_shapes(self.program, self.folders), ())
         if self.target is not None:
             from rlgraph.compilation.choosing import warnings
 
             return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice))
-        return placed(self.program, self.schedule, self.folder, here(self.devices))
+        return placed(self.program, self.schedule, self.folders, here(self.devices))
 
     @cached_property
     def choice(self) -> Choice:
@@ -90,7 +96,7 @@ class Compilation:
         from rlgraph.compilation.choosing import chosen
 
         assert self.target is not None, "without a cluster nothing is chosen"
-        return chosen(self.program, self.schedule, self.folder, self.target)
+        return chosen(self.program, self.schedule, self.folders, self.target)
 
     @property
     def plan(self) -> Plan:

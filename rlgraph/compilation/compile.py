@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def checked(opened: Opened, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
     """A program with its schedule, a path or a text. Raises ProgramError with everything that is wrong with them."""
     try:
-        found = check_all(opened.source, changes(settings), columns=columns_in(opened.folder))
+        found = check_all(opened.source, changes(settings), columns=columns_in(opened.folders))
     except ProgramError as error:
         raise ProgramError(with_quotes(error.diagnostics)) from None
     return found if schedule is None else with_schedule(found, open_program(schedule, "<schedule>"))

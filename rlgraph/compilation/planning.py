@@ -11,6 +11,7 @@ from typing import Any
 from rlgraph.dsl.schedule import Schedule, operations
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.known import find_config
@@ -30,9 +31,9 @@ class Placed:
     warnings: tuple[Diagnostic, ...]
 
 
-def placed(program: Program, schedule: Schedule, folder: Path, machine: Machine) -> Placed:
+def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> Placed:
     """Where a program runs. Raises ProgramError where that cannot be as the schedule wants it."""
-    shapes = find_shapes(program, folder)
+    shapes = find_shapes(program, folders)
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
@@ -79,25 +80,25 @@ def _unknown(model: Model) -> Diagnostic:
 # Shapes
 
 
-def find_shapes(program: Program, folder: Path) -> dict[str, Shape | UnsupportedModel]:
+def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
     """What can be known of each model without loading it; one that is out of reach is left out.
 
-    folder: where the relative paths of the program begin.
+    folders: where the relative paths of the program begin.
     """
     found: dict[str, Shape | UnsupportedModel] = {}
     for model in program.models:
         if model.copy_of:
             original = found.get(model.copy_of)
         else:
-            original = _shape(model.source, folder)
+            original = _shape(model.source, folders)
         if original is not None:
             found[model.name] = original
     return found
 
 
-def _shape(source: Constant, folder: Path) -> Shape | UnsupportedModel | None:
+def _shape(source: Constant, folders: Folders) -> Shape | UnsupportedModel | None:
     try:
-        config = _random(source, folder) if isinstance(source, Record) else _named(str(source), folder)
+        config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
         return shape_of(config) if config is not None else None
     except UnsupportedModel as error:
         return error
@@ -106,33 +107,33 @@ def _shape(source: Constant, folder: Path) -> Shape | UnsupportedModel | None:
         return None
 
 
-def _random(source: Record, folder: Path) -> dict[str, Any] | None:
+def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
     """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here."""
     fields = {name: plain(value) for name, value in source.options if value is not None}
     fields.pop("seed", None)
     tokenizer = fields.pop("tokenizer", None)
     if "vocab_size" not in fields:
-        size = _tokens(tokenizer, folder)
+        size = _tokens(tokenizer, folders)
         if size is None:
             return None
         fields["vocab_size"] = size
     return {**fields, "model_type": str(source.args[0])}
 
 
-def _tokens(tokenizer: Constant, folder: Path) -> int | None:
+def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
     """How many tokens a tokenizer has, special ones included."""
     if isinstance(tokenizer, Record):
         text = str(tokenizer.args[0]) if tokenizer.args else ""
         own = {"chars": len(text), "words": len(text.split()), "bytes": 256}
         return own[tokenizer.name] + _SPECIAL
-    file = folder / str(tokenizer) / "tokenizer.json"
+    file = folders.find(str(tokenizer)) / "tokenizer.json"
     if not file.is_file():
         return None
     vocabulary = json.loads(file.read_text("utf-8"))
     return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
 
 
-def _named(source: str, folder: Path) -> Mapping[str, Any] | None:
+def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
     """The configuration of a folder of the program, or of a name on the hub."""
-    local = folder / source
+    local = folders.find(source)
     return find_config(str(local) if local.is_dir() else source)

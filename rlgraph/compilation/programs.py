@@ -12,6 +12,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, near
 
 if TYPE_CHECKING:
     from rlgraph.dsl.tree import Expr
+    from rlgraph.foreign.files import Folders
     from rlgraph.ir.graph import Record
 
 LARGEST_BYTES = 1 << 20
@@ -29,7 +30,14 @@ class Opened:
 
     source: Source
     folder: Path
-    """Where the relative paths in it begin."""
+    """The program's."""
+
+    @property
+    def folders(self) -> Folders:
+        """Where the relative paths in it begin."""
+        from rlgraph.foreign.files import Folders
+
+        return Folders(self.folder)
 
 
 def open_program(program: str | Path, name: str = "<text>") -> Opened:
@@ -146,7 +154,7 @@ def _with_quotes(found: Diagnostic) -> Diagnostic:
     return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
-def columns_in(folder: Path) -> Callable[[Record], tuple[str, ...] | None]:
+def columns_in(folders: Folders) -> Callable[[Record], tuple[str, ...] | None]:
     """Looks at the columns of data files, without running anything."""
 
     def look(record: Record) -> tuple[str, ...] | None:
@@ -154,6 +162,6 @@ def columns_in(folder: Path) -> Callable[[Record], tuple[str, ...] | None]:
         from rlgraph.foreign.spec import Spec
 
         args, options = record.plain()
-        return columns(Spec(record.name, args, options, record.span), folder)
+        return columns(Spec(record.name, args, options, record.span), folders)
 
     return look

@@ -72,4 +72,4 @@ def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], 
 
 def _program(path: Path, settings: Mapping[str, str]) -> Checked:
     opened = open_file(str(path))
-    return check_all(opened.source, changes(settings), columns=columns_in(opened.folder))
+    return check_all(opened.source, changes(settings), columns=columns_in(opened.folders))

@@ -6,11 +6,11 @@ Needs the package `datasets`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec, need, one_text, only_options, text
 
 NOT_LOADED = "E0710"
@@ -38,9 +38,9 @@ def check(spec: Spec) -> None:
         text(spec, name, None)
 
 
-def open_source(spec: Spec, base: Path) -> DataSource:
+def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is there."""
-    del base  # hub names are not paths
+    del folders  # hub names are not paths
     need("datasets", "datasets", spec.span)
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
@@ -59,7 +59,7 @@ def open_source(spec: Spec, base: Path) -> DataSource:
     return make_source(spec, HubRows(loaded), f"'{name}'")
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """Not known without loading."""
-    del spec, base
+    del spec, folders
     return None

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
-from rlgraph.foreign.spec import UNREADABLE, Spec, find_file, one_text, only_options, resolve
+from rlgraph.foreign.files import Folders, find_file
+from rlgraph.foreign.spec import UNREADABLE, Spec, one_text, only_options
 
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"
@@ -59,10 +60,10 @@ def check(spec: Spec) -> None:
     only_options(spec, SHARED_OPTIONS)
 
 
-def open_source(spec: Spec, base: Path) -> DataSource:
+def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Find the rows of the file, and check that every line is one."""
     path = spec.args[0]
-    file = find_file(path, base, spec.at(0), "data file")
+    file = find_file(path, folders, spec.at(0), "data file")
     starts = array("Q")
     place = 0
     try:
@@ -82,10 +83,10 @@ def open_source(spec: Spec, base: Path) -> DataSource:
     return make_source(spec, JsonLines(path, file, spec.at(0), starts, stamp), f"'{path}'")
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """The columns of the first row; None where there is none to look at."""
     try:
-        file = resolve(spec.args[0], base)
+        file = folders.find(spec.args[0])
         if not file.is_file():
             return None
         with file.open("rb") as handle:

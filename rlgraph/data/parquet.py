@@ -6,12 +6,12 @@ Needs the package `pyarrow`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.foreign.spec import UNREADABLE, Spec, find_file, need, one_text, only_options, resolve
+from rlgraph.foreign.files import Folders, find_file
+from rlgraph.foreign.spec import UNREADABLE, Spec, need, one_text, only_options
 
 NOT_LOADED = "E0710"
 
@@ -36,10 +36,10 @@ def check(spec: Spec) -> None:
     only_options(spec, SHARED_OPTIONS)
 
 
-def open_source(spec: Spec, base: Path) -> DataSource:
+def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Read the table."""
     path = spec.args[0]
-    file = find_file(path, base, spec.at(0), "data file")
+    file = find_file(path, folders, spec.at(0), "data file")
     need("pyarrow", "parquet", spec.span)
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -57,10 +57,10 @@ def open_source(spec: Spec, base: Path) -> DataSource:
     return make_source(spec, ParquetRows(table), f"'{path}'")
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """The columns that the file's schema names; None where there is none to look at."""
     try:
-        file = resolve(spec.args[0], base)
+        file = folders.find(spec.args[0])
         if not file.is_file():
             return None
         import pyarrow.parquet as pq

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, Stream, make_source
 from rlgraph.errors import Diagnostic, RunError
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.report import Target, check_required, describe, failed_call, own_options, parse_target
 from rlgraph.foreign.spec import Spec, one_text, seconds
 from rlgraph.foreign.worker import Failure, Worker, Workers
@@ -75,10 +75,10 @@ def check(spec: Spec) -> None:
     seconds(spec, "timeout", DEFAULT_LIMIT_S)
 
 
-def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataSource:
+def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
     """Call the function."""
-    target = parse_target(spec.args[0], base, spec.at(0), spec.kind)
-    worker = (workers or Workers()).get(target.file)
+    target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
+    worker = (workers or Workers()).get(target.code)
     signature = describe(target, worker)
     arguments = own_options(spec, OPTIONS, signature, target.name)
     check_required(target, signature, arguments)
@@ -93,9 +93,9 @@ def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataS
     return make_source(spec, rows, f"`{target.name}`")
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """Not known without running the user's code."""
-    del spec, base
+    del spec, folders
     return None
 
 

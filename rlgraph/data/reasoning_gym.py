@@ -8,11 +8,11 @@ other options are the task's own.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, need, one_text, whole
 
 BAD_TASK = "E0713"
@@ -53,9 +53,9 @@ def check(spec: Spec) -> None:
     whole(spec, "start", 0, least=0)
 
 
-def open_source(spec: Spec, base: Path) -> DataSource:
+def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Set up the task."""
-    del base
+    del folders
     need("reasoning_gym", "reasoning_gym", spec.span)
     import reasoning_gym  # type: ignore[import-untyped]
 
@@ -75,9 +75,9 @@ def open_source(spec: Spec, base: Path) -> DataSource:
     return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'")
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """Alike for all tasks."""
-    del spec, base
+    del spec, folders
     return COLUMNS
 
 

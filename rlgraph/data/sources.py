@@ -6,11 +6,11 @@ A source is one file of this package, with the source's name.
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from rlgraph.data.base import DataSource
 from rlgraph.errors import Diagnostic, ProgramError, nearest
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec, flag, whole
 from rlgraph.foreign.worker import Workers
 
@@ -18,8 +18,8 @@ NO_SOURCE = "E0701"
 SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
 
 
-def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataSource:
-    """The source that `spec` describes; paths are relative to `base`, the folder of the program.
+def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
+    """The source that `spec` describes; its relative paths begin in `folders`.
 
     `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where
     the user's Python fails.
@@ -28,8 +28,8 @@ def open_source(spec: Spec, base: Path, workers: Workers | None = None) -> DataS
     if spec.kind == "python":
         from rlgraph.data import python
 
-        return python.open_source(spec, base, workers)
-    source: DataSource = _module(spec).open_source(spec, base)
+        return python.open_source(spec, folders, workers)
+    source: DataSource = _module(spec).open_source(spec, folders)
     return source
 
 
@@ -44,7 +44,7 @@ def check_source(spec: Spec) -> None:
     flag(spec, "shuffle", False)
 
 
-def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """The columns that the data will have; None where that is not known without much work or the user's code.
 
     It raises nothing: a file that is not here may be where the run will be.
@@ -53,7 +53,7 @@ def columns(spec: Spec, base: Path) -> tuple[str, ...] | None:
         check_source(spec)
     except ProgramError:
         return None
-    found: tuple[str, ...] | None = _module(spec).columns(spec, base)
+    found: tuple[str, ...] | None = _module(spec).columns(spec, folders)
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import importlib
 import importlib.util
 import inspect
 import math
@@ -39,14 +40,17 @@ class Wrong(Exception):
 class Child:
     """The user's module and the objects made from it."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, file: str, name: str) -> None:
+        """name: of a module that is imported as others are; empty: the file is loaded by itself."""
+        self.file, self.name = file, name
         self.module: ModuleType | None = None
         self.objects: dict[int, Any] = {}
         self.runner = asyncio.Runner()
 
     def load(self) -> ModuleType:
-        """The user's file as a module, under a name that cannot hide another module."""
+        """The user's module; a file has a name as a module that cannot hide another one."""
+        if self.module is None and self.name:
+            self.module = importlib.import_module(self.name)
         if self.module is None:
             name = f"rlgraph_foreign_{Path(self.file).stem}"
             sys.path.insert(0, str(Path(self.file).parent))
@@ -210,9 +214,9 @@ def main() -> None:
     link = Connection(handles[0])
     log: TextIO = os.fdopen(handles[1], "w")
     faulthandler.enable(log)
-    sys.path[:], file = link.recv()
+    sys.path[:], file, module = link.recv()
     sys.argv[:] = [file]
-    child = Child(file)
+    child = Child(file, module)
     threading.Thread(target=end_with, args=(handles[0],), daemon=True).start()
     while True:
         try:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.functions import DEFAULT_LIMIT_S
 from rlgraph.foreign.report import (
     Signature,
@@ -117,16 +117,16 @@ class Environment:
             worker.close()
 
 
-def open_environment(spec: EnvironmentSpec, base: Path, workers: Workers | None = None) -> Environment:
+def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers | None = None) -> Environment:
     """The environment that a program declares; this loads the user's file, so only a run may do it.
 
     With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
     """
     check_environment(spec)
-    target = parse_target(spec.args[0], base, spec.at(0), spec.kind)
+    target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.file, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
     signature = describe(target, processes[0])
     constants = own_options(spec, OPTIONS, signature, target.name)
     _check_class(target, signature)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.report import (
     BAD_SIGNATURE,
     Signature,
@@ -36,7 +37,7 @@ from rlgraph.foreign.spec import (
     seconds,
     whole,
 )
-from rlgraph.foreign.worker import IMPORT_LIMIT_S, Failure, TimedOut, Worker, Workers, Wrong
+from rlgraph.foreign.worker import IMPORT_LIMIT_S, Code, Failure, TimedOut, Worker, Workers, Wrong
 
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
@@ -203,21 +204,21 @@ class _Rows:
         return {**seen, **{name: self.shown[name][row] for name in rest}}
 
 
-def open_function(spec: FunctionSpec, base: Path, workers: Workers | None = None) -> RewardFunction:
+def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None = None) -> RewardFunction:
     """The function that a program declares; this loads the user's file, so only a run may do it.
 
-    `base` is the folder of the program. With the same `workers`, two functions of one file share its module;
+    Relative paths begin in `folders`. With the same `workers`, two functions of one file share its module;
     without, the function has processes of its own. Raises `ProgramError`.
     """
     check_function(spec)
     if spec.kind == "python":
-        target = parse_target(spec.args[0], base, spec.at(0), spec.kind)
+        target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     else:
         need("reasoning_gym", "reasoning_gym", spec.span)
         file = Path(__file__).with_name("verify.py")
-        target = Target("reasoning_gym", file, "reasoning_gym", spec.span, ours=True)
+        target = Target("reasoning_gym", Code(file), "reasoning_gym", spec.span, ours=True)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.file, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
     signature = describe(target, processes[0])
     constants = own_options(spec, OPTIONS, signature, target.name)
     if spec.kind == "reasoning_gym" and spec.args:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, nearest
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, find_file
-from rlgraph.foreign.worker import IMPORT_LIMIT_S, Died, Failure, Raised, TimedOut, Worker, Wrong
+from rlgraph.foreign.files import NO_FILE, Folders, find_file, find_module, is_module, search_path
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec
+from rlgraph.foreign.worker import IMPORT_LIMIT_S, Code, Died, Failure, Raised, TimedOut, Worker, Wrong
 
 NO_NAME = "E0722"
 NO_IMPORT = "E0723"
@@ -22,11 +23,11 @@ DIED = "E0728"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing in a file of the user's: `rewards.py:exact_match`."""
+    """One thing in a file or a module of the user's: `rewards.py:exact_match`."""
 
     path: str
-    """The file, as the program names it."""
-    file: Path
+    """The file or the module, as the program names it."""
+    code: Code
     name: str
     span: Span
     ours: bool = False
@@ -46,14 +47,21 @@ class Signature:
     """It takes `**kwargs`."""
 
 
-def parse_target(reference: str, base: Path, span: Span, kind: str) -> Target:
-    """The file and the name in `"rewards.py:exact_match"`; the file is there."""
+def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Target:
+    """The file and the name in `"rewards.py:exact_match"`, or the module and the name in
+    `"rlgraph.rewards:exact_match"`; it is there."""
     path, colon, name = reference.rpartition(":")
     if not colon or not path or not name.isidentifier():
-        message = f"`{kind}` takes a file and a name in it, with a colon between, not '{reference}'"
+        message = f"`{kind}` takes a file or a module and a name in it, with a colon between, not '{reference}'"
         hint = f'as in `{kind}("rewards.py:exact_match")`'
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, span, hint))
-    return Target(path, find_file(path, base, span, "Python file"), name, span)
+    if not is_module(path):
+        return Target(path, Code(find_file(path, folders, span, "Python file")), name, span)
+    file = find_module(path, folders)
+    if file is None:
+        hint = f'install it where rlgraph runs; a file is named with its ending: `{kind}("{path}.py:{name}")`'
+        raise ProgramError(Diagnostic(NO_FILE, f"there is no module '{path}'", span, hint))
+    return Target(path, Code(file, path, tuple(search_path(folders))), name, span)
 
 
 def describe(target: Target, worker: Worker) -> Signature:
@@ -183,7 +191,8 @@ def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
     if not failure.line or target.ours:
         return ()
     file = Path(failure.file)
-    path = target.path if file == target.file.resolve() else _beside(file, target.file.resolve().parent)
+    main = target.code.file.resolve()
+    path = target.path if file == main and not target.code.module else _beside(file, main.parent)
     try:
         source = Source(path, file.read_text(errors="replace"))
     except OSError:

@@ -1,23 +1,20 @@
 """What a declaration says about data, a function or an environment, and the checks that all of them share.
 
 `jsonl("gsm8k.jsonl", batch=512)` is `Spec("jsonl", ("gsm8k.jsonl",), {"batch": 512}, span)`. Nothing here
-opens a file but to look whether it is there.
+looks at a file.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Span, nearest
 
 BAD_ARGUMENT = "E0702"
-NO_FILE = "E0703"
 UNREADABLE = "E0704"
 NOT_INSTALLED = "E0709"
 
@@ -101,48 +98,3 @@ def need(module: str, extra: str, span: Span) -> None:
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
         raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, f'pip install "rlgraph[{extra}]"'))
-
-
-def resolve(path: str, base: Path) -> Path:
-    """A path of a program: relative to the folder of its `.rlf` file, `base`."""
-    return base / Path(path).expanduser()
-
-
-def find_file(path: str, base: Path, span: Span, what: str) -> Path:
-    """The file that a program names `path`; it is there, is a regular file, and may be read.
-
-    `what` is the user's word for it: `data file`.
-    """
-    file = resolve(path, base)
-    if file.is_dir():
-        hint = _nearby(file, "")
-        raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is a folder, not a {what}", span, hint))
-    if not file.exists():
-        raise ProgramError(Diagnostic(NO_FILE, f"there is no {what} '{path}'", span, _missing_hint(path, file)))
-    if not file.is_file():
-        raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is not a regular file", span))
-    if not os.access(file, os.R_OK):
-        hint = "the user who runs this needs the right to read it"
-        raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: permission denied", span, hint))
-    return file
-
-
-def _missing_hint(path: str, file: Path) -> str:
-    if not file.parent.is_dir():
-        return f"there is no folder '{file.parent}' either"
-    try:
-        near = nearest(file.name, sorted(os.listdir(file.parent)))
-    except OSError:
-        near = ""
-    where = f"looked in '{file.parent}': paths are relative to the program's folder"
-    return near or _nearby(file.parent, file.suffix) or where
-
-
-def _nearby(folder: Path, suffix: str) -> str:
-    """The files with `suffix` that lie in `folder`."""
-    try:
-        names = [name for name in sorted(os.listdir(folder)) if name.endswith(suffix) and name[0] != "."]
-    except OSError:
-        return ""
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"in '{folder}' there is: {shown}" if names else ""

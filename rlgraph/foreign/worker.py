@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,17 @@ IMPORT_LIMIT_S = 600.0
 """For loading a user's file: it may load a model."""
 _GRACE_S = 2.0
 """What the process may take longer than the limit to end itself before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a process loads: a file, or a module by its name."""
+
+    file: Path
+    """Of a module too."""
+    module: str = ""
+    search: tuple[str, ...] = ()
+    """The folders in which modules are looked for; empty: those of this process."""
 
 
 class Failure(Exception):
@@ -97,10 +108,10 @@ class _Process:
 
 
 class Worker:
-    """One process for one file of the user's; started when first needed, and again after it has ended."""
+    """One process for one file or module of the user's; started when first needed, and again after it has ended."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file.resolve()
+    def __init__(self, code: Code) -> None:
+        self.code = replace(code, file=code.file.resolve())
         self.generation = 1
         """Goes up when the process ends, and the objects in it with it."""
         self._process: _Process | None = None
@@ -149,7 +160,7 @@ class Worker:
             handles = (theirs.fileno(), log.fileno())
             popen = subprocess.Popen(command, pass_fds=handles, start_new_session=True)
         process = _Process(popen, Connection(ours.detach()), log)
-        process.link.send((sys.path, str(self.file)))
+        process.link.send((list(self.code.search) or sys.path, str(self.code.file), self.code.module))
         self._process = process
         self._end = weakref.finalize(self, process.end)
         return process
@@ -184,7 +195,7 @@ class Worker:
         code = process.popen.wait()
         process.log.seek(0)
         dump = process.log.read().decode(errors="replace")
-        file, line = _place(dump, str(self.file))
+        file, line = _place(dump, str(self.code.file))
         if passed_s >= limit_s and "Timeout" in dump:
             return TimedOut(limit_s, file, line)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -192,14 +203,14 @@ class Worker:
 
 
 class Workers:
-    """The processes of one run: one for each file, so that two functions of a file share its module."""
+    """The processes of one run: one for each file or module, so that two functions of a file share its module."""
 
     def __init__(self) -> None:
-        self._workers: dict[tuple[Path, int], Worker] = {}
+        self._workers: dict[tuple[Path, str, int], Worker] = {}
 
-    def get(self, file: Path, slot: int = 0) -> Worker:
-        """The process number `slot` for `file`."""
-        return self._workers.setdefault((file.resolve(), slot), Worker(file))
+    def get(self, code: Code, slot: int = 0) -> Worker:
+        """The process number `slot` for `code`."""
+        return self._workers.setdefault((code.file.resolve(), code.module, slot), Worker(code))
 
     def close(self) -> None:
         """End them all."""

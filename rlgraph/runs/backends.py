@@ -58,7 +58,7 @@ def open_backend(
         options.threads or 1,
         options.block,
         options.token_budget,
-        folder=compiled.folder,
+        folder=compiled.folder.absolute(),
         record=options.record and options.record.resolve(),
         replay=options.replay and options.replay.resolve(),
     )
@@ -106,7 +106,7 @@ def open_ray(
         model.name: Elsewhere(
             backend,
             model.name,
-            model_spec(program, model, compiled.folder),
+            model_spec(program, model, compiled.folders),
             model.frozen or model.name not in dict(compiled.plan.owners),
         )
         for model in program.models

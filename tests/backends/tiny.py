@@ -41,8 +41,6 @@ def exact_match(prompts, completions, completion_ids, **columns):
     """All 1 for some prompts, so that groups without spread are there."""
     return [1.0 if p.startswith("b") else (3 * sum(ids) + len(ids)) % 5 / 4 for p, ids in zip(prompts, completion_ids)]
 
-math_verify = exact_match
-
 def spread(prompts, completions, completion_ids, **columns):
     return [(3 * sum(ids) + len(ids)) % 7 / 6 for ids in completion_ids]
 
@@ -100,8 +98,9 @@ one a gradient of the wrong length is seen."""
 
 def shipped(name: str, swaps: Mapping[str, str] | None = None) -> str:
     """The text of an algorithm that ships, with lengths and rates that have no parameter replaced, and `EPS` in each
-    `train` that does not say its own."""
-    text = swap((ALGORITHMS / f"{name}.rlf").read_text(), swaps or {})
+    `train` that does not say its own. Its rewards are those of `data_folder`."""
+    text = (ALGORITHMS / f"{name}.rlf").read_text().replace("rlgraph.rewards:", "rewards.py:")
+    text = swap(text, swaps or {})
     return re.sub(r"(train \w+\((?!.*eps=).*)\):", rf"\1, eps={EPS}):", text)
 
 

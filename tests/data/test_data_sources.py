@@ -15,6 +15,7 @@ import pytest
 from rlgraph.data import Cursor, Reader, check_source, column, columns, open_source
 from rlgraph.errors import ProgramError, RlgraphError, RunError
 from rlgraph.foreign import Workers
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 
 Declare = Callable[[str], Spec]
@@ -27,7 +28,7 @@ def jsonl(folder: Path, *rows: Any, name: str = "d.jsonl") -> Path:
 
 def first(spec: Spec, base: Path) -> list[dict[str, Any]]:
     """All rows of the first epoch in the order of the data."""
-    rows, ids, _ = Reader(open_source(spec, base), "d", 0).next(Cursor())
+    rows, ids, _ = Reader(open_source(spec, Folders(base)), "d", 0).next(Cursor())
     return [row for _, row in sorted(zip(ids, rows, strict=True), key=lambda pair: pair[0])]
 
 
@@ -36,7 +37,7 @@ def test_jsonl_skips_blank_lines_a_bom_and_windows_line_ends(declare: Declare, t
     (tmp_path / "d.jsonl").write_bytes(text.encode())
     spec = declare('data d = jsonl("d.jsonl")')
     assert first(spec, tmp_path) == [{"prompt": "é\u2028x"}, {"prompt": [{"role": "user", "content": "b"}]}]
-    assert columns(spec, tmp_path) == ("prompt",)
+    assert columns(spec, Folders(tmp_path)) == ("prompt",)
 
 
 def test_paths_may_be_absolute(declare: Declare, tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_parquet(declare: Declare, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     spec = declare('data d = parquet("d.parquet")')
     assert first(spec, tmp_path) == rows
-    assert columns(spec, tmp_path) == ("prompt", "answer")
+    assert columns(spec, Folders(tmp_path)) == ("prompt", "answer")
 
 
 def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
@@ -67,7 +68,7 @@ def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
     assert [row["prompt"] for row in held] == [row["prompt"] for row in whole[4:]]
     assert [row["index"] for row in held] == [4, 5]
     assert all(len(row["answer"]) <= 4 and row["task"] == "spell_backward" for row in whole)
-    assert columns(declare('data d = reasoning_gym("spell_backward")'), Path()) == tuple(whole[0])
+    assert columns(declare('data d = reasoning_gym("spell_backward")'), Folders(Path())) == tuple(whole[0])
 
 
 def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     assert first(spec, Path()) == [{"prompt": "a"}, {"prompt": "b"}]
     assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": None})]
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = hub("openai/gsm8k", split="tran")'), Path())
+        open_source(declare('data d = hub("openai/gsm8k", split="tran")'), Folders(Path()))
     assert str(caught.value) == (
         "error[E0710]: 'openai/gsm8k' cannot be loaded from the hub: "
         "ValueError: Unknown split 'tran'. It should be one of ['train'].\n"
@@ -102,10 +103,10 @@ def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Wo
         "def listed(n=3):\n    return [{'prompt': i} for i in range(n)]\n"
         "def yielded(n=3):\n    for i in range(n):\n        yield {'prompt': i}\n"
     )
-    listed = open_source(declare('data d = python("tasks.py:listed", n=4)'), tmp_path, workers)
+    listed = open_source(declare('data d = python("tasks.py:listed", n=4)'), Folders(tmp_path), workers)
     assert (listed.length, listed.shuffle) == (4, True)
     spec = declare('data d = python("tasks.py:yielded", batch=2)')
-    one, two = open_source(spec, tmp_path, workers), open_source(spec, tmp_path, workers)
+    one, two = open_source(spec, Folders(tmp_path), workers), open_source(spec, Folders(tmp_path), workers)
     reader, other = Reader(one, "d", 0), Reader(two, "d", 0)
     rows, ids, cursor = reader.next(Cursor())
     again, _, after = other.next(Cursor(0, 2))
@@ -120,9 +121,9 @@ def test_generators_may_be_endless_and_limited(declare: Declare, tmp_path: Path,
     (tmp_path / "tasks.py").write_text(
         "import itertools\ndef f():\n    for i in itertools.count():\n        yield {'prompt': i}\n"
     )
-    reader = Reader(open_source(declare('data d = python("tasks.py:f", batch=2)'), tmp_path, workers), "d", 0)
+    reader = Reader(open_source(declare('data d = python("tasks.py:f", batch=2)'), Folders(tmp_path), workers), "d", 0)
     assert reader.next(Cursor(0, 3000))[1] == [(0, 3000), (0, 3001)]
-    limited = open_source(declare('data d = python("tasks.py:f", batch=2, limit=3)'), tmp_path, workers)
+    limited = open_source(declare('data d = python("tasks.py:f", batch=2, limit=3)'), Folders(tmp_path), workers)
     assert Reader(limited, "d", 0).next(Cursor(0, 2))[1] == [(0, 2), (1, 0)]
 
 
@@ -131,9 +132,9 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
     loaded = set(sys.modules)
     spec = declare('data d = python("tasks.py:f", batch=2)')
     check_source(spec)
-    assert columns(spec, tmp_path) is None
+    assert columns(spec, Folders(tmp_path)) is None
     jsonl(tmp_path, {"a": 1})
-    assert columns(declare('data d = jsonl("d.jsonl", batch=2)'), tmp_path) == ("a",)
+    assert columns(declare('data d = jsonl("d.jsonl", batch=2)'), Folders(tmp_path)) == ("a",)
     assert not {name for name in set(sys.modules) - loaded if not name.startswith("rlgraph.data")}
 
 
@@ -154,7 +155,7 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
 def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"a": ')
     (tmp_path / "empty.jsonl").write_text("")
-    assert columns(declare(f"data d = {call}"), tmp_path) is None
+    assert columns(declare(f"data d = {call}"), Folders(tmp_path)) is None
 
 
 FILES: list[tuple[bytes, str, str]] = [
@@ -204,7 +205,7 @@ FILES: list[tuple[bytes, str, str]] = [
 def test_bad_files(declare: Declare, tmp_path: Path, content: bytes, message: str, hint: str) -> None:
     (tmp_path / "d.jsonl").write_bytes(content)
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = jsonl("d.jsonl")'), tmp_path)
+        open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
     code, text = message.split(": ", 1)
     lines = [f"error[{code}]: {text}", " --> p.rlf:1:16", "  |", '1 | data d = jsonl("d.jsonl")']
     lines += ["  |                ^^^^^^^^^"] + ([f"help: {hint}"] if hint else [])
@@ -212,12 +213,20 @@ def test_bad_files(declare: Declare, tmp_path: Path, content: bytes, message: st
 
 
 CALLS: list[tuple[str, str, str]] = [
-    ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl'", "did you mean `d.jsonl`?"),
-    ('jsonl("zzzzzzzz.jsonl")', "E0703: there is no data file 'zzzzzzzz.jsonl'", "in 'BASE' there is: d.jsonl"),
-    ('jsonl("no/e.jsonl")', "E0703: there is no data file 'no/e.jsonl'", "there is no folder 'BASE/no' either"),
+    ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl' in 'BASE' or in 'HERE'", "did you mean `d.jsonl`?"),
+    (
+        'jsonl("zzzzzzzz.jsonl")',
+        "E0703: there is no data file 'zzzzzzzz.jsonl' in 'BASE' or in 'HERE'",
+        "in 'BASE' there is: d.jsonl",
+    ),
+    (
+        'jsonl("no/e.jsonl")',
+        "E0703: there is no data file 'no/e.jsonl' in 'BASE' or in 'HERE'",
+        "there is no folder 'BASE/no' either",
+    ),
     (
         'jsonl("qqqqqqqq")',
-        "E0703: there is no data file 'qqqqqqqq'",
+        "E0703: there is no data file 'qqqqqqqq' in 'BASE' or in 'HERE'",
         "in 'BASE' there is: bad.parquet, d.jsonl, folder",
     ),
     ('jsonl("folder")', "E0703: 'folder' is a folder, not a data file", "in 'BASE/folder' there is: train.jsonl"),
@@ -277,29 +286,33 @@ CALLS: list[tuple[str, str, str]] = [
     ('reasoning_gym("spell_backward", seed=-1)', "E0702: `seed` must be a whole number of at least 0, not -1", ""),
     (
         'python("tasks.py:f")',
-        "E0703: there is no Python file 'tasks.py'",
-        "looked in 'BASE': paths are relative to the program's folder",
+        "E0703: there is no Python file 'tasks.py' in 'BASE' or in 'HERE'",
+        "",
     ),
 ]
 
 
 @pytest.mark.parametrize(("call", "message", "hint"), CALLS)
-def test_bad_declarations(declare: Declare, tmp_path: Path, call: str, message: str, hint: str) -> None:
+def test_bad_declarations(
+    declare: Declare, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, call: str, message: str, hint: str
+) -> None:
+    here = tmp_path_factory.mktemp("here")
     jsonl(tmp_path, {"a": 1}, {"a": 2})
     (tmp_path / "folder").mkdir()
     jsonl(tmp_path / "folder", {"a": 1}, name="train.jsonl")
     (tmp_path / "bad.parquet").write_bytes(b"")
     with pytest.raises(ProgramError) as caught:
-        open_source(declare(f"data d = {call}"), tmp_path)
+        open_source(declare(f"data d = {call}"), Folders(tmp_path, here))
     found = caught.value.diagnostics[0]
-    assert (f"{found.code}: {found.message}", found.hint) == (message, hint.replace("BASE", str(tmp_path)))
+    message, hint = (text.replace("BASE", str(tmp_path)).replace("HERE", str(here)) for text in (message, hint))
+    assert (f"{found.code}: {found.message}", found.hint) == (message, hint)
 
 
 def test_permission_denied(declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jsonl(tmp_path, {"a": 1})
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = jsonl("d.jsonl")'), tmp_path)
+        open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
     assert str(caught.value) == (
         "error[E0704]: 'd.jsonl' cannot be read: permission denied\n"
         " --> p.rlf:1:16\n  |\n"
@@ -311,7 +324,7 @@ def test_permission_denied(declare: Declare, tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_that_changes_during_the_run(declare: Declare, tmp_path: Path) -> None:
     jsonl(tmp_path, {"a": 1}, {"a": 2})
-    source = open_source(declare('data d = jsonl("d.jsonl")'), tmp_path)
+    source = open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
     jsonl(tmp_path, {"a": 11}, {"a": 2})
     with pytest.raises(RunError) as caught:
         Reader(source, "d", 0).next(Cursor())
@@ -419,7 +432,7 @@ def test_bad_rows_of_python(
     (tmp_path / "tasks.py").write_text(text)
     spec = declare(f'data d = python("tasks.py:f"{options})')
     with pytest.raises(RlgraphError) as caught:
-        Reader(open_source(spec, tmp_path, workers), "d", 0).next(Cursor())
+        Reader(open_source(spec, Folders(tmp_path), workers), "d", 0).next(Cursor())
     found = caught.value.diagnostics[0]
     assert found.hint == hint
     assert f"{found.code}: {found.message}".startswith(message)

@@ -61,17 +61,18 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import ProgramError, Source
 from rlgraph.foreign.spec import Spec
+from rlgraph.foreign.files import Folders
 from rlgraph.passes.pipeline import run_passes
 
 def look(record):
-    return columns(Spec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), Path())
+    return columns(Spec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), Folders(Path()))
 
 # Whatever rlgraph itself loads late is loaded now.
 import rlgraph.data.jsonl, rlgraph.data.parquet, rlgraph.data.hub, rlgraph.data.python, rlgraph.data.reasoning_gym
 check(Source("<warm>", 'algorithm w\\nuse "grpo.rlf"\\n'))
 for kind in ("jsonl", "parquet", "hub", "python", "reasoning_gym"):
-    columns(Spec(kind, ("nothing:here",), {}, Source("", "")), Path())
-    columns(Spec(kind, ("rows.jsonl",), {}, Source("", "")), Path())
+    columns(Spec(kind, ("nothing:here",), {}, Source("", "")), Folders(Path()))
+    columns(Spec(kind, ("rows.jsonl",), {}, Source("", "")), Folders(Path()))
 
 seen, text = [], Path(sys.argv[1]).read_text()
 source, before = Source(sys.argv[1], text), set(sys.modules)

@@ -19,6 +19,7 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Record
 from tests import golden
@@ -28,7 +29,7 @@ WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
 
 def data_columns(record: Record) -> tuple[str, ...] | None:
     given = {name: value for name, value in record.options if value is not None}
-    return columns(Spec(record.name, record.args, given, record.span), Path())
+    return columns(Spec(record.name, record.args, given, record.span), Folders(Path()))
 
 
 def said(text: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.foreign import Environment, Workers, open_environment
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 
 Declare = Callable[[str], Spec]
@@ -38,7 +39,9 @@ class Shell:
 @pytest.fixture
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., Environment]:
     def open_it(text: str, options: str = "") -> Environment:
-        return open_environment(declare(f'env e = python("rewards.py:Shell"{options})'), rewards(text), workers)
+        return open_environment(
+            declare(f'env e = python("rewards.py:Shell"{options})'), Folders(rewards(text)), workers
+        )
 
     return open_it
 
@@ -62,8 +65,8 @@ def test_two_environments_of_a_file_do_not_mix_their_objects(
     declare: Declare, rewards: Write, workers: Workers
 ) -> None:
     base = rewards(SHELL)
-    first = open_environment(declare('env e = python("rewards.py:Shell", image="1")'), base, workers)("row 0")
-    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), base, workers)("row 0")
+    first = open_environment(declare('env e = python("rewards.py:Shell", image="1")'), Folders(base), workers)("row 0")
+    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), Folders(base), workers)("row 0")
     first.reset({"prompt": "a", "answer": "x"})
     second.reset({"prompt": "b", "answer": "y"})
     assert first.step("x")[1] == 1.0
@@ -198,6 +201,6 @@ def test_bad_declarations(
     declare: Declare, rewards: Write, workers: Workers, call: str, text: str, message: str, hint: str
 ) -> None:
     with pytest.raises(ProgramError) as caught:
-        open_environment(declare(f"env e = {call}"), rewards(text), workers)
+        open_environment(declare(f"env e = {call}"), Folders(rewards(text)), workers)
     found = caught.value.diagnostics[0]
     assert (f"{found.code}: {found.message}", found.hint) == (message, hint)

@@ -11,6 +11,7 @@ import pytest
 
 from rlgraph.errors import ProgramError, RlgraphError, RunError
 from rlgraph.foreign import RewardFunction, Workers, check_function, open_function
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 
 Declare = Callable[[str], Spec]
@@ -20,7 +21,7 @@ Write = Callable[[str], Path]
 @pytest.fixture
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., RewardFunction]:
     def open_it(text: str, options: str = "") -> RewardFunction:
-        return open_function(declare(f'func f = python("rewards.py:f"{options})'), rewards(text), workers)
+        return open_function(declare(f'func f = python("rewards.py:f"{options})'), Folders(rewards(text)), workers)
 
     return open_it
 
@@ -77,8 +78,8 @@ def test_two_functions_of_a_file_share_its_module_and_siblings_can_be_imported(
         "def g(completions):\n    return [len(helper.loaded)]\n"
     )
     (base / "helper.py").write_text("loaded = []\n")
-    f = open_function(declare('func f = python("rewards.py:f")'), base, workers)
-    g = open_function(declare('func g = python("rewards.py:g")'), base, workers)
+    f = open_function(declare('func f = python("rewards.py:f")'), Folders(base), workers)
+    g = open_function(declare('func g = python("rewards.py:g")'), Folders(base), workers)
     assert f(["p"], ["c"]) == [2.0]
     assert g(["p"], ["c"]) == [2.0]
 
@@ -242,7 +243,7 @@ def test_a_column_that_the_data_lack(opened: Callable[..., RewardFunction]) -> N
 
 
 BAD: list[tuple[str, str, str, str]] = [
-    ('python("reward.py:f")', "", "E0703: there is no Python file 'reward.py'", "did you mean `rewards.py`?"),
+    ('python("reward.py:f")', "", "E0703: there is no Python file 'reward.py' in 'BASE'", "did you mean `rewards.py`?"),
     ('python("rewards.py:g")', "def gee(): ...", "E0722: there is no 'g' in 'rewards.py'", "it has: gee"),
     (
         'python("rewards.py:exact")',
@@ -260,7 +261,7 @@ BAD: list[tuple[str, str, str, str]] = [
     (
         'python("rewards.py")',
         "",
-        "E0702: `python` takes a file and a name in it, with a colon between, not 'rewards.py'",
+        "E0702: `python` takes a file or a module and a name in it, with a colon between, not 'rewards.py'",
         'as in `python("rewards.py:exact_match")`',
     ),
     (
@@ -295,6 +296,12 @@ BAD: list[tuple[str, str, str, str]] = [
         "E0723: 'rewards.py' cannot be loaded: No module named 'nopackage'",
         "install it where rlgraph runs, or put it beside the file",
     ),
+    (
+        'python("no.such.module:f")',
+        "",
+        "E0703: there is no module 'no.such.module'",
+        'install it where rlgraph runs; a file is named with its ending: `python("no.such.module.py:f")`',
+    ),
     ('python("rewards.py:f")', "x = {}['key']", "E0723: 'rewards.py' cannot be loaded: KeyError: 'key'", ""),
     ('python("rewards.py:f")', "import sys; sys.exit(3)", "E0723: 'rewards.py' cannot be loaded: SystemExit: 3", ""),
     (
@@ -317,15 +324,16 @@ def test_bad_declarations(
     declare: Declare, rewards: Write, workers: Workers, call: str, text: str, message: str, hint: str
 ) -> None:
     with pytest.raises(ProgramError) as caught:
-        open_function(declare(f"func f = {call}"), rewards(text), workers)
+        folder = rewards(text)
+        open_function(declare(f"func f = {call}"), Folders(folder, folder), workers)
     found = caught.value.diagnostics[0]
-    assert (f"{found.code}: {found.message}", found.hint) == (message, hint)
+    assert (f"{found.code}: {found.message}", found.hint) == (message.replace("BASE", str(folder)), hint)
     assert "Traceback" not in str(caught.value)
 
 
 def test_a_syntax_error_shows_its_line(declare: Declare, rewards: Write, workers: Workers) -> None:
     with pytest.raises(ProgramError) as caught:
-        open_function(declare('func f = python("rewards.py:f")'), rewards("x = 1\ndef f(:\n"), workers)
+        open_function(declare('func f = python("rewards.py:f")'), Folders(rewards("x = 1\ndef f(:\n")), workers)
     assert str(caught.value).endswith("note: it was here\n --> rewards.py:2:1\n  |\n2 | def f(:\n  | ^^^^^^^")
 
 
@@ -356,12 +364,12 @@ def gym_rows(declare: Declare) -> list[dict[str, Any]]:
     from rlgraph.data import Cursor, Reader, open_source
 
     spec = declare('data d = reasoning_gym("spell_backward", size=4, batch=4, shuffle=False)')
-    return Reader(open_source(spec, Path()), "d", 0).next(Cursor())[0]
+    return Reader(open_source(spec, Folders(Path())), "d", 0).next(Cursor())[0]
 
 
 def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers) -> None:
     rows = gym_rows(declare)
-    score = open_function(declare("func f = reasoning_gym()"), Path(), workers)
+    score = open_function(declare("func f = reasoning_gym()"), Folders(Path()), workers)
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns["prompt"]
     right = columns["answer"]
@@ -375,7 +383,7 @@ def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers)
         score(prompts, right, columns={**columns, "task": ["spell_backward"] * 3 + ["spel"]})
     found = caught.value.diagnostics[0]
     assert found.message == "`reasoning_gym` raised ValueError: reasoning_gym has no task 'spel', on row 3"
-    named = open_function(declare('func f = reasoning_gym("spell_backward")'), Path(), workers)
+    named = open_function(declare('func f = reasoning_gym("spell_backward")'), Folders(Path()), workers)
     del columns["task"]
     assert named(prompts, right, columns=columns) == [1.0] * 4
 
@@ -393,7 +401,7 @@ def test_an_answer_that_a_verifier_stumbles_over_scores_nothing(monkeypatch: pyt
 def test_reasoning_gym_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ProgramError) as caught:
-        open_function(declare("func f = reasoning_gym()"), Path())
+        open_function(declare("func f = reasoning_gym()"), Folders(Path()))
     assert str(caught.value) == (
         "error[E0709]: this needs the package 'reasoning_gym', which is not installed\n"
         " --> p.rlf:1:10\n  |\n"

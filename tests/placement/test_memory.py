@@ -9,6 +9,7 @@ import pytest
 from rlgraph.compilation.planning import find_shapes
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
 from rlgraph.models.families import count
 from rlgraph.models.shape import Shape
@@ -33,7 +34,7 @@ def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> No
     text = PROGRAM.format(models=TINY.format(options=""))
     found, _ = check(Source("a.rlf", text))
     program: Program = run_passes(found)[-1].program
-    shapes = find_shapes(program, Path())
+    shapes = find_shapes(program, Folders(Path()))
     shape = shapes["actor"]
     assert isinstance(shape, Shape)
     plan = planned(text, f"pool all = 4 devices\nplace {place}\n")

@@ -12,6 +12,7 @@ from rlgraph.dsl.check import check_all
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.passes.pipeline import run_passes
@@ -43,7 +44,7 @@ def planned(text: str, schedule: str = "", machine: Machine = Machine(), install
     if schedule:
         source = Source("a.rls", f"schedule {program.name}\n{schedule}")
         where = check_schedule(parse(source), program, source, found.scope)
-    return place(program, where, machine, find_shapes(program, Path()), installed)
+    return place(program, where, machine, find_shapes(program, Folders(Path())), installed)
 
 
 def tiny(schedule: str = "", installed: tuple[str, ...] = ALL, options: str = "", machine: Machine = Machine()) -> Plan:  # noqa: B008

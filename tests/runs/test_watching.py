@@ -10,6 +10,7 @@ from programs_on_disk import write_tiny
 from rich.console import Console
 
 import rlgraph
+from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Lines
 from rlgraph.runs.progress_bar import Bar
@@ -80,7 +81,7 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
         list(backend.steps(2))
     expected = backend.session.models["actor"].engine.state()
     weights = Elsewhere(
-        backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), tmp_path), frozen
+        backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path)), frozen
     )
     saved = tmp_path / to if to else None
     if saved:

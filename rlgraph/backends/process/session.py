@@ -21,6 +21,7 @@ from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign import Environment, RewardFunction, Workers, open_environment, open_function
+from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
 from rlgraph.ops.nodes import NODES
@@ -41,11 +42,18 @@ class Settings:
     micro_rows: int | None = None
     """Rows of a micro-batch at most, instead of a token budget."""
     folder: Path = field(default_factory=Path)
-    """Where relative paths of the program begin."""
+    """The program's."""
+    here: Path = field(default_factory=Path.cwd)
+    """The folder in which the command runs, whatever that of this process is."""
     record: Path | None = None
     """A folder for all that is sampled, which `recording` has claimed."""
     replay: Path | None = None
     """A recording, whose rows take the place of sampling."""
+
+    @property
+    def folders(self) -> Folders:
+        """Where relative paths of the program begin."""
+        return Folders(self.folder, self.here)
 
 
 @dataclass
@@ -124,7 +132,7 @@ class Session:
         self.initial = {state.name: state.initial for state in self.program.states}
 
     def _open_outside(self, outside: Outside) -> None:
-        base = self.settings.folder
+        folders = self.settings.folders
         if outside.kind == "buffer":
             self.first[outside.name] = None
             return
@@ -132,18 +140,19 @@ class Session:
         spec = Spec(outside.record.name, args, options, outside.record.span)
         if outside.kind == "data":
             check_source(spec)
-            self.readers[outside.name] = Reader(open_source(spec, base, self.workers), outside.name, self.settings.seed)
+            source = open_source(spec, folders, self.workers)
+            self.readers[outside.name] = Reader(source, outside.name, self.settings.seed)
             self.first[outside.name] = Cursor()
         elif outside.kind == "func":
-            self.functions[outside.name] = open_function(spec, base, self.workers)
+            self.functions[outside.name] = open_function(spec, folders, self.workers)
         else:
-            self.environments[outside.name] = open_environment(spec, base, self.workers)
+            self.environments[outside.name] = open_environment(spec, folders, self.workers)
 
     def _open_model(self, model: Model) -> None:
         if model.copy_of and model.copy_of not in self.models:
             return  # The original could not be loaded, and that has been said.
         try:
-            engine = self._open_engine(model, model_spec(self.program, model, self.settings.folder), self)
+            engine = self._open_engine(model, model_spec(self.program, model, self.settings.folders), self)
         except ModelRefused as error:
             hint = "take a model of another architecture: `rlgraph explain E0746` says what is tried"
             raise ProgramError(
@@ -173,8 +182,8 @@ class Session:
         self.workers.close()
 
 
-def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
-    """Where a model comes from; of a copy, where its original does. Relative paths begin in `folder`."""
+def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
+    """Where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
     model = _original(program, model)
     dtype = dict(model.options).get("dtype") or "float32"
     # A copy is made of what was loaded for its original.
@@ -182,7 +191,7 @@ def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
     generates = any(NODES[operation].generates for work in asked for operation in work)
     if not isinstance(model.source, Record):
         source = str(model.source)
-        local = folder / source
+        local = folders.find(source)
         return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype, generates=generates)  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
@@ -191,7 +200,7 @@ def model_spec(program: Program, model: Model, folder: Path) -> ModelSpec:
         raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
     family = str(model.source.args[0])
     assert isinstance(seed, int)
-    random = RandomSource(family, config, _tokenizer(tokenizer, folder), seed)
+    random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
     return ModelSpec(model.kind, random, dtype, generates=generates)  # type: ignore[arg-type]
 
 
@@ -216,7 +225,7 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
         problems += error.diagnostics
 
 
-def _tokenizer(value: Constant, folder: Path) -> TokenizerSpec | str:
+def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
     if isinstance(value, Record):
         if value.name == "chars":
             return Chars(str(value.args[0]))
@@ -225,7 +234,8 @@ def _tokenizer(value: Constant, folder: Path) -> TokenizerSpec | str:
         if value.name == "bytes":
             return Bytes()
     if isinstance(value, str):
-        return str(folder / value) if (folder / value).is_dir() else value
+        local = folders.find(value)
+        return str(local) if local.is_dir() else value
     raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")
 
 

@@ -1,0 +1,89 @@
+"""Files and modules that a program names: where they are looked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlgraph.errors import ProgramError
+from rlgraph.foreign import Workers, open_function
+from rlgraph.foreign.files import Folders, find_file, find_module
+from rlgraph.foreign.spec import Spec
+
+Declare = Callable[[str], Spec]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    found = Folders(tmp_path / "program", tmp_path / "here")
+    for folder in found.all():
+        folder.mkdir()
+    return found
+
+
+def test_beside_the_program_comes_first_and_then_the_folder_of_the_command(declare: Declare, folders: Folders) -> None:
+    span = declare('data d = jsonl("d.jsonl")').span
+    with pytest.raises(ProgramError) as caught:
+        find_file("d.jsonl", folders, span, "data file")
+    [found] = caught.value.diagnostics
+    assert found.message == f"there is no data file 'd.jsonl' in '{folders.program}' or in '{folders.here}'"
+    for folder in (folders.here, folders.program):
+        (folder / "d.jsonl").write_text("{}")
+        assert find_file("d.jsonl", folders, span, "data file") == folder / "d.jsonl"
+    assert find_file(str(folders.here / "d.jsonl"), folders, span, "data file") == folders.here / "d.jsonl"
+
+
+def test_what_may_have_been_meant_is_of_the_same_kind(declare: Declare, folders: Folders) -> None:
+    (folders.program / "reward_model.png").write_text("")
+    span = declare('func f = python("rewards.py:f")').span
+
+    def hint() -> str:
+        with pytest.raises(ProgramError) as caught:
+            find_file("rewards.py", folders, span, "Python file")
+        return caught.value.diagnostics[0].hint
+
+    assert hint() == ""
+    (folders.here / "reward.py").write_text("")
+    assert hint() == "did you mean `reward.py`?"
+
+
+def test_a_module_is_found_without_importing_what_it_lies_in(folders: Folders) -> None:
+    package = folders.here / "judges_of_mine"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "inner" / "sums.py").write_text("")
+    assert find_module("judges_of_mine.inner.sums", folders) == package / "inner" / "sums.py"
+    assert find_module("judges_of_mine.inner.sum", folders) is None
+    assert find_module("judges_of_yours", folders) is None
+    assert not any(name.startswith("judges_of_mine") for name in sys.modules)
+    found = find_module("rlgraph.rewards", folders)
+    assert found is not None and found.name == "rewards.py"
+
+
+def test_a_function_of_a_module_is_called(declare: Declare, folders: Folders, workers: Workers) -> None:
+    package = folders.here / "judges_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .sums import f\n")
+    (package / "sums.py").write_text("def f(completions):\n    return [len(each) for each in completions]\n")
+    for reference in ("judges_of_mine:f", "judges_of_mine.sums:f"):
+        opened = open_function(declare(f'func f = python("{reference}")'), folders, workers)
+        assert opened(["p", "q"], ["a", "bc"]) == [1.0, 2.0]
+
+
+def test_the_reward_that_ships(declare: Declare, folders: Folders, workers: Workers) -> None:
+    correct = open_function(declare('func f = python("rlgraph.rewards:exact_match")'), folders, workers)
+
+    def score(completion: str, answer: str | int) -> float:
+        [found] = correct(["p"], [completion], columns={"answer": [answer]})
+        return found
+
+    assert score("so 3 + 4 = 7", "7") == score("7.0", 7) == score("It is $1,000.", "1000") == 1
+    assert score("It is 1000", "first 500, then twice that #### 1,000") == 1
+    assert score("7 or 8", "7") == score("seven", "7") == score("", "7") == score("17", "7") == 0
+    assert score("The capital is Paris.", "paris") == score("x = a + b", "a + b") == 1
+    assert score("Paris is the capital", "paris") == score("", "paris") == score("x", "") == 0
+    message = [{"role": "assistant", "content": "it is 4"}]
+    assert correct([[{"role": "user", "content": "2+2"}]], ["it is 4"], columns={"answer": ["4"]}) == [1.0], message
