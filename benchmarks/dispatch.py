@@ -140,7 +140,7 @@ class Ours:
 
     def forget(self, count: int) -> None:
         """Lets the copies lack their rows again."""
-        self.backend.transport.dispatch.ledger.forget()
+        self.backend.transport.dispatch.ledger.finish(self.frame.step)
         ray.get(
             [self.backend.processes.call(("copies", rank), Worker.retain, self.frame.step, []) for rank in range(count)]
         )

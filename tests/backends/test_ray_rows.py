@@ -176,8 +176,8 @@ WHO: list[Address] = [("a", 0), ("a", 1), ("b", 0)]
 
 @given(st.data())
 def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
-    """Whatever was asked for before, in any order: what a process lacks is sent, and it finds the rows that are
-    meant."""
+    """Whatever was asked for before, in any order, of steps that are under way together: what a process lacks for a
+    step is sent once, it finds the rows that are meant, and forgets them with the step."""
     processes = Stores(WHO)
     ledger = Ledger(processes)  # type: ignore[arg-type]
     values: list[tuple[Remote, list[float]]] = []
@@ -185,17 +185,24 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
         holder, numbers = data.draw(st.sampled_from(WHO)), [100.0 * number + row for row in range(4)]
         remote, _ = _remote(number, len(numbers), holder)
         processes.stores[holder].put(
-            remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.tensor(numbers), (None,))
+            0, remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.tensor(numbers), (None,))
         )
         values.append((remote, numbers))
-    came: dict[Address, list[tuple[int, int]]] = {who: [] for who in WHO}
+    came: dict[tuple[Address, int], list[tuple[int, int]]] = {}
+    steps = [1, 2, 3]
     whole, all_numbers = (
         values[0][0].join([remote for remote, _ in values[1:]]),
         [each for _, numbers in values for each in numbers],
     )
-    for _ in range(data.draw(st.integers(1, 5))):
+    for _ in range(data.draw(st.integers(1, 7))):
+        if data.draw(st.integers(0, 4)) == 0 and len(steps) > 1:
+            over = Step(steps.pop(0), "step")
+            ledger.finish(over)
+            for store in processes.stores.values():
+                store.retain(over.number, [remote.pieces[0].key for remote, _ in values])
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
-        frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(1, "step"), elsewhere=True)
+        step = data.draw(st.sampled_from(steps))
+        frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(step, "step"), elsewhere=True)
         frame.add_rows(Rows(PROMPTS, len(places)))
         frame.values["x"] = whole.pick(torch.tensor(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
@@ -204,14 +211,14 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
         for who, delivery in zip(to, deliveries, strict=True):
             for wire in delivery.arriving:
                 for key, rows, packed in wire:
-                    came[who] += [(key[0], int(row)) for row in rows]
-                    processes.stores[who].arrive(key, rows, from_wire(packed))
+                    came.setdefault((who, step), []).extend((key[0], int(row)) for row in rows)
+                    processes.stores[who].arrive(step, key, rows, from_wire(packed))
             wanted = delivery.inputs["x"]
             assert isinstance(wanted, Wanted)
-            piece = Piece.join([processes.stores[who].take(key, long(rows)) for key, rows, _ in wanted.parts])
+            piece = Piece.join([processes.stores[who].take(key, long(rows), step) for key, rows, _ in wanted.parts])
             piece = piece if wanted.order is None else piece.take(wanted.order)
             assert piece.value.tolist() == [all_numbers[place] for place in places]
-    for who, rows in came.items():
+    for (who, _), rows in came.items():
         assert len(set(rows)) == len(rows)
         assert not any(values[number][0].pieces[0].holder == who for number, _ in rows)
 
@@ -219,13 +226,33 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
 def test_what_two_ranks_need_is_packed_once() -> None:
     processes = Stores(WHO)
     remote, _ = _remote(0, 4, ("b", 0))
-    processes.stores["b", 0].put(remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.arange(4.0), (None,)))
+    processes.stores["b", 0].put(1, remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.arange(4.0), (None,)))
     frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(1, "step"), elsewhere=True)
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
     ledger = Ledger(processes)  # type: ignore[arg-type]
     ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, Needs(("x",), [PROMPTS], ids=False)))
     assert processes.sent == [(("b", 0), [((0, 0, "x"), [0, 1, 2, 3])])]
+
+
+def test_what_a_step_made_and_got_goes_with_it() -> None:
+    """What a later step has stays, and what lives on."""
+    store, piece = Store(), flat([[1, 2], [3]])
+    rows = np.arange(2)
+    store.put(1, (1, 0, "x"), piece)
+    store.put(1, (1, 0, "buffer"), piece)
+    store.put(2, (2, 0, "x"), piece)
+    store.arrive(1, (3, 0, "y"), rows, piece)
+    store.arrive(2, (3, 0, "y"), rows[1:], piece.take(rows[1:]))
+    store.retain(1, [(1, 0, "buffer")])
+    assert told(store.take((1, 0, "buffer"), rows)) == told(store.take((2, 0, "x"), rows)) == told(piece)
+    assert told(store.take((3, 0, "y"), rows[1:], 2)) == told(piece)[1:]
+    for gone in (lambda: store.take((1, 0, "x"), rows), lambda: store.take((3, 0, "y"), rows, 1)):
+        with pytest.raises(AssertionError, match="is not here"):
+            gone()
+    store.retain(2, [])
+    with pytest.raises(AssertionError, match="is not here"):
+        store.take((1, 0, "buffer"), rows)
 
 
 # Shares

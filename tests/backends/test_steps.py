@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scheduled import apart, compiled
+from test_sim import WORKLOAD, Fixed
 from tiny import compile_text, data_folder, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Steps
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import reach, step_edges
@@ -52,7 +60,7 @@ step async(staleness=LAG):
 class Hand:
     """Fires the nodes of a step one by one, in their order."""
 
-    def __init__(self, backend: LocalBackend, number: int) -> None:
+    def __init__(self, backend: Steps, number: int) -> None:
         (self.phase,) = backend.program.phases
         self.backend, self.frame = backend, backend.frame(self.phase, number)
         self.nodes = list(self.phase.graph.nodes)
@@ -93,6 +101,30 @@ def table(frame: Frame) -> tuple[Any, ...]:
     return frame.rows["rollout"].ids, made.sequences.rows(), made.columns["logprobs"].tolist()
 
 
+def ahead(backend: Steps, count: int) -> Iterator[tuple[Frame, dict[str, float]]]:
+    """Runs steps whose rows are generated before the step before is trained, and between its nodes; their frames, each
+    when its step is over, with what there is to say about the machine."""
+    now = Hand(backend, 1)
+    now.give(dict(backend.first))
+    for number in range(2, count + 2):
+        later = Hand(backend, number)
+        while now.nodes:
+            if "rollout" not in now.frame.values:
+                now.fire()
+                continue
+            if "rollout" not in later.frame.values:
+                # A model is a name; the data goes on where this step has read it.
+                later.give({**backend.first, **now.left()})
+                while "rollout" not in later.frame.values:
+                    later.fire()
+                assert any(node.regions for node in now.nodes), "this step is not trained yet"
+            elif not later.nodes[0].regions:
+                later.fire()
+            now.fire()
+        yield now.frame, backend.finish(now.frame.step, {**backend.first, **now.left()})
+        now = later
+
+
 def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[list[Any], list[Any], Any]:
     """Metrics, samples and the last weights of steps that are run one after the other."""
     metrics, samples = [], []
@@ -116,30 +148,10 @@ def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) ->
     """The rows of a step are generated before the step before is trained, and between its nodes."""
     program = compile_text(AHEAD.replace("LAG", str(lag)))
     metrics, samples, last = in_turn(program, folder, tmp_path / "in turn", 3)
-    found: list[Frame] = []
     with recording(tmp_path / "ahead", program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "ahead"))
         try:
-            now = Hand(backend, 1)
-            now.give(dict(backend.first))
-            for number in (2, 3, 4):
-                ahead = Hand(backend, number)
-                while now.nodes:
-                    if "rollout" not in now.frame.values:
-                        now.fire()
-                        continue
-                    if "rollout" not in ahead.frame.values:
-                        # A model is a name; the data goes on where this step has read it.
-                        ahead.give({**backend.first, **now.left()})
-                        while "rollout" not in ahead.frame.values:
-                            ahead.fire()
-                        assert any(node.regions for node in now.nodes), "this step is not trained yet"
-                    elif not ahead.nodes[0].regions:
-                        ahead.fire()
-                    now.fire()
-                backend.finish(now.frame.step, {})
-                found.append(now.frame)
-                now = ahead
+            found = [frame for frame, _ in ahead(backend, 3)]
             weights_then = backend.session.models["actor"].engine.state()
         finally:
             backend.close()
@@ -150,6 +162,69 @@ def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) ->
     assert ahead_rows == recorded(tmp_path / "in turn")
     assert [each["age"] for each in metrics] == [min(number, lag) for number in range(3)]
     assert all(torch.equal(weights_then[name], last[name]) for name in last)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_frames_live_side_by_side_in_the_processes_of_a_plan(folder: Path, tmp_path: Path, lag: int) -> None:
+    """What a process made or was sent for a step that goes on outlives the steps that are over."""
+    text = AHEAD.replace("LAG", str(lag))
+    program = compile_text(text)
+    metrics, _, last = in_turn(program, folder, tmp_path / "in turn", 3)
+    made = compiled(text, {}, apart(program), folder)
+    with recording(tmp_path / "ahead", program.name, 0):
+        backend = RayBackend(made.program, made.plan, Settings(folder=folder, record=tmp_path / "ahead"), debug=True)
+        try:
+            found = []
+            workers = {group: worker for (group, _), worker in backend.processes.workers.items()}
+            for frame, _ in ahead(backend, 3):
+                found.append(frame.metrics)
+                over, stores = frame.step.number, [worker.store for worker in workers.values()]
+                held = [(step, name) for store in stores for (*_, name), (step, _) in store._made.items()]
+                assert {name for step, name in held if step <= over} <= {"prompts@1"}, "the data goes on there"
+                assert {step for step, _ in held if step > over} == {over + 1}
+                assert {step for store in stores for step in store._came} == {over + 1}
+            then = workers[made.plan.owner("actor").name].session.models["actor"].engine.tensors()
+        finally:
+            backend.close()
+    assert found == metrics
+    ahead_rows = recorded(tmp_path / "ahead")
+    ahead_rows.pop("step-000004")
+    assert ahead_rows == recorded(tmp_path / "in turn")
+    assert all(torch.equal(then[name], last[name]) for name in then)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_frames_live_side_by_side_in_a_simulation(folder: Path, lag: int) -> None:
+    """The same rows, as many of them, and as long; each row travels as often."""
+    text = AHEAD.replace("LAG", str(lag))
+    made = compiled(text, {}, apart(compile_text(text)), folder)
+
+    def told(frame: Frame, extra: dict[str, float]) -> tuple[Any, ...]:
+        rollout = frame.values["rollout"]
+        counts = extra["rows"], extra["tokens"]
+        return rollout.numbers.tolist(), rollout.prompt.tolist(), rollout.response.tolist(), counts
+
+    def simulation() -> SimBackend:
+        return SimBackend(made.program, made.plan, Fixed(), WORKLOAD)
+
+    backend = simulation()
+    [phase] = backend.program.phases
+    things, expected = backend.first, []
+    for number in (1, 2, 3):
+        frame = backend.frame(phase, number)
+        things = backend.run(phase, frame, things)
+        expected.append(told(frame, backend.finish(frame.step, things)))
+    in_turn, backend = backend, simulation()
+    assert [told(*found) for found in ahead(backend, 3)] == expected
+    assert expected[0] != expected[1]
+
+    def taken(works: Sequence[Work]) -> Counter[tuple[Any, ...]]:
+        # When weights travel is another matter: who works ahead needs them at other times.
+        named = ((work.name, work.rows, work.tokens, work.parts.get("transfer", 0.0)) for work in works)
+        return Counter(each for each in named if not each[0].startswith("sync"))
+
+    # A fourth step has begun.
+    assert taken(backend.works) > taken(in_turn.works)
 
 
 # Versions

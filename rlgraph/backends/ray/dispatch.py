@@ -25,6 +25,7 @@ from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
+from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
 from rlgraph.ir.types import Handle
@@ -38,8 +39,8 @@ class Dispatch:
         self.ledger = Ledger(processes)
         self.axes = axes(program)
         self._number, self._counting = 0, threading.Lock()
-        self._work: dict[tuple[Address, int], int] = {}
-        """For each process and work of this step the observer's number."""
+        self._work: dict[int, dict[tuple[Address, int], int]] = {}
+        """For each step that is under way, by process and work, the observer's number."""
 
     def fire(self, order: Order) -> Made:
         """Each data-parallel copy of the group does its share of the rows."""
@@ -54,9 +55,10 @@ class Dispatch:
             }
         )
 
-    def end_step(self) -> None:
-        self.ledger.forget()
-        self._work = {}
+    def finish(self, step: Step) -> None:
+        """A step is over."""
+        self.ledger.finish(step)
+        self._work.pop(step.number, None)
 
     def choose(self, order: Order) -> Tensor:
         _, receipts = self.ask(order, {0: order.frame})
@@ -171,7 +173,7 @@ class Dispatch:
         self, order: Order, number: int, sent: Sequence[tuple[Address, Delivery]], answers: Sequence[Receipt]
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
-        node, group = order.node, order.group
+        node, group, works = order.node, order.group, self._work.setdefault(order.step.number, {})
         for (address, delivery), answer in zip(sent, answers, strict=True):
             rows = max((told.size for told in delivery.rows), default=0)
             work = self.observer.span(
@@ -184,10 +186,10 @@ class Dispatch:
                 rows=rows,
                 tokens=answer.tokens,
             )
-            self._work[address, number] = work
+            works[address, number] = work
             for source, came in zip(delivery.senders(), answer.came, strict=True):
-                if source in self._work:
-                    self.observer.flow(self._work[source], work, "rows", came)
+                if source in works:
+                    self.observer.flow(works[source], work, "rows", came)
 
     def addressed(self, order: Order, ranks: Sequence[int], frame: Frame | None) -> Iterator[tuple[Address, Delivery]]:
         """The rows for each rank of a copy."""

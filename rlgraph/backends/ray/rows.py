@@ -14,6 +14,7 @@ from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
 from rlgraph.backends.ray.store import Wire, Wish, short
+from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis
 
 Source = Wanted | Whole | Given
@@ -36,13 +37,13 @@ class Delivery:
 
 
 class Ledger:
-    """Keeps the books of one step. Orders to a group go out in the order in which their rows were booked: who books for
-    a group has its pool meanwhile."""
+    """Keeps the books of every step that is under way. Orders to a group go out in the order in which their rows were
+    booked: who books for a group has its pool meanwhile."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self._came: dict[Address, dict[Key, np.ndarray]] = {}
-        """For each process and piece of somebody else which rows have come, bool [rows]."""
+        self._came: dict[int, dict[Address, dict[Key, np.ndarray]]] = {}
+        """For each step, process and piece of somebody else which rows have come, bool [rows]."""
 
     def deliver(self, to: Sequence[Address], frame: Frame, needs: Needs) -> list[Delivery]:
         """For each process the values of a frame, as far as it lacks them. All of them need the same."""
@@ -63,7 +64,7 @@ class Ledger:
             delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
 
     def _delivery(self, who: Address, frame: Frame, needs: Needs) -> Delivery:
-        lacking = _Lacking(who, self._came.setdefault(who, {}))
+        lacking = _Lacking(who, self._came.setdefault(frame.step.number, {}).setdefault(who, {}))
         # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
         last = sorted(
             needs.names,
@@ -76,9 +77,9 @@ class Ledger:
             rows.append(_rows_of(frame, axis, lacking.source(ids) if ids is not None else None))
         return Delivery(inputs, tuple(rows), lacking.found)
 
-    def forget(self) -> None:
-        """What came from others is dropped by everybody at the end of a step."""
-        self._came = {}
+    def finish(self, step: Step) -> None:
+        """What came from others for a step is dropped by everybody at its end."""
+        self._came.pop(step.number, None)
 
 
 def live(values: Iterable[Any]) -> dict[Address, set[Key]]:

@@ -95,33 +95,37 @@ class Store:
     """Pieces by their keys. Another thread may read while the process works."""
 
     def __init__(self) -> None:
-        self._made: dict[Key, Piece] = {}
-        self._came: dict[Key, tuple[np.ndarray, Piece]] = {}
-        """Rows of pieces that are elsewhere: which, and their values, in the order in which they came."""
+        self._made: dict[Key, tuple[int, Piece]] = {}
+        """With the number of the step that made each; 0: it was there before the first one."""
+        self._came: dict[int, dict[Key, tuple[np.ndarray, Piece]]] = {}
+        """For each step that is under way rows of pieces that are elsewhere: which, and their values, in the order in
+        which they came."""
         self._lock = threading.Lock()
 
-    def put(self, key: Key, piece: Piece) -> None:
+    def put(self, step: int, key: Key, piece: Piece) -> None:
         with self._lock:
-            self._made[key] = piece
+            self._made[key] = step, piece
 
-    def arrive(self, key: Key, places: np.ndarray, piece: Piece) -> None:
-        """Rows of another process's piece."""
+    def arrive(self, step: int, key: Key, places: np.ndarray, piece: Piece) -> None:
+        """Rows of another process's piece, for a step."""
         with self._lock:
-            if key in self._came:
-                before, held = self._came[key]
-                self._came[key] = np.concatenate([before, places]), Piece.join([held, piece])
+            came = self._came.setdefault(step, {})
+            if key in came:
+                before, held = came[key]
+                came[key] = np.concatenate([before, places]), Piece.join([held, piece])
             else:
-                self._came[key] = places, piece
+                came[key] = places, piece
 
-    def get(self, key: Key) -> Piece:
-        """A piece that was made here, or a value without rows that came."""
+    def get(self, key: Key, step: int | None = None) -> Piece:
+        """A piece that was made here, or a value without rows that came for a step."""
         with self._lock:
-            return self._made[key] if key in self._made else self._came[key][1]
+            return self._made[key][1] if step is None or key in self._made else self._came[step][key][1]
 
-    def take(self, key: Key, places: np.ndarray) -> Piece:
-        """Rows of a piece; all of them are here."""
+    def take(self, key: Key, places: np.ndarray, step: int | None = None) -> Piece:
+        """Rows of a piece that was made here, or that came for a step; all of them are here."""
         with self._lock:
-            made, came = self._made.get(key), self._came.get(key)
+            made = self._made[key][1] if key in self._made else None
+            came = None if step is None else self._came.get(step, {}).get(key)
         if made is not None:
             whole = places.shape[0] == made.rows and bool((places == np.arange(places.shape[0])).all())
             return made if whole else made.take(places)
@@ -130,12 +134,13 @@ class Store:
         order = np.argsort(have, kind="stable")
         return piece.take(order[np.searchsorted(have, places, sorter=order)])
 
-    def retain(self, keys: Iterable[Key]) -> None:
-        """Forgets all but these pieces, and all that came."""
+    def retain(self, step: int, keys: Iterable[Key]) -> None:
+        """A step and those before it are over: forgets what they made but for these pieces, and all that came for
+        them."""
         kept = set(keys)
         with self._lock:
-            self._made = {key: piece for key, piece in self._made.items() if key in kept}
-            self._came = {}
+            self._made = {key: made for key, made in self._made.items() if made[0] > step or key in kept}
+            self._came = {number: came for number, came in self._came.items() if number > step}
 
 
 # On the wire: tensors as numpy arrays, which Ray sends and maps without copying

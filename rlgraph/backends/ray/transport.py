@@ -44,7 +44,7 @@ class RayTransport:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        self.dispatch.end_step()
+        self.dispatch.finish(step)
         needed, who = live(things.values()), self.processes.who
         references = [self.processes.call(each, Worker.retain, step, sorted(needed.get(each, ()))) for each in who]
         self.processes.get(references, Request(who, "the end of the step"))

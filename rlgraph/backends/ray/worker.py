@@ -88,7 +88,7 @@ class Worker:
         models = {model.name for model in spec.program.models}
         held = {name: value for name, value in self.session.first.items() if name not in models}
         for name, value in held.items():
-            self.store.put((0, 0, name), Piece(Handle("buffer", name), value))
+            self.store.put(0, (0, 0, name), Piece(Handle("buffer", name), value))
         return list(held)
 
     def close(self) -> None:
@@ -117,8 +117,8 @@ class Worker:
         return found
 
     def retain(self, step: Step, keys: Sequence[Key]) -> None:
-        """A step is over: all other rows can be forgotten."""
-        self.store.retain(keys)
+        """A step is over: all other rows that it had can be forgotten."""
+        self.store.retain(step.number, keys)
         self.session.finish(step)
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
@@ -130,7 +130,7 @@ class Worker:
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
-                self.store.arrive(key, long(places), from_wire(sent))
+                self.store.arrive(order.step.number, key, long(places), from_wire(sent))
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
@@ -175,20 +175,20 @@ class Worker:
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
-        frame = Frame(self.types[phase], self.dtype, order.step)
+        frame, number = Frame(self.types[phase], self.dtype, order.step), order.step.number
         for told in order.rows:
             parent = (
                 None
                 if told.counts is None
                 else torch.from_numpy(np.repeat(np.arange(told.counts.shape[0]), told.counts))
             )
-            ids = None if told.ids is None else self.wanted(told.ids).value
+            ids = None if told.ids is None else self.wanted(told.ids, number).value
             frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
         for name, source in order.inputs.items():
             if isinstance(source, Given):
                 frame.values[name] = source.value
                 continue
-            piece = self.store.get(source.key) if isinstance(source, Whole) else self.wanted(source)
+            piece = self.store.get(source.key, number) if isinstance(source, Whole) else self.wanted(source, number)
             frame.values[name] = piece.value
             for axis, counts in inner_axes(frame.types[name], piece.counts):
                 if axis.key not in frame.rows:
@@ -196,13 +196,13 @@ class Worker:
                     frame.add_rows(Rows(axis, int(counts.sum()), parent))
         return frame
 
-    def wanted(self, wanted: Wanted) -> Piece:
-        piece = Piece.join([self.part(*part) for part in wanted.parts])
+    def wanted(self, wanted: Wanted, step: int) -> Piece:
+        piece = Piece.join([self.part(*part, step) for part in wanted.parts])
         return piece if wanted.order is None else piece.take(wanted.order)
 
-    def part(self, key: Key, places: Places, column: int | None) -> Piece:
-        """Rows of a piece, or a column of them."""
-        piece = self.store.take(key, long(places))
+    def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
+        """Rows of a piece that was made here, or that came for a step; or a column of them."""
+        piece = self.store.take(key, long(places), step)
         if column is None:
             return piece
         _, node = self.nodes[column]
@@ -231,14 +231,14 @@ class Worker:
             if rows.ids is not None:
                 named.append(rows.axis.key)
                 ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
-                self.store.put((number, self.spec.rank, f"ids:{rows.axis.key}"), ids)
+                self.store.put(frame.step.number, (number, self.spec.rank, f"ids:{rows.axis.key}"), ids)
         sizes: dict[str, int | None] = {}
         for value in node.outputs:
             made_value = made.values[value.name]
             if isinstance(value.type, Handle) and value.type.kind == "model":
                 continue
             piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
-            self.store.put((number, self.spec.rank, value.name), piece)
+            self.store.put(frame.step.number, (number, self.spec.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.rows
         return tuple(told), tuple(named), sizes
 
