@@ -10,7 +10,7 @@ from uuid import uuid4
 from rlgraph.api.summary import summary
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Graph
-from rlgraph.ir.plain import to_plain
+from rlgraph.notation.plain import to_plain
 from rlgraph.runs.options import LOCAL, Options
 
 if TYPE_CHECKING:

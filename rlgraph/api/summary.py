@@ -8,7 +8,7 @@ from rlgraph.analysis.tables import table
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ir.text import show_constant
+from rlgraph.notation.text import show_constant
 from rlgraph.ops import NODES, model_of
 
 

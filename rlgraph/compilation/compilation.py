@@ -17,7 +17,7 @@ from rlgraph.errors import Diagnostic, Source, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
-from rlgraph.ir.text import print_program
+from rlgraph.notation.text import print_program
 from rlgraph.passes.pipeline import Stage
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlgraph.ir.graph import Program
-from rlgraph.ir.text import print_program
 from rlgraph.ir.verify import FUSED, UNIT, BrokenGraph, verify
+from rlgraph.notation.text import print_program
 from rlgraph.ops import NODES, infer
 from rlgraph.passes.fuse import fuse
 from rlgraph.passes.granularity import granularity

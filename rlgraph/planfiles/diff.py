@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.compilation.saved import PlanFile
 from rlgraph.ir.plan import HOST, Group, Holding
-from rlgraph.ir.text import print_program
+from rlgraph.notation.text import print_program
 from rlgraph.planfiles.format import ranges
 
 

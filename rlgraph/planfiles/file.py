@@ -28,11 +28,10 @@ from rlgraph.compilation.saved import Origin, PlanFile
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.ir.graph import Program
-from rlgraph.ir.parse import parse_program
 from rlgraph.ir.plan import VERSION, Plan
-from rlgraph.ir.text import print_program
 from rlgraph.ir.verify import BrokenGraph
-from rlgraph.ops import infer
+from rlgraph.notation.parse import parse_program
+from rlgraph.notation.text import print_program
 from rlgraph.passes.pipeline import Stage, verify_after
 from rlgraph.planfiles.checks import problems
 from rlgraph.planfiles.document import Document, JsonNode
@@ -199,7 +198,7 @@ def _program(node: JsonNode) -> tuple[Program, Origin]:
 def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
     """The program whose printed graph this is. Raises ProgramError where it is none."""
     try:
-        program = parse_program("\n".join(lines), infer)
+        program = parse_program("\n".join(lines))
         verify_after(program)
         said = _unlike(program, lines)
     except BrokenGraph as error:

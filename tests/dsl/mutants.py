@@ -15,9 +15,8 @@ from pathlib import Path
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.parse import parse_program
-from rlgraph.ir.text import print_program
-from rlgraph.ops import infer
+from rlgraph.notation.parse import parse_program
+from rlgraph.notation.text import print_program
 from rlgraph.passes.pipeline import run_passes
 
 HERE = Path(__file__).parent
@@ -249,7 +248,7 @@ def compile_fully(text: str) -> bool:
         assert warning.severity == "warning"
         warning.render()
     for stage in run_passes(program):
-        assert parse_program(print_program(stage.program), infer) == stage.program, stage.name
+        assert parse_program(print_program(stage.program)) == stage.program, stage.name
     return True
 
 

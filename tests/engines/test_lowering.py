@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_node
-from rlgraph.ir.parse import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
 from rlgraph.lowering.lower import Lowered, lower
+from rlgraph.notation.parse import parse_program
 from rlgraph.ops import TENSOR, infer
 
 PROMPTS = Axis("prompts", "prompts")
@@ -64,7 +64,7 @@ SHAPE = Shape([[3, 1, 0], [], [2]])
 def node(*lines: str, yields: str) -> Node:
     """A tensor node whose outputs are written `a: float, b: int[rollout]`."""
     text = HEAD + f"  {yields} = tensor:\n" + "".join(f"    {line}\n" for line in lines) + "  yield\n"
-    return parse_program(text, infer).phases[0].graph.nodes[0]
+    return parse_program(text).phases[0].graph.nodes[0]
 
 
 def values(shape: Shape, seed: int = 0) -> dict[str, Any]:

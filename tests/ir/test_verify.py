@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.ir.graph import Graph, Node, Program, Value
-from rlgraph.ir.parse import parse_program
 from rlgraph.ir.types import Axis, Handle, Tensor
 from rlgraph.ir.verify import BrokenGraph, verify
+from rlgraph.notation.parse import parse_program
 from rlgraph.ops import NODES, infer
 
 GOOD = """program grpo
@@ -50,7 +50,7 @@ def problems(program: Program) -> list[str]:
 
 
 def test_a_good_program_passes() -> None:
-    verify(parse_program(GOOD, infer), NODES, infer)
+    verify(parse_program(GOOD), NODES, infer)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_good_program_passes() -> None:
 )
 def test_broken_text(old: str, new: str, problem: str) -> None:
     assert old in GOOD
-    found = problems(parse_program(GOOD.replace(old, new), infer))
+    found = problems(parse_program(GOOD.replace(old, new)))
     assert any(each.startswith(f"phase step: {problem}") for each in found), found
 
 
@@ -209,7 +209,7 @@ BREAKS: dict[str, tuple[str, Callable[[Node], Node], str]] = {
 @pytest.mark.parametrize("case", BREAKS)
 def test_broken_graph(case: str) -> None:
     name, edit, problem = BREAKS[case]
-    found = problems(change(parse_program(GOOD, infer), name, edit))
+    found = problems(change(parse_program(GOOD), name, edit))
     assert any(each.startswith(f"phase step: {problem}") for each in found), found
 
 
@@ -220,7 +220,7 @@ def test_every_problem_is_said_at_once() -> None:
         .replace("data prompts", "data p")
     )
     program = change(
-        parse_program(text, infer),
+        parse_program(text),
         "best",
         lambda node: replace(node, outputs=(Value("best", Tensor("int")),)),
     )
@@ -228,7 +228,7 @@ def test_every_problem_is_said_at_once() -> None:
 
 
 def test_each_phase_is_named() -> None:
-    program = parse_program(GOOD, infer)
+    program = parse_program(GOOD)
     broken = replace(
         program.phases[0],
         name="warm",
@@ -240,7 +240,7 @@ def test_each_phase_is_named() -> None:
 
 
 def test_a_handle_of_another_kind() -> None:
-    program = parse_program(GOOD, infer)
+    program = parse_program(GOOD)
     graph = program.phases[0].graph
     graph = replace(graph, inputs=(Value("actor@0", Handle("buffer", "actor")), graph.inputs[1]))
     assert any("generate takes model" in each for each in problems(program.map_graphs({"step": graph})))

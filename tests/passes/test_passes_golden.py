@@ -12,9 +12,8 @@ import pytest
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
-from rlgraph.ir.parse import parse_program
-from rlgraph.ir.text import print_program
-from rlgraph.ops import infer
+from rlgraph.notation.parse import parse_program
+from rlgraph.notation.text import print_program
 from rlgraph.passes.pipeline import run_passes
 from tests import golden
 
@@ -36,7 +35,7 @@ def after(name: str, text: str) -> str:
     program, _ = check(Source("a.rlf", text))
     stage = next(stage for stage in run_passes(program) if stage.name == name)
     shown = print_program(stage.program)
-    assert parse_program(shown, infer) == stage.program
+    assert parse_program(shown) == stage.program
     return shown.split("\n\n", 1)[1]
 
 

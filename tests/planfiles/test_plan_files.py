@@ -27,7 +27,7 @@ from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
-from rlgraph.ir.text import print_program
+from rlgraph.notation.text import print_program
 from rlgraph.planfiles.file import print_plan_file, read_plan_file
 from rlgraph.planfiles.format import ranges
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.ir.graph import Program
-from rlgraph.ir.parse import parse_program
-from rlgraph.ops import infer
+from rlgraph.notation.parse import parse_program
 
 PPO = """
 program ppo
@@ -163,7 +162,7 @@ phase step():
 
 
 def program(text: str) -> Program:
-    return parse_program(text, infer)
+    return parse_program(text)
 
 
 def long_program(count: int) -> Program:

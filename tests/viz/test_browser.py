@@ -10,7 +10,7 @@ import pytest
 import rlgraph
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.text import print_node
+from rlgraph.notation.text import print_node
 from rlgraph.viz.boxes import Box
 from rlgraph.viz.html import to_html
 from rlgraph.viz.scene import to_scene

@@ -1,4 +1,4 @@
-"""The graph from its text: the other direction of `rlgraph.ir.text`."""
+"""The graph from its text: the other direction of `rlgraph.notation.text`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rlgraph.ir.graph import (
     Value,
     tensor_node,
 )
-from rlgraph.ir.types import Axis, DType, Handle, Infer, Table, Tensor, Type
-from rlgraph.ops.tensor import INFIX, PREFIX
+from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+from rlgraph.ops.tensor import INFIX, PREFIX, infer
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w.@]))"""
@@ -37,9 +37,9 @@ _TOKEN = re.compile(
 class _Reader:
     """The tokens of one line, and the grammar of types, constants and expressions over them."""
 
-    def __init__(self, line: str, axes: dict[str, Axis], values: dict[str, Type], infer: Infer) -> None:
+    def __init__(self, line: str, axes: dict[str, Axis], values: dict[str, Type]) -> None:
         self.tokens: list[tuple[str, str]] = []
-        self.at, self.axes, self.values, self.infer = 0, axes, values, infer
+        self.at, self.axes, self.values = 0, axes, values
         place, line = 0, line.rstrip()
         while place < len(line):
             match = _TOKEN.match(line, place)
@@ -224,7 +224,7 @@ class _Reader:
         return self.apply(op, tuple(args), axis)
 
     def apply(self, op: str, args: tuple[Expr, ...], axis: str | None = None) -> Apply:
-        kind = self.infer(op, tuple(arg.type for arg in args), self.axes[axis] if axis else None)
+        kind = infer(op, tuple(arg.type for arg in args), self.axes[axis] if axis else None)
         return Apply(op, args, kind, axis)
 
 
@@ -235,9 +235,9 @@ def _number(text: str) -> int | float:
 class _Parser:
     """The lines of a program; indentation says which region a line belongs to."""
 
-    def __init__(self, text: str, infer: Infer) -> None:
+    def __init__(self, text: str) -> None:
         self.lines = [line for line in text.split("\n") if line.strip()]
-        self.at, self.infer = 0, infer
+        self.at = 0
         self.axes: dict[str, Axis] = {}
         self.values: dict[str, Type] = {}
 
@@ -245,7 +245,7 @@ class _Parser:
         if self.at == len(self.lines):
             raise ValueError("the text ends too early")
         self.at += 1
-        return _Reader(self.lines[self.at - 1].strip(), self.axes, self.values, self.infer)
+        return _Reader(self.lines[self.at - 1].strip(), self.axes, self.values)
 
     def program(self) -> Program:
         head = self.reader()
@@ -383,9 +383,9 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def parse_program(text: str, infer: Infer) -> Program:
+def parse_program(text: str) -> Program:
     """Reads what `print_program` wrote; raises ValueError on anything else."""
-    parser = _Parser(text, infer)
+    parser = _Parser(text)
     try:
         return parser.program()
     except (ValueError, LookupError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""The graph as text that a person reads; `rlgraph.ir.parse` reads it back.
+"""The graph as text that a person reads; `rlgraph.notation.parse` reads it back.
 
     program grpo
     axis prompts

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Graph, Node, Program, Value, axes
-from rlgraph.ir.text import show, show_constant
+from rlgraph.notation.text import show, show_constant
 
 FORMAT = 1
 

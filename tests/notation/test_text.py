@@ -29,9 +29,9 @@ from rlgraph.ir.graph import (
     region_node,
     tensor_node,
 )
-from rlgraph.ir.parse import parse_program
-from rlgraph.ir.text import print_program, show
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+from rlgraph.notation.parse import parse_program
+from rlgraph.notation.text import print_program, show
 from rlgraph.ops import NODES, TENSOR, infer
 
 PROMPTS = Axis("prompts", "prompts")
@@ -199,7 +199,7 @@ def programs(draw: st.DrawFn) -> Program:
 @settings(max_examples=300, deadline=None)
 def test_a_printed_program_parses_back(program: Program) -> None:
     text = print_program(program)
-    found = parse_program(text, infer)
+    found = parse_program(text)
     assert found == program, text
     assert print_program(found) == text
 
@@ -252,7 +252,7 @@ def test_notation(expr: Expr, text: str) -> None:
     given = Graph(tuple(Value(ref.name, ref.type) for ref in (X, Y, Z)))
     node = tensor_node((Let("made", expr),), ("made",))
     program = Program("p", phases=(Phase("step", Graph(given.inputs, (node,), ("made",))),))
-    (parsed,) = parse_program(print_program(program), infer).phases[0].graph.nodes
+    (parsed,) = parse_program(print_program(program)).phases[0].graph.nodes
     assert parsed == node
     assert repr(parsed) == repr(node)  # also the sign of a zero
 
@@ -274,7 +274,7 @@ phase step(actor@0: model<actor>, prompts@0: cursor<prompts>) {steps=3}:
 
 
 def test_good_text_stays_as_it_is() -> None:
-    assert print_program(parse_program(GOOD, infer)) == GOOD
+    assert print_program(parse_program(GOOD)) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ def test_good_text_stays_as_it_is() -> None:
 def test_bad_text_is_a_value_error(old: str, new: str) -> None:
     assert old in GOOD
     with pytest.raises(ValueError, match="graph text"):
-        parse_program(GOOD.replace(old, new, 1), infer)
+        parse_program(GOOD.replace(old, new, 1))

@@ -1,0 +1,1 @@
+"""The graph as text, in the signs of its operations, and as plain data."""
