@@ -1,8 +1,8 @@
 # Two commands do all: `make demo` installs rlgraph and runs the main example, `make test` installs what is missing and tests.
 PYTHON ?= python3
 VENV   ?= .venv
-# A pinned torch: a loose range can pull several gigabytes of another build.
-TORCH  ?= torch==2.13.0
+# A pinned torch, the build for CPUs on a machine without a GPU: the other one is several gigabytes.
+TORCH  ?= $(shell $(PYTHON) tools/torch_for_here.py 2.13.0)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Colours go through `tee` where the screen has them.
@@ -14,11 +14,11 @@ SHELL       := bash
 
 .PHONY: demo demo-ppo test test-processors check docs package clean
 
-$(VENV)/.base: pyproject.toml
+$(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing rlgraph and torch into $(VENV) (minutes the first time)"
 	@$(PIP) $(TORCH)
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[run]'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.base

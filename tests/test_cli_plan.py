@@ -365,3 +365,15 @@ print([name for name in ("torch", "ray", "transformers", "numpy", "vllm", "megat
         capture_output=True,
     )
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo = str(ALGORITHMS / "grpo.rlf")
+    code, out, err = told(capsys, "compile", grpo, "--cluster", "1x8:a100-80gb", "--message-format", "json")
+    compiled, plan = (json.loads(line) for line in out.splitlines())
+    assert (code, err) == (0, "")
+    assert (compiled["type"], compiled["name"], compiled["models"]) == ("compiled", "grpo", ["actor", "ref"])
+    assert (plan["type"], plan["cluster"]["devices"]) == ("plan", 8)
+    assert plan["predicted"]["seconds"] > 0 and {role["model"] for role in plan["plan"]["roles"]} == {"actor", "ref"}
+    code, out, _ = told(capsys, "compile", grpo, "--message-format", "json")
+    assert [json.loads(line)["type"] for line in out.splitlines()] == ["compiled"]

@@ -1,13 +1,24 @@
-"""What is installed for vLLM: all that its wheel needs on this machine, and nothing of torch's family."""
+"""What is installed: rlgraph without what computes; torch for this machine; what vLLM needs."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
+import tomllib
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import distribution
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
-SCRIPT = Path(__file__).parent.parent / "tools" / "install_cpu_engines.py"
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 METADATA = f"""\
 Metadata-Version: 2.4
@@ -29,9 +40,134 @@ def test_what_a_wheel_needs(tmp_path: Path) -> None:
     wheel = tmp_path / "engine-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("engine-1.0.dist-info/METADATA", METADATA)
-    spec = spec_from_file_location("install_cpu_engines", SCRIPT)
+    assert tool("install_cpu_engines")._needed_by(wheel) == [
+        "regex",
+        "transformers<6,>=5",
+        "fastapi[standard]>=0.133",
+        "ninja",
+    ]
+
+
+def tool(name: str) -> ModuleType:
+    """A script of `tools` as a module."""
+    spec = spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script._needed_by(wheel) == ["regex", "transformers<6,>=5", "fastapi[standard]>=0.133", "ninja"]
+    return script
+
+
+# torch for this machine
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """A package index that has one build of torch."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/torch/" else 404)
+            self.end_headers()
+            self.wfile.write(b'<a href="/whl/cpu/torch-9.8.7%2Bcpu-cp311-cp311-linux_x86_64.whl">torch</a>')
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on the terminal."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_machine_without_a_gpu_gets_the_torch_for_cpus(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = tool("torch_for_here").arguments
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert arguments("9.8.7", index) == ["--extra-index-url", index, "torch==9.8.7+cpu"]
+    # A build that it lacks, an index that is not there, and a machine with a GPU.
+    assert arguments("9.8.6", index) == ["torch==9.8.6"]
+    assert arguments("9.8.7", f"{index}/elsewhere") == ["torch==9.8.7"]
+    assert arguments("9.8.7", "http://127.0.0.1:1") == ["torch==9.8.7"]
+    (tmp_path / "nvidia-smi").write_text("")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert arguments("9.8.7", index) == ["torch==9.8.7"]
+
+
+# Without what computes
+
+
+def needed(requirements: list[str]) -> set[str]:
+    """The distributions that these need here, and all that those need."""
+    found: set[str] = set()
+    left = [Requirement(each) for each in requirements]
+    while left:
+        each = left.pop()
+        if each.name not in found and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            found.add(each.name)
+            left += [Requirement(text) for text in distribution(each.name).requires or []]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install rlgraph` brings, and nothing else: a folder of packages in place of an environment."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "rlgraph").symlink_to(ROOT / "rlgraph")
+    for name in needed(PROJECT["dependencies"]):
+        found = distribution(name)
+        for top in {Path(str(file)).parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(found.locate_file(top))))
+    assert not (folder / "torch").exists() and (folder / "numpy").exists()
+    return folder
+
+
+def ran(bare: Path, folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of the command line; `-S` leaves out the environment of the tests."""
+    command = [sys.executable, "-S", "-m", "rlgraph", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": str(bare)}, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_torch_programs_are_checked_compiled_planned_and_drawn(bare: Path, tmp_path: Path) -> None:
+    program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
+    for command in (
+        ["check", program],
+        ["compile", program, "--visualize", "grpo.png"],
+        ["compile", program, "--cluster", "1x8:a100-80gb", "--explain", "--emit", "plan", "--out", "."],
+        ["diff", "grpo.plan.json", "grpo.plan.json"],
+    ):
+        code, _, err = ran(bare, tmp_path, *command)
+        assert code == 0, err
+    assert (tmp_path / "grpo.png").exists()
+
+
+@pytest.mark.parametrize("command", [["run", "PROGRAM"], ["simulate", "PROGRAM"], ["profile"]], ids=lambda c: c[0])
+def test_what_computes_says_what_to_install(command: list[str], bare: Path, tmp_path: Path) -> None:
+    program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
+    code, out, err = ran(bare, tmp_path, *(program if word == "PROGRAM" else word for word in command))
+    assert (code, out) == (2, "")
+    assert err == "error[E0819]: the package `torch` is not installed\nhelp: pip install 'rlgraph[run]'\n\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_runs_anything_gets_what_computes() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for name in ("demo", "ray", "test", "megatron", "vllm"):
+        assert {"torch", "transformers"} <= needed_by_extra(extras, name)
+
+
+def needed_by_extra(extras: dict[str, list[str]], name: str) -> set[str]:
+    """The names of the packages that an extra brings, those of the extras in it too."""
+    found: set[str] = set()
+    for each in map(Requirement, extras[name]):
+        if each.name == "rlgraph":
+            found |= {package for inner in each.extras for package in needed_by_extra(extras, inner)}
+        else:
+            found.add(each.name)
+    return found

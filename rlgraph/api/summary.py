@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rlgraph.analysis.tables import table
 from rlgraph.compilation.compilation import Compilation
@@ -31,6 +34,29 @@ def summary(compiled: Compilation) -> str:
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan)]
     return "\n".join(lines)
+
+
+def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
+    """The same as plain data: what was compiled, and as in a plan file the plan, if there is one."""
+    program = compiled.program
+    nodes = [node for phase in program.phases for node in phase.graph.walk()]
+    yield {
+        "type": "compiled",
+        "name": program.name,
+        "nodes": len(nodes),
+        "models": [model.name for model in program.models],
+        "barriers": [
+            {"node": _name(node), "per": node.unit.axis or "batch", "reason": node.unit.reason}
+            for node in nodes
+            if node.unit and node.unit.reason and not _always(node)
+        ],
+    }
+    if compiled.target is not None or compiled.file is not None or compiled.schedule.span.line:
+        from rlgraph.planfiles.file import plan_document
+
+        document = json.loads(plan_document(compiled, Path()))
+        told = {name: value for name, value in document.items() if name not in ("rlgraph", "program")}
+        yield {"type": "plan", "name": program.name, **told}
 
 
 def _placement(plan: Plan) -> Iterator[str]:

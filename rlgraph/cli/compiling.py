@@ -141,8 +141,12 @@ def compile_(
             emit(each.to_json())
         else:
             click.echo(f"{each}\n")
-    if not (emitted or after or told or visualize is not None or form == "json"):
-        from rlgraph.api.summary import summary
+    if not (emitted or after or told or visualize is not None):
+        from rlgraph.api.summary import records, summary
 
-        click.echo(summary(compiled))
+        if form == "json":
+            for record in records(compiled):
+                emit(record)
+        else:
+            click.echo(summary(compiled))
     return FINE

@@ -8,6 +8,7 @@ import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
 from rlgraph.cli.shown import Format
+from rlgraph.runs.options import LOCAL, need_installed
 
 
 @rlgraph.command()
@@ -44,6 +45,8 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
             raise click.BadParameter(
                 f"there is no engine `{name}`: there are {', '.join(known())}", param_hint="'--engines'"
             )
+    with telling(form):
+        need_installed(LOCAL)
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
     from rlgraph.profiles.profile import profile

@@ -115,6 +115,7 @@ def run(
         timeout=timeout,
     )
     with telling(form):
+        options.need_installed()
         compiled = _compiled(file, schedule, settings_of(settings), devices)
         show(compiled.diagnostics, form)
         # Before anything else: a folder that cannot be written must not cost an hour of training.

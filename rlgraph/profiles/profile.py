@@ -120,7 +120,7 @@ def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> It
         yield ProbeSetup(ALONE, alone, 1)
         if threads > 1 and not quick:
             yield ProbeSetup(f"{threads} threads in this process", alone, threads)
-    if not RAY.installed or not set(wanted) - {plain}:
+    if RAY.missing or not set(wanted) - {plain}:
         return
     yield ProbeSetup(ONE, _schedule(wanted, models, ""))
     if not quick:

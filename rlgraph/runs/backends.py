@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import not_built, not_installed
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.errors import ProgramError
 from rlgraph.placement.memory import least_memory
 from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
@@ -42,12 +42,9 @@ class Backend(Protocol):
 def open_backend(
     compiled: Compilation, options: Options, observer: Observer
 ) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
-    """The backend, and the models of the program as they are in it. Raises ProgramError for what cannot be opened,
-    UsageMistake for a backend that there is not."""
+    """The backend, which is installed, and the models of the program as they are in it. Raises ProgramError for what
+    cannot be opened."""
     spec = backend_spec(options.backend)
-    if not spec.installed and not options.debug:
-        hint = f"pip install 'rlgraph[{spec.name}]'"
-        raise UsageMistake(Diagnostic("E0819", f"the package `{spec.package}` is not installed", NO_SPAN, hint))
     with warnings.catch_warnings():
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
         warnings.filterwarnings("ignore", "IProgress not found")

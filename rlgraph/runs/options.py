@@ -22,16 +22,26 @@ class BackendSpec:
     processes: bool = False
     """It runs the plan, in processes that can be on other machines (`address`), not answer (`timeout`), or be objects
     in this one (`debug`)."""
-    package: str | None = None
-    """It needs this one, which the extra of the backend's name brings."""
+    packages: tuple[str, ...] = ()
+    """It needs these, which its extra brings."""
+    extra: str = ""
 
     @property
-    def installed(self) -> bool:
-        return self.package is None or find_spec(self.package) is not None
+    def missing(self) -> str | None:
+        """The first of its packages that is not installed."""
+        return next((package for package in self.packages if find_spec(package) is None), None)
 
 
-LOCAL = BackendSpec("local", "this process", "rlgraph.runs.backends:open_local")
-RAY = BackendSpec("ray", "the processes of a plan", "rlgraph.runs.backends:open_ray", processes=True, package="ray")
+_COMPUTES = ("torch", "transformers")
+LOCAL = BackendSpec("local", "this process", "rlgraph.runs.backends:open_local", packages=_COMPUTES, extra="run")
+RAY = BackendSpec(
+    "ray",
+    "the processes of a plan",
+    "rlgraph.runs.backends:open_ray",
+    processes=True,
+    packages=(*_COMPUTES, "ray"),
+    extra="ray",
+)
 
 BACKENDS: Mapping[str, BackendSpec] = {each.name: each for each in (LOCAL, RAY)}
 
@@ -42,6 +52,13 @@ def backend_spec(name: str) -> BackendSpec:
         return BACKENDS[name]
     known = ", ".join(f"`{each}`" for each in BACKENDS)
     raise UsageMistake(Diagnostic("E0820", f"there is no backend `{name}`", NO_SPAN, f"there are {known}"))
+
+
+def need_installed(spec: BackendSpec) -> None:
+    """Raises UsageMistake where a package of the backend is not there."""
+    if spec.missing:
+        message = f"the package `{spec.missing}` is not installed"
+        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, f"pip install 'rlgraph[{spec.extra}]'"))
 
 
 @dataclass(frozen=True)
@@ -66,3 +83,8 @@ class Options:
     """A file for the timeline."""
     timeout: float = 1800.0
     """Longest wait for an answer of a process, in seconds."""
+
+    def need_installed(self) -> None:
+        """Raises UsageMistake for a backend that there is not, or that lacks a package."""
+        spec = backend_spec(self.backend)
+        need_installed(LOCAL if self.debug else spec)

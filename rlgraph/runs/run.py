@@ -64,6 +64,7 @@ def run(
     observer: Observer | None,
 ) -> Run:
     """See `Compiled.run`."""
+    options.need_installed()
     folder = RunFolder.at(Path(out), overwrite) if out is not None else None
     return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
 

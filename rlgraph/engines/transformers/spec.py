@@ -20,6 +20,6 @@ SPEC = EngineSpec(
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
     preference=1,
     embedded=True,
-    requires=("transformers",),
-    install="rlgraph",
+    requires=("torch", "transformers"),
+    install="rlgraph[run]",
 )
