@@ -11,7 +11,7 @@ exact expression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -109,6 +109,12 @@ class Diagnostic:
             **_place(self.span),
             "related": [{"message": other.message, **_place(other.span)} for other in self.related],
         }
+
+
+def listed(names: Sequence[str], word: str) -> str:
+    """Names as a message lists them: "`a`, `b` and `c`"."""
+    quoted = [f"`{name}`" for name in names]
+    return f" {word} ".join([", ".join(quoted[:-1]), quoted[-1]]) if len(quoted) > 1 else "".join(quoted)
 
 
 def _place(span: Span) -> dict[str, Any]:

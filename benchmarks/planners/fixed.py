@@ -18,6 +18,7 @@ from rlgraph.cost import memory, time, work
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.optimizer import adamw
 from rlgraph.cost.peak import usable
+from rlgraph.ir.mesh import mesh
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import MICROS, Option
 from rlgraph.placement.search.problem import Block, Blocks, Problem
@@ -144,7 +145,8 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
     """Generating with the stages of training: a token passes one after the other, and each has its share of the weights
     and of the cache."""
     tasks = [problem.tasks[number] for number in component.tasks]
-    deployment = replace(option.deployment, dp=trained.dp, kv_bytes=option.deployment.kv_bytes * trained.pp)
+    kept = option.deployment.kv_bytes * trained.pp
+    deployment = replace(option.deployment.copied(trained.dp), kv_bytes=kept)
     passes = [
         time.generate(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
         for task in tasks
@@ -166,7 +168,7 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
     trains = component.work == "train"
     for rows in MICROS:
         for recompute in (False, True)[: 1 + trains]:
-            deployment = Deployment("megatron", island, 1, 1, devices, rows * WIDTH, recompute)
+            deployment = Deployment("megatron", island, mesh(devices), rows * WIDTH, recompute)
             seconds, active = [], 0.0
             for op, batches in component.batches(problem.tasks):
                 kind = "train" if op == "train" else "forward"

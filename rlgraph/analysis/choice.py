@@ -36,9 +36,7 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
     for component, option in zip(choice.problem.components, choice.found.options, strict=True):
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
-            split = " x ".join(
-                f"{axis}{size}" for axis, size in (("dp", deployment.dp), ("pp", deployment.pp), ("tp", deployment.tp))
-            )
+            split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)
             how = [deployment.engine, split]
             if deployment.micro_tokens:
                 how.append(f"micro-batches of {deployment.micro_tokens} tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
@@ -10,6 +10,7 @@ from rlgraph.cost.links import Link, link
 from rlgraph.enginespec.registry import engine
 from rlgraph.enginespec.spec import EngineSpec
 from rlgraph.ir.dtypes import ITEM_BYTES
+from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 
@@ -38,9 +39,7 @@ class Deployment:
 
     engine: str
     island: Island
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
+    mesh: Mesh = field(default=Mesh())
     micro_tokens: int = 0
     """Padded tokens of a micro-batch; 0: as many as the engine takes by itself."""
     recompute: bool = False
@@ -54,8 +53,24 @@ class Deployment:
         return engine(self.engine)
 
     @property
+    def tp(self) -> int:
+        return self.mesh.length("tp")
+
+    @property
+    def pp(self) -> int:
+        return self.mesh.length("pp")
+
+    @property
+    def dp(self) -> int:
+        return self.mesh.length("dp")
+
+    @property
     def size(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.mesh.size
+
+    def copied(self, copies: int) -> Deployment:
+        """So many data-parallel copies of it."""
+        return replace(self, mesh=self.mesh.copied(copies))
 
     def links(self, constants: Constants) -> tuple[Link, Link, Link]:
         """Between tensor-parallel ranks, between neighbouring stages, between copies: the innermost lie next to each

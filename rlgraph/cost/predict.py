@@ -81,13 +81,10 @@ class Predictor:
         """Where and how a group works with a model."""
         how = self.plan.holding(model, group.name)
         island = self.cluster.islands[self.cluster.island(self._pools[group.pool].first)]
-        split = group.mesh
         return Deployment(
             group.engine,
             island,
-            split.length("tp"),
-            split.length("pp"),
-            split.length("dp"),
+            group.mesh,
             how.micro_tokens,
             how.recompute,
             how.kv_bytes,

@@ -259,7 +259,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     reached = device.bandwidth * rates.memory
     return Update(
         deployment.island,
-        deployment.tp * deployment.pp,
+        deployment.mesh.copy_size,
         sent,
         whole,
         shared,
@@ -376,10 +376,10 @@ def sync(config: ModelConfig, source: Deployment, target: Deployment, together: 
     node get them from each other.
     """
     size = work.stage_parameters(config.shape, config.kind, 1) * config.item
-    one = target.tp * target.pp
+    one = target.mesh.copy_size
     if together:
-        held = size / (source.pp * source.tp) if target.tp <= source.tp else 0.0
-        near = link_of(source, max(source.tp * source.pp, one), constants)
+        held = size / source.mesh.copy_size if target.tp <= source.tp else 0.0
+        near = link_of(source, max(source.mesh.copy_size, one), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=constants.sync)
     network = min(source.island.network, target.island.network) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)

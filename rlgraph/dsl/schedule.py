@@ -12,17 +12,13 @@ from dataclasses import dataclass, field, replace
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
-from rlgraph.enginespec.registry import engines, faults
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, nearest
+from rlgraph.enginespec.registry import axes, engines, faults
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, listed, nearest
 from rlgraph.ir.graph import Graph, Program
+from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST
 from rlgraph.ir.types import Handle, Table, Type
 from rlgraph.ops import MODEL_OPERATIONS, NODES
-
-SPLITS = ("tp", "pp", "dp", "ep", "cp")
-
-UNKNOWN = ("ep", "cp")
-"""Of these, the ones that no engine does yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +47,15 @@ class Placement:
     work: tuple[Work, ...]
     pool: str
     engine: str | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    cp: int | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Of the mesh's axes, as far as they are said."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """Where each option stands."""
 
     def splits(self) -> dict[str, int]:
         """How its models are split, as far as that is said."""
-        return {name: value for name in SPLITS if (value := getattr(self, name)) is not None}
+        return dict(self.sizes)
 
     def at(self, option: str) -> Span:
         """Where an option stands; the whole line if it is not there."""
@@ -279,26 +272,28 @@ class _Checker(Reporter):
         options = tuple(self.quoted(option) for option in line.options)
         given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
-        splits = {name: value for name in SPLITS if isinstance(value := given[name], int)}
+        splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
-        for name in UNKNOWN:
-            if splits.get(name, 1) > 1:
+        usable = axes()
+        for name, size in splits.items():
+            if size > 1 and name not in usable:
                 self.say(
                     "E0910",
                     f"models cannot be split by `{name}` yet",
                     spans[name].span,
-                    "split them by `tp`, `pp` and `dp`",
+                    f"split them by {listed(usable, 'and')}",
                 )
         if engine is not None:
             self.engine(engine, spans, splits, works)
         else:
             self.some_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
-        size = math.prod(splits.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
+        counted = {name: size for name, size in splits.items() if name in usable}
+        size = math.prod(counted.values())
         if pool.devices % size:
-            shown = " * ".join(f"{name}={splits[name]}" for name in ("tp", "pp", "cp", "dp") if name in splits)
-            first = next(spans[name] for name in ("tp", "pp", "cp", "dp") if name in splits)
+            shown = " * ".join(f"{name}={size}" for name, size in counted.items())
+            first = spans[next(iter(counted))]
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",
@@ -308,7 +303,7 @@ class _Checker(Reporter):
                 (Related(pool.span, "it is declared here"),),
             )
         places = tuple((name, option.span) for name, option in spans.items())
-        return Placement(tuple(works), pool.name, engine, **splits, span=line.span, spans=places)
+        return Placement(tuple(works), pool.name, engine, tuple(splits.items()), line.span, places)
 
     def quoted(self, option: tree.Option) -> tree.Option:
         """The name of an engine needs no quotes."""
@@ -328,7 +323,7 @@ class _Checker(Reporter):
             raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
         able = known[name]
         for split in splits:
-            if split not in (*able.splits, *UNKNOWN):
+            if split in axes() and split not in able.splits:
                 legal = ", ".join(f"`{each}`" for each in able.splits)
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
@@ -348,7 +343,7 @@ class _Checker(Reporter):
 
     def some_engine(self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]) -> None:
         """Where no engine is named: one can do each kind of work, split as it is said."""
-        wanted = [name for name, size in splits.items() if size > 1 and name not in UNKNOWN]
+        wanted = [name for name, size in splits.items() if size > 1 and name in axes()]
         able = [engine for engine in engines().values() if set(wanted) <= set(engine.splits)]
         for work in works:
             asked = {work.operation} if work.operation else self.left(work.model)

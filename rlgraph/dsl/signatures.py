@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.enginespec.registry import engines
 from rlgraph.ir.attributes import REQUIRED, Attribute
+from rlgraph.ir.mesh import LISTED
 from rlgraph.ops import NODES
 
 
@@ -255,11 +256,7 @@ STATEMENTS = _table(
         "place",
         options=(
             Attribute("engine", "text", None, names=engines),
-            Attribute("tp", "int", None, 1, None, "devices over which each layer is split"),
-            Attribute("pp", "int", None, 1, None, "stages in which the layers lie one after another"),
-            Attribute("dp", "int", None, 1, None, "copies that share the rows"),
-            Attribute("ep", "int", None, 1, None, "devices over which experts are split"),
-            Attribute("cp", "int", None, 1, None, "devices over which each row's tokens are split"),
+            *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),

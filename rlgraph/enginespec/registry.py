@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.enginespec.spec import EngineSpec
+from rlgraph.ir.mesh import AXES
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -58,6 +59,11 @@ def preferred(operation: str) -> list[EngineSpec]:
     """The engines that are taken for an operation where none is named, the best first."""
     able = [each for each in engines().values() if each.preference and operation in each.operations]
     return sorted(able, key=lambda each: -each.preference)
+
+
+def axes() -> tuple[str, ...]:
+    """The axes along which any of them can spread a model, inner ones first."""
+    return tuple(axis.name for axis in AXES if any(axis.name in each.axes for each in engines().values()))
 
 
 def installed() -> frozenset[str]:

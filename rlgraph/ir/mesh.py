@@ -7,8 +7,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-MeshAxis = Literal["dp", "pp", "tp", "ep", "cp"]
-"""Copies that share the rows; stages of layers; splits of a layer; of the experts; of a row's tokens."""
+
+@dataclass(frozen=True, slots=True)
+class MeshAxis:
+    """A way to spread a model's work over devices."""
+
+    name: str
+    splits: Literal["rows", "layers", "tensors", "experts", "tokens"]
+    """What its ranks share out."""
+    doc: str
+    """What its size counts."""
+    usual: bool = True
+    """Every mesh has it, if only with one rank; of the others those that split."""
+
+
+AXES = (
+    MeshAxis("tp", "tensors", "devices over which each layer is split"),
+    MeshAxis("ep", "experts", "devices over which experts are split", usual=False),
+    MeshAxis("cp", "tokens", "devices over which each row's tokens are split", usual=False),
+    MeshAxis("pp", "layers", "stages in which the layers lie one after another"),
+    MeshAxis("dp", "rows", "copies that share the rows"),
+)
+"""Inner ones first: ranks of the first are neighbours, since they talk most, and copies lie one behind the other.
+Schedules, plan files, the search and what is printed have the axes from here; along which of them an engine can split,
+its spec says."""
+
+LISTED = tuple(sorted(AXES, key=lambda axis: not axis.usual))
+"""As schedules list them: the usual ones first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +49,10 @@ class Mesh:
 
     def length(self, axis: str) -> int:
         """The size of an axis; 1 where there is none of this name."""
-        return dict(self.axes).get(axis, 1)
+        for name, size in self.axes:
+            if name == axis:
+                return size
+        return 1
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank is on each axis."""
@@ -51,11 +79,26 @@ class Mesh:
             if all(where.get(name, 0) == at for name, at in coordinates.items()):
                 yield rank
 
+    @property
+    def copy_size(self) -> int:
+        """The ranks of one data-parallel copy."""
+        return self.size // self.length("dp")
+
+    def copied(self, copies: int) -> Mesh:
+        """So many data-parallel copies of the same split."""
+        return mesh(**{**dict(self.axes), "dp": copies})
+
     def __str__(self) -> str:
         shown = " x ".join(f"{name}{size}" for name, size in self.axes if size > 1)
         return shown or "1 device"
 
 
-def mesh(dp: int = 1, pp: int = 1, tp: int = 1) -> Mesh:
-    """Copies outermost, tensor-parallel ranks next to each other: they talk most."""
-    return Mesh((("dp", dp), ("pp", pp), ("tp", tp)))
+def mesh(dp: int = 1, pp: int = 1, tp: int = 1, **others: int) -> Mesh:
+    """A mesh of these sizes, its axes in the order of `AXES`."""
+    sizes = {"dp": dp, "pp": pp, "tp": tp, **others}
+    order = ((axis, sizes.get(axis.name, 1)) for axis in reversed(AXES))
+    return Mesh(tuple((axis.name, size) for axis, size in order if axis.usual or size > 1))
+
+
+AXIS_NAMES = tuple(dict.fromkeys([*dict(mesh().axes), *(axis.name for axis in AXES)]))
+"""Of all axes: those that every mesh has, outer ones first, and the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.mesh import Mesh, mesh
 
 VERSION = 2
 
@@ -104,9 +104,8 @@ class Plan:
 
     def alone(self, engine: str) -> Plan:
         """The same plan with one rank of an engine for each group, as it can run in one process."""
-        single = Mesh((("dp", 1), ("pp", 1), ("tp", 1)))
         groups = tuple(
-            group if group.name == HOST else replace(group, engine=engine, mesh=single, devices=group.devices[:1])
+            group if group.name == HOST else replace(group, engine=engine, mesh=mesh(), devices=group.devices[:1])
             for group in self.groups
         )
         return replace(self, groups=groups)

@@ -137,7 +137,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
 def _placement(component: Component, pool: str, option: Option) -> Placement:
     deployment = option.deployment
     work = tuple(Work(component.model, operation) for operation in component.operations)
-    return Placement(work, pool, deployment.engine, tp=deployment.tp, pp=deployment.pp, dp=deployment.dp)
+    return Placement(work, pool, deployment.engine, deployment.mesh.axes)
 
 
 def _name(held: Sequence[Component]) -> str:

@@ -26,7 +26,7 @@ def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
         shape = shapes.get(name)
         if isinstance(shape, Shape):
             config = config_of(program.model(name), shape, program)
-            numbers = count(shape, config.kind) // (group.mesh.size // group.mesh.length("dp"))
+            numbers = count(shape, config.kind) // group.mesh.copy_size
             kept = state.gradient + state.moments // sharing if name in trained else 0
             found += numbers * (config.item + kept)
     return found

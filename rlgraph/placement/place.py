@@ -125,9 +125,8 @@ class _Placer:
         return self.pins.get((model, operation)) or self.pins.get((model, None))
 
     def pinned(self, model: Model, operation: str, pin: Placement) -> _Seat:
-        splits = pin.splits()
-        tp, pp = splits.get("tp", 1), splits.get("pp", 1)
-        split = mesh(splits.get("dp", self.pools[pin.pool] // (tp * pp)), pp, tp)
+        split, said = mesh(**pin.splits()), "dp" in pin.splits()
+        split = split if said else split.copied(self.pools[pin.pool] // split.size)
         return _Seat(pin.pool, pin.engine or self.engine(model, operation, split), split)
 
     def default(self, model: Model, operation: str) -> _Seat:
@@ -263,14 +262,11 @@ class _Placer:
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
     """The smallest parts of two meshes of the same size that whole copies of both fill, and how many parts there
     are."""
-    own = [each.length("tp") * each.length("pp") for each in (a, b)]
+    own = [each.copy_size for each in (a, b)]
     part = math.lcm(*own)
     if a.size % part:
         return (a, b), 1
-    first, second = (
-        mesh(part // one, each.length("pp"), each.length("tp")) for one, each in zip(own, (a, b), strict=True)
-    )
-    return (first, second), a.size // part
+    return (a.copied(part // own[0]), b.copied(part // own[1])), a.size // part
 
 
 def _misfits(shape: Shape, kind: ModelKind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any
 
 from rlgraph.errors import nearest
-from rlgraph.ir.mesh import Mesh, MeshAxis
+from rlgraph.ir.mesh import AXIS_NAMES, Mesh
 from rlgraph.ir.plan import VERSION, Group, Holding, Pool, Role
 from rlgraph.planfiles.document import LARGEST, JsonNode
 from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Record, Section, Text, Whole
@@ -66,18 +66,17 @@ class MeshSizes:
     """The size of a mesh along some axes."""
 
     def read(self, node: JsonNode) -> Mesh:
-        axes, size = get_args(MeshAxis), Whole(least=1)
-        found = {}
+        found, size = {}, Whole(least=1)
         for name, value in node.entries():
-            if name not in axes:
-                hint = nearest(name[:60], axes) or f"there are {', '.join(f'`{axis}`' for axis in axes)}"
+            if name not in AXIS_NAMES:
+                hint = nearest(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
                 message = f"no axis of a mesh is called `{name:.60}`"
                 node.document.say(value.path, "E0952", message, hint, field=True)
             found[name] = size.read(value)
         return Mesh(tuple(found.items()))
 
     def schema(self) -> dict[str, Any]:
-        sizes = dict.fromkeys(get_args(MeshAxis), Whole(least=1).schema())
+        sizes = dict.fromkeys(AXIS_NAMES, Whole(least=1).schema())
         return {"type": "object", "properties": sizes, "additionalProperties": False}
 
 

@@ -90,9 +90,8 @@ class Work:
         return ModelConfig("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
 
     def predicted(self, engine: str) -> Footprint:
-        sizes = (self.split.length(name) for name in ("tp", "pp", "dp"))
         case, dp = self.case, self.split.length("dp")
-        deployment = Deployment(engine, CPU, *sizes, micro_tokens=case.rows * case.length, threads=self.threads)
+        deployment = Deployment(engine, CPU, self.split, micro_tokens=case.rows * case.length, threads=self.threads)
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
             return footprint(

@@ -19,6 +19,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.enginespec.rates import Rates
 from rlgraph.errors import ProgramError
+from rlgraph.ir.mesh import mesh
 from rlgraph.models.shape import Shape, shape_of
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.fit import fit, nonnegative
@@ -94,7 +95,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_the_fit_finds_the_constants_again(kind: str) -> None:
-    deployments = [Deployment("megatron", ISLAND, tp=tp, dp=dp) for tp, dp in ((1, 1), (2, 1), (1, 2))]
+    deployments = [Deployment("megatron", ISLAND, mesh(dp, tp=tp)) for tp, dp in ((1, 1), (2, 1), (1, 2))]
     measured = samples(kind, KNOWN[kind], deployments)
     found, error = fit_rates(measured)
     assert error < 1e-3

@@ -9,6 +9,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch, Lengths
+from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from tests.cost.allocated import Work, transformers
@@ -18,6 +19,7 @@ WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 """Weights outweigh activations."""
 TIED = (*WIDE, ("tie_word_embeddings", True))
 DTYPES = ("float32", "bfloat16")
+ALONE = mesh()
 CASES = [
     *(Work("train", Case("qwen2", dtype=dtype)) for dtype in DTYPES),
     *(Work("train", Case("qwen2", dtype=dtype, scored=64), micros=3) for dtype in DTYPES),
@@ -44,17 +46,19 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
     assert found.active.total == pytest.approx(needs, rel=0.15)
 
 
-def llama(operation: str, engine: str, rows: int = 64, cluster: str = "1x8:a100-80gb", **how: int) -> dict[str, float]:
+def llama(
+    operation: str, engine: str, rows: int = 64, cluster: str = "1x8:a100-80gb", split: Mesh = ALONE, **how: int
+) -> dict[str, float]:
     config = known("meta-llama/Llama-3.1-8B")
     assert config is not None
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
-    deployment = Deployment(engine, read_cluster(cluster).islands[0], **how)
+    deployment = Deployment(engine, read_cluster(cluster).islands[0], split, **how)
     found = footprint(operation, model, deployment, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
     return dict((found.held(deployment.dp) + found.active).parts)
 
 
 def test_copies_share_the_optimizer_and_nothing_else() -> None:
-    two, eight = llama("train", "megatron", 128, dp=2), llama("train", "megatron", 512, dp=8)
+    two, eight = llama("train", "megatron", 128, split=mesh(2)), llama("train", "megatron", 512, split=mesh(8))
     assert eight.pop("optimizer") == two.pop("optimizer") / 4
     assert eight == two
 
@@ -63,7 +67,7 @@ def test_stages_hold_more_micro_batches_under_way() -> None:
     """The first of four stages has a quarter of the layers, and four micro-batches."""
 
     def of(stages: int, rows: int = 64) -> dict[str, float]:
-        return llama("train", "megatron", 2 * rows, micro_tokens=6144, pp=stages, dp=2)
+        return llama("train", "megatron", 2 * rows, micro_tokens=6144, split=mesh(2, stages))
 
     assert of(4)["activations"] == pytest.approx(of(1)["activations"], rel=0.1)
     assert of(4)["gradients"] < of(1)["gradients"] / 2
@@ -72,7 +76,9 @@ def test_stages_hold_more_micro_batches_under_way() -> None:
 
 
 def test_recomputation_saves_most_activations() -> None:
-    whole, again = (llama("train", "megatron", micro_tokens=6144, dp=8, recompute=each) for each in (False, True))
+    whole, again = (
+        llama("train", "megatron", micro_tokens=6144, split=mesh(8), recompute=each) for each in (False, True)
+    )
     assert again["activations"] < whole["activations"] / 5
 
 
@@ -80,7 +86,7 @@ def test_a_cache_is_as_large_as_it_is_told() -> None:
     assert llama("generate", "vllm", kv_bytes=1 << 30)["cache"] == 1 << 30
     row = 2 * 32 * 8 * 128 * 2 * 1536
     assert llama("generate", "vllm")["cache"] == 64 * row
-    assert llama("generate", "vllm", tp=2)["cache"] == 32 * row
+    assert llama("generate", "vllm", split=mesh(tp=2))["cache"] == 32 * row
     assert llama("generate", "vllm", 1024)["cache"] == 256 * row
 
 

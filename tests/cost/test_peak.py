@@ -145,9 +145,15 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
     groups, roles, holdings = [], [], []
     for component, option in zip(problem.components, chosen, strict=True):
         deployment = option.deployment
-        split = mesh(deployment.dp, deployment.pp, deployment.tp)
         groups.append(
-            Group(component.name, "all", deployment.engine, split, tuple(range(split.size)), (component.model,))
+            Group(
+                component.name,
+                "all",
+                deployment.engine,
+                deployment.mesh,
+                tuple(range(deployment.size)),
+                (component.model,),
+            )
         )
         roles += [Role(component.model, operation, component.name) for operation in component.operations]
         holdings.append(

@@ -36,8 +36,7 @@ def shape(name: str) -> Shape:
 
 
 def deployment(engine: str, split: tuple[int, int, int]) -> Deployment:
-    dp, pp, tp = split
-    return Deployment(engine, ISLAND, tp, pp, dp)
+    return Deployment(engine, ISLAND, mesh(*split))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,9 @@ import rlgraph
 from rlgraph.enginespec import registry
 from rlgraph.enginespec.registry import embedded, engines, faults, opener, preferred
 from rlgraph.errors import ProgramError
+from rlgraph.ir.mesh import mesh
+from rlgraph.models.shape import Shape
+from rlgraph.placement.search.options import legal
 from tests.enginespec.packages import installed
 
 PROGRAM = """algorithm a
@@ -53,6 +56,31 @@ def test_an_engine_of_a_package_is_as_good_as_ours(package: Path) -> None:
     # Its layout is asked where its weights go to another engine.
     apart = SCHEDULE.replace("place actor", "place actor.train")
     assert rlgraph.compile(PROGRAM, schedule=apart).plan.owner("actor").engine == "plain"
+
+
+LONG = """from dataclasses import replace
+from plain_engine.spec import SPEC as PLAIN
+
+SPEC = replace(PLAIN, name="long", axes=("dp", "cp"), preference=9)
+"""
+SPLIT = SCHEDULE.replace("1 devices", "8 devices").replace("engine=plain", "engine=long, cp=2")
+
+
+def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_shown_and_searched(package: Path) -> None:
+    with pytest.raises(ProgramError, match="models cannot be split by `cp` yet"):
+        rlgraph.compile(PROGRAM, schedule=SPLIT.replace("engine=long, ", ""))
+    installed(package, "long = long_engine:SPEC\n")
+    (package / "long_engine.py").write_text(LONG)
+    registry._found.cache_clear()
+    compiled = rlgraph.compile(PROGRAM, schedule=SPLIT)
+    group = compiled.plan.role("actor", "train")
+    assert (group.mesh.axes, str(group.mesh)) == ((("dp", 4), ("pp", 1), ("cp", 2), ("tp", 1)), "dp4 x cp2")
+    assert group.copies() == ((0, 1), (2, 3), (4, 5), (6, 7)) and group.speakers() == (0, 2, 4, 6)
+    assert '"mesh": {"dp": 4, "pp": 1, "cp": 2, "tp": 1}' in compiled.plan_json()
+    with pytest.raises(ProgramError, match="cp=3 does not divide the 8 devices"):
+        rlgraph.compile(PROGRAM, schedule=SPLIT.replace("cp=2", "cp=3"))
+    shape = Shape("llama", 512, 64, 128, 2, 2, 2, 32)
+    assert legal(shape, "long", "causal_lm", 2) == (mesh(), mesh(cp=2), mesh(cp=4))
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def component(
     numbers = tuple(
         at for at, task in enumerate(step) if task.model == name and (task.op == "generate") == (work == "generate")
     )
-    pin = Placement((), "pinned", tp=dice.choice((None, 1))) if fixed and dice.random() < 0.6 else None
+    pin = Placement((), "pinned", None, dice.choice(((), (("tp", 1),)))) if fixed and dice.random() < 0.6 else None
     operations = tuple(dict.fromkeys(step[at].op for at in numbers))
     return Component(
         ModelConfig(name, shape, kind), work, operations, numbers, "train" in WORK[name], pin, "generate" in WORK[name]

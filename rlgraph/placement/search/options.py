@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from operator import le, lt
 from typing import Literal
 
@@ -20,7 +21,7 @@ from rlgraph.cost.work import kv_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import NODES
@@ -32,8 +33,8 @@ MICROS = (1, 2, 4, 8)
 SLOTS_AT_ONCE = (16, 32, 64, 128, 256)
 """Longest rows that a generating engine's cache holds."""
 
-Split = tuple[str, int, int, int, int]
-"""Engine, island, tp, pp and copies."""
+Split = tuple[str, int, Mesh, int]
+"""Engine, island, the mesh of a copy, and copies."""
 
 
 class Option:
@@ -65,16 +66,16 @@ class Option:
 
     @property
     def deployment(self) -> Deployment:
-        return replace(self.strategy.deployment, dp=self.copies)
+        return self.strategy.deployment.copied(self.copies)
 
     @property
     def devices(self) -> int:
         """That it uses."""
-        return self.strategy.deployment.tp * self.strategy.deployment.pp * self.copies
+        return self.strategy.deployment.size * self.copies
 
 
 class Strategy:
-    """A split and its settings, for any number of copies."""
+    """A split and its settings, for any number of copies; `deployment` is of one."""
 
     __slots__ = ("active", "fixed", "known", "latencies", "shared", "deployment", "update")
 
@@ -133,7 +134,7 @@ class Options:
         units = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
         for strategy in self._strategies[number, id(island)]:
             before: tuple[float, ...] = ()
-            for copies in _copies(component, units, devices // (strategy.deployment.tp * strategy.deployment.pp)):
+            for copies in _copies(component, units, devices // strategy.deployment.size):
                 key = (id(strategy), copies)
                 if key not in self._made:
                     self._made[key] = tuple(self.options(component, strategy, copies))
@@ -157,11 +158,11 @@ class Options:
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
+        said = [(name, size) for name, size in pin.sizes if name != "dp"] if pin else []
         for engine in [pin.engine] if pin and pin.engine else self.able(component):
-            for tp, pp in legal(component.config.shape, engine, component.config.kind, island.per_node):
-                wanted = pin is None or (pin.tp in (None, tp) and pin.pp in (None, pp))
-                if wanted and tp * pp <= island.devices:
-                    yield Deployment(engine, island, tp, pp)
+            for split in legal(component.config.shape, engine, component.config.kind, island.per_node):
+                if split.size <= island.devices and all(split.length(name) == size for name, size in said):
+                    yield Deployment(engine, island, split)
 
     def able(self, component: Component) -> list[str]:
         """The engine that is preferred for a component's work, of those that can hold the model."""
@@ -220,7 +221,7 @@ class Options:
         # What is called a CPU's device memory is its host's.
         away = self.offload and deployment.island.device.kind != "cpu"
         moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
-        extra = order(deployment.tp * deployment.pp * copies, constants).seconds
+        extra = order(deployment.size * copies, constants).seconds
         seconds, again = [], []
         for place, number in enumerate(component.tasks):
             task = self.tasks[number]
@@ -233,7 +234,7 @@ class Options:
                 once += strategy.update.cost(copies).seconds
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)
-        split = (deployment.engine, id(deployment.island), deployment.tp, deployment.pp, copies)
+        split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
         split = self._splits.setdefault(split, split)
         yield Option(strategy, copies, split, False, tuple(seconds), resident, strategy.active)
         if away:
@@ -249,28 +250,43 @@ class Options:
             return found.seconds(mine)
         key = (place, mine)
         if key not in strategy.known:
-            deployment = replace(strategy.deployment, dp=copies)
+            deployment = strategy.deployment.copied(copies)
             strategy.known[key] = generate(component.config, deployment, self.constants, batches[0]).seconds
         return strategy.known[key]
 
 
 @cache
-def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[tuple[int, int], ...]:
-    """The tensor-parallel and pipeline sizes that an engine can split a model by; tensors over two nodes at most."""
-    axes = spec_of(engine).axes
-    tensor = [2**power for power in range(12) if 2**power <= 2 * per_node] if "tp" in axes else [1]
-    stages = range(1, min(shape.layers, 64) + 1) if "pp" in axes else [1]
+def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[Mesh, ...]:
+    """The meshes that an engine can split one copy of a model by."""
+    if problems(shape, engine, mesh(), kind):
+        return ()
+    axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
     # What is wrong with one axis does not depend on the others.
-    able = [pp for pp in stages if not problems(shape, engine, mesh(pp=pp), kind)]
-    return tuple((tp, pp) for tp in tensor if not problems(shape, engine, mesh(tp=tp), kind) for pp in able)
+    able = [
+        [
+            (axis.name, size)
+            for size in _sizes(axis, shape, per_node)
+            if not problems(shape, engine, mesh(**{axis.name: size}), kind)
+        ]
+        for axis in axes
+    ]
+    return tuple(mesh(**dict(sizes)) for sizes in product(*able))
+
+
+def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
+    """That are tried: of stages any, else powers of two, over two nodes at most."""
+    if axis.splits == "layers":
+        return range(1, min(shape.layers, 64) + 1)
+    return [2**power for power in range(12) if 2**power <= 2 * per_node]
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:
     """How many data-parallel copies a component can have, most first: what is pinned, or the fewest for each number of
     rows that the fullest copy can have. More copies would wait, and have to be told."""
-    if component.pin and component.pin.dp:
-        if component.pin.dp <= most:
-            yield component.pin.dp
+    said = component.pin.splits().get("dp") if component.pin else None
+    if said:
+        if said <= most:
+            yield said
         return
     while most > 0:
         most = max(math.ceil(count / math.ceil(count / most)) for count in units)
@@ -299,7 +315,7 @@ def _brought(option: Option, component: Component) -> tuple[object, tuple[float,
     if not (component.trained and component.generates):
         return None, ()
     deployment = option.strategy.deployment
-    reach, per_node = deployment.tp * deployment.pp, deployment.island.per_node
+    reach, per_node = deployment.size, deployment.island.per_node
     if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.

@@ -9,7 +9,8 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.dsl.schedule import Schedule
-from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.enginespec.registry import axes
+from rlgraph.errors import NO_SPAN, Diagnostic, listed
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.problem import Problem
@@ -78,7 +79,7 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
             "E0931",
             f"{message} as the schedule wants it",
             component.pin.span,
-            "leave out `tp`, `pp` or `dp`, or give the pool more devices",
+            f"leave out {listed(axes(), 'or')}, or give the pool more devices",
         )
     return Diagnostic(
         "E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others"
