@@ -389,3 +389,23 @@ def test_every_code_in_the_source_that_is_ours_is_explained(capsys: pytest.Captu
     for code in ("E0805", "E0806", "E0807", "E0808", "E0809", "E0810", "E0811", "E0812", "E0813"):
         assert told(capsys, "explain", code)[1].startswith(f"{code} ")
     assert "E0810  the folder for a run is not empty\n" in told(capsys, "explain")[1]
+
+
+def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, hint in (
+        (("run", "a.rlf", "--resume"), []),
+        (("run", "a.rlf", "--stepz", "3"), ["Did you mean '--steps'?"]),
+        (("check", "a.rlf", "--seed", "1"), ["It is one of `rlgraph run`, `rlgraph simulate`."]),
+    ):
+        code, _, err = told(capsys, *arguments)
+        assert code == 2 and err.splitlines()[-1].split(". ", 1)[1:] == hint, err
+
+
+def test_a_reference_that_is_none_is_found_by_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ALGORITHMS / "grpo.rlf").read_text("utf-8")
+    for reference, code in (("rewards.vowels", "E0702"), ("rlgraph.rewards:exact", "E0722"), ("nowhere:f", "W0703")):
+        Path("a.rlf").write_text(text.replace("rlgraph.rewards:exact_match", reference))
+        assert f"[{code}]" in told(capsys, "check", "a.rlf")[2]

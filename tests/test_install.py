@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -171,3 +172,19 @@ def needed_by_extra(extras: dict[str, list[str]], name: str) -> set[str]:
         else:
             found.add(each.name)
     return found
+
+
+def test_every_extra_that_is_advised_is_there() -> None:
+    from rlgraph.enginespec.registry import engines
+    from rlgraph.foreign.spec import EXTRAS
+    from rlgraph.runs.options import BACKENDS
+
+    texts = [*ROOT.glob("rlgraph/**/*.py"), *ROOT.glob("rlgraph/**/*.md"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    found = "\n".join(path.read_text("utf-8") for path in texts)
+    found += "".join(spec.install for spec in engines().values())
+    lists = re.findall(r"rlgraph\[([a-z_,]+)\]", found)
+    advised = {extra for each in lists for extra in each.split(",")} | {each.extra for each in BACKENDS.values()}
+    extras = PROJECT["optional-dependencies"]
+    assert len(advised) > 3 and advised <= set(extras), advised - set(extras)
+    for package, extra in EXTRAS.items():
+        assert package.replace("_", "-") in needed_by_extra(extras, extra)

@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlgraph.compilation.programs import Setting, changes, columns_in, open_program, settings_text, with_quotes
+from rlgraph.compilation.programs import (
+    Setting,
+    changes,
+    columns_in,
+    faults_in,
+    open_program,
+    settings_text,
+    with_quotes,
+)
 from rlgraph.errors import Diagnostic, ProgramError
 
 if TYPE_CHECKING:
@@ -47,7 +55,8 @@ def check(
             from rlgraph.compilation.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
-        return checked(opened.source, changes(texts), columns=columns_in(opened.folders))[1]
+        folders = opened.folders
+        return checked(opened.source, changes(texts), columns=columns_in(folders), faults=faults_in(folders))[1]
     except ProgramError as error:
         return with_quotes(error.diagnostics)
 

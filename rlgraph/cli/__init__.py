@@ -15,6 +15,7 @@ import click
 
 from rlgraph.cli import checking, compiling, explain, planfiles, profiling, running, simulating
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
+from rlgraph.errors import closest
 
 __all__ = ["checking", "compiling", "explain", "main", "planfiles", "profiling", "running", "simulating", "status"]
 
@@ -57,9 +58,28 @@ def _invoked(arguments: list[str]) -> int:
             return code
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.NoSuchOption as error:
+        _meant(error).show()
+        return USAGE
     except click.ClickException as error:
         error.show()
         return USAGE
+
+
+def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Suggests an option only if its name is near, and says so where another command has the one that was asked for."""
+    wanted = error.option_name
+    here = [name for parameter in (error.ctx.command.params if error.ctx else ()) for name in parameter.opts]
+    near = closest(wanted.lstrip("-"), [name.lstrip("-") for name in here])
+    others = [
+        f"`rlgraph {name}`"
+        for name, command in rlgraph.commands.items()
+        if any(wanted in parameter.opts for parameter in command.params)
+    ]
+    if others:
+        message = f"{error.message} It is one of {', '.join(others)}."
+        return click.NoSuchOption(wanted, message, ctx=error.ctx)
+    return click.NoSuchOption(wanted, error.message, [f"--{near}"] if near else None, error.ctx)
 
 
 def _first_line(error: Exception) -> str:

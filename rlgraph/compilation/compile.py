@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.compilation.programs import Opened, changes, columns_in, open_program, with_quotes
+from rlgraph.compilation.programs import Opened, changes, columns_in, faults_in, open_program, with_quotes
 from rlgraph.compilation.schedules import with_schedule
 from rlgraph.dsl.check import Checked, check_all
 from rlgraph.errors import ProgramError
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 def checked(opened: Opened, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
     """A program with its schedule, a path or a text. Raises ProgramError with everything that is wrong with them."""
+    folders = opened.folders
     try:
-        found = check_all(opened.source, changes(settings), columns=columns_in(opened.folders))
+        found = check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
     except ProgramError as error:
         raise ProgramError(with_quotes(error.diagnostics)) from None
     return found if schedule is None else with_schedule(found, open_program(schedule, "<schedule>"))

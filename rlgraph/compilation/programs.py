@@ -154,6 +154,21 @@ def _with_quotes(found: Diagnostic) -> Diagnostic:
     return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
+def faults_in(folders: Folders) -> Callable[[Record], list[Diagnostic]]:
+    """Looks for the user's Python, without running or importing it."""
+
+    def look(record: Record) -> list[Diagnostic]:
+        from rlgraph.foreign.spec import Spec
+        from rlgraph.foreign.unread import faults
+
+        if record.name != "python":
+            return []
+        args, options = record.plain()
+        return faults(Spec(record.name, args, options, record.span), folders)
+
+    return look
+
+
 def columns_in(folders: Folders) -> Callable[[Record], tuple[str, ...] | None]:
     """Looks at the columns of data files, without running anything."""
 

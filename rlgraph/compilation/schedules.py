@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.compilation.programs import Opened, changes, columns_in, open_file
+from rlgraph.compilation.programs import Opened, changes, columns_in, faults_in, open_file
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import Checked, check_all
 from rlgraph.dsl.names import names_in
@@ -72,4 +72,5 @@ def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], 
 
 def _program(path: Path, settings: Mapping[str, str]) -> Checked:
     opened = open_file(str(path))
-    return check_all(opened.source, changes(settings), columns=columns_in(opened.folders))
+    folders = opened.folders
+    return check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))

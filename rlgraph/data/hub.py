@@ -41,7 +41,7 @@ def check(spec: Spec) -> None:
 def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is there."""
     del folders  # hub names are not paths
-    need("datasets", "datasets", spec.span)
+    need("datasets", spec.span)
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
     name = spec.args[0]

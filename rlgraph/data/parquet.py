@@ -40,7 +40,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Read the table."""
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
-    need("pyarrow", "parquet", spec.span)
+    need("pyarrow", spec.span)
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     try:

@@ -56,7 +56,7 @@ def check(spec: Spec) -> None:
 def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Set up the task."""
     del folders
-    need("reasoning_gym", "reasoning_gym", spec.span)
+    need("reasoning_gym", spec.span)
     import reasoning_gym  # type: ignore[import-untyped]
 
     task = spec.args[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.bodies import write
-from rlgraph.dsl.context import Columns, Context
+from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, unknown_changes, unknown_in, unused
 from rlgraph.dsl.expressions import evaluate
 from rlgraph.dsl.lints import allowed, lint
@@ -42,13 +42,14 @@ def check(
     changes: Mapping[str, tree.Expr] | None = None,
     *,
     columns: Columns = lambda record: None,
+    faults: Faults = lambda record: [],
     read: Read | None = None,
 ) -> tuple[Program, list[Diagnostic]]:
     """The program that a text says, and warnings about it.
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
     """
-    found = check_all(source, changes, columns=columns, read=read)
+    found = check_all(source, changes, columns=columns, faults=faults, read=read)
     return found.program, found.warnings
 
 
@@ -57,10 +58,11 @@ def check_all(
     changes: Mapping[str, tree.Expr] | None = None,
     *,
     columns: Columns = lambda record: None,
+    faults: Faults = lambda record: [],
     read: Read | None = None,
 ) -> Checked:
     """The same with all that a text says beside the program."""
-    context = new_context(columns)
+    context = new_context(columns, faults)
     file = assemble(parse(source), source, context, read)
     if any(d.code != "E0803" for d in context.diagnostics):
         # Without the used file, what else is wrong cannot be known.
@@ -89,9 +91,9 @@ def _ordered(found: Sequence[Diagnostic]) -> list[Diagnostic]:
     return sorted(unique.values(), key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
 
 
-def new_context(columns: Columns = lambda record: None) -> Context:
+def new_context(columns: Columns = lambda record: None, faults: Faults = lambda record: []) -> Context:
     """What is known before a program is: what is defined in the language itself."""
-    return Context(evaluator=evaluate, writer=write, columns=columns, scope=prelude())
+    return Context(evaluator=evaluate, writer=write, columns=columns, faults=faults, scope=prelude())
 
 
 def _program(context: Context, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:

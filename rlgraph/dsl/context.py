@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Meaning, Reporter
-from rlgraph.errors import Span
+from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Expr, Node, Record, Ref, Value
 from rlgraph.ir.types import Axis, Table
 
 Columns = Callable[[Record], tuple[str, ...] | None]
 """Column names of a data source as far as they can be known without running anything."""
+Faults = Callable[[Record], list[Diagnostic]]
+"""What is wrong with data, a function or an environment, as far as that can be seen without running anything."""
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Context(Reporter):
     writer: Callable[[Context, Sequence[tree.Stmt]], None]
     """`bodies.write`: loops are statements, and made of statements."""
     columns: Columns = lambda record: None
+    faults: Faults = lambda record: []
     groups: Callable[[Context, Ref, Span], Axis | None] = lambda context, value, span: None
     """Rows in which those of a value lie because Python says so: a def by itself has them."""
 

@@ -214,7 +214,7 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
     if spec.kind == "python":
         target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     else:
-        need("reasoning_gym", "reasoning_gym", spec.span)
+        need("reasoning_gym", spec.span)
         file = Path(__file__).with_name("verify.py")
         target = Target("reasoning_gym", Code(file), "reasoning_gym", spec.span, ours=True)
     pool = workers or Workers()

@@ -71,7 +71,7 @@ def describe(target: Target, worker: Worker) -> Signature:
     except Failure as failure:
         raise ProgramError(_not_loaded(target, failure)) from None
     if found["is"] not in ("function", "class"):
-        raise ProgramError(_not_there(target, found["is"], found["names"]))
+        raise ProgramError(not_there(target, found["is"], found["names"]))
     parameters = found["parameters"]
     for name, kind, has_default in parameters:
         if kind == "POSITIONAL_ONLY" and not has_default:
@@ -157,7 +157,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
+def not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
+    """The error for a name under which a module has nothing (`missing`), or something else than is called."""
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
         return Diagnostic(NO_NAME, message, target.span)

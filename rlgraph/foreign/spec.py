@@ -93,8 +93,12 @@ def _wrong(spec: Spec, name: str, wanted: str, value: object) -> ProgramError:
     return ProgramError(Diagnostic(BAD_ARGUMENT, f"`{name}` must be {wanted}, not {value!r}", spec.at(name)))
 
 
-def need(module: str, extra: str, span: Span) -> None:
-    """An error unless `module` is installed; `extra` brings it."""
+EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym"}
+"""The extra of rlgraph that brings a package."""
+
+
+def need(module: str, span: Span) -> None:
+    """An error unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
-        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, f'pip install "rlgraph[{extra}]"'))
+        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, f'pip install "rlgraph[{EXTRAS[module]}]"'))

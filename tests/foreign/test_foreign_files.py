@@ -12,6 +12,7 @@ from rlgraph.errors import ProgramError
 from rlgraph.foreign import Workers, open_function
 from rlgraph.foreign.files import Folders, find_file, find_module
 from rlgraph.foreign.spec import Spec
+from rlgraph.foreign.unread import faults
 
 Declare = Callable[[str], Spec]
 
@@ -87,3 +88,40 @@ def test_the_reward_that_ships(declare: Declare, folders: Folders, workers: Work
     assert score("Paris is the capital", "paris") == score("", "paris") == score("x", "") == 0
     message = [{"role": "assistant", "content": "it is 4"}]
     assert correct([[{"role": "user", "content": "2+2"}]], ["it is 4"], columns={"answer": ["4"]}) == [1.0], message
+
+
+# What is checked without running anything
+
+
+def said(declare: Declare, folders: Folders, reference: str) -> list[tuple[str, str, str]]:
+    return [(d.code, d.message, d.hint) for d in faults(declare(f'func f = python("{reference}")'), folders)]
+
+
+def test_a_name_that_a_file_or_a_module_lacks(declare: Declare, folders: Folders) -> None:
+    text = "import os as system\nif True:\n    try:\n        from math import fsum\n    except ImportError:\n"
+    text += "        fsum = None\ndef vowels(completions):\n    inner = 1\nraise RuntimeError('it was run')\n"
+    (folders.here / "rewards.py").write_text(text)
+    for name in ("vowels", "fsum", "system"):
+        assert said(declare, folders, f"rewards.py:{name}") == said(declare, folders, f"rewards:{name}") == []
+    wrong = ("E0722", "there is no 'vowel' in 'rewards.py'", "did you mean `vowels`?")
+    assert said(declare, folders, "rewards.py:vowel") == [wrong]
+    assert [code for code, _, _ in said(declare, folders, "rewards.py:inner")] == ["E0722"]
+    assert [code for code, _, _ in said(declare, folders, "rlgraph.rewards:exact")] == ["E0722"]
+    assert said(declare, folders, "rlgraph.rewards:exact_match") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["from os.path import *", "globals()['f'] = 1", "def __getattr__(name): ...", "def f(:"]
+)
+def test_names_that_a_text_does_not_show(declare: Declare, folders: Folders, text: str) -> None:
+    (folders.program / "rewards.py").write_text(text)
+    assert said(declare, folders, "rewards.py:anything") == []
+
+
+def test_what_is_not_here_may_be_where_the_run_is(declare: Declare, folders: Folders) -> None:
+    assert said(declare, folders, "rewards.py:f") == []
+    [(code, message, hint)] = said(declare, folders, "no_such_module:verify")
+    assert (code, message) == ("W0703", "there is no module 'no_such_module'")
+    assert hint.endswith('`python("no_such_module.py:verify")`')
+    [(code, message, _)] = said(declare, folders, "rewards.vowels")
+    assert code == "E0702" and message.endswith("with a colon between, not 'rewards.vowels'")
