@@ -27,7 +27,7 @@ def work(
     """The work alone, on all copies of a group."""
     if NODES[operation].generates:
         return time.generate(config, deployment, constants, batches[0])
-    if operation == "train":
+    if NODES[operation].trains:
         return time.train(config, deployment, constants, batches)
     return time.forward(config, deployment, constants, batches)
 
@@ -36,13 +36,13 @@ def footprint(operation: str, config: ModelConfig, deployment: Deployment, batch
     """The memory of the work on the fullest rank."""
     if NODES[operation].generates:
         return memory.generating(config, deployment, batches)
-    return (memory.training if operation == "train" else memory.reading)(config, deployment, batches)
+    return (memory.training if NODES[operation].trains else memory.reading)(config, deployment, batches)
 
 
 def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
     """A model that is off-loaded comes from the host's memory, and goes back if it changed. Weights that are brought
     from where they are trained need not come."""
-    trips = 2 if operation == "train" else 0 if synced else 1
+    trips = 2 if NODES[operation].trains else 0 if synced else 1
     return Cost(memory=trips * held / deployment.island.device.host)
 
 
@@ -128,7 +128,7 @@ class Predictor:
 
     def host(self, op: str, count: float) -> Cost:
         """What the host does with so many rows."""
-        each = self.constants.host.function_row if op == "call" else self.constants.host.row
+        each = self.constants.host.function_row if NODES[op].foreign else self.constants.host.row
         return Cost(overhead=self.constants.host.node + each * count)
 
 

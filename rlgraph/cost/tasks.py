@@ -152,7 +152,7 @@ class _Laying:
         if NODES[node.op].with_model:
             held = self.types[node.inputs[0]]
             assert isinstance(held, Handle)
-            name = f"train {held.name}" if node.op == "train" else node.name
+            name = f"train {held.name}" if NODES[node.op].trains else node.name
             task = replace(task, name=name, model=held.name, batches=tuple(self.read(node, scope)))
         else:
             axes = [

@@ -57,7 +57,7 @@ def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
 
 def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnostic]:
     for node in graph.walk():
-        if node.op != "minibatch" or node.attr("parts") == 1:
+        if NODES[node.op].loop != "slices" or node.attr("parts") == 1:
             continue
         sliced = known[str(node.attr("axis"))]
         for inner in node.region.walk():
@@ -138,7 +138,7 @@ class _Losses:
 
     def graph(self, graph: Graph) -> None:
         for node in graph.nodes:
-            if node.op == "tensor":
+            if node.body:
                 for let in node.body:
                     self.let(let.name, let.expr)
             elif NODES[node.op].trains:
@@ -167,7 +167,7 @@ class _Losses:
         self.model, self.live, self.slopes = self.handle(node), set(), {}
         region = node.region
         for inner in region.nodes:
-            if inner.op == "tensor":
+            if inner.body:
                 for let in inner.body:
                     self.let(let.name, let.expr)
                 continue

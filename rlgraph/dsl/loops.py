@@ -277,7 +277,7 @@ class _Exports:
             return Ref(self.export(ref.name, ref.type).name, ref.type, ref.span)
         if ref.name not in self.cloned:
             node = self.made[ref.name]
-            if node.op != "tensor":
+            if not node.body:
                 raise LookupError(ref.name)
             self.cloned[ref.name] = self.clone(node, ref)
         return self.cloned[ref.name]

@@ -28,7 +28,7 @@ def unary(context: Context, expr: tree.Unary) -> Expr:
 def binary(context: Context, expr: tree.Binary) -> Expr:
     """`a + b`; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
-    if op in ("eq", "ne"):
+    if TENSOR[op].texts:
         sides = [tensor(context, expr.left), tensor(context, expr.right)]
         texts = [side.type.dtype == "text" for side in sides]
         if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):

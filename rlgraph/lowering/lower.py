@@ -213,8 +213,9 @@ def _number_kind(expr: Apply, kinds: list[DType]) -> DType | None:
 
 def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
     """The value of an operation on constants, in double precision."""
-    if any(isinstance(arg, str) for arg in args):
-        return bool(args[0] == args[1]) == (expr.op == "eq")
+    compare = TENSOR[expr.op].python
+    if compare and any(isinstance(arg, str) for arg in args):
+        return bool(compare(*args))
     tensors = [torch.tensor(arg, dtype=torch.float64 if isinstance(arg, float) else None) for arg in args]
     kind = {"float": torch.float64, "int": torch.int64}.get(expr.type.dtype)
     if kind is not None:

@@ -15,6 +15,8 @@ are functions here:
     op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
     op.body              it is written as expressions                              tensor
     op.pure              same inputs, same outputs, and nothing else happens: two of them are one
+    op.counts            how many rows there are: it reads none of them            size
+    op.foreign           it runs the user's Python                                 call interact
     op.random, op.effect, op.streams, op.barrier, op.free
     op.attributes        names, types, ranges and defaults of its attributes
 
@@ -71,6 +73,10 @@ class NodeOp:
     """Its rows are ready one by one: an engine that can may hand them on before the last is done."""
     free: bool = False
     """It is read off what is there already: no time is planned for it."""
+    counts: bool = False
+    """It is about how many rows an axis has, and reads none of them."""
+    foreign: bool = False
+    """It runs the user's Python."""
 
     @property
     def generates(self) -> bool:
@@ -168,6 +174,7 @@ _ALL = (
         work="generates",
         pure=False,
         random=True,
+        foreign=True,
     ),
     NodeOp(
         "logprobs",
@@ -194,6 +201,7 @@ _ALL = (
         "A Python function of the user's.",
         attributes=(Attribute("func", "name", doc="the function", by="checker"), _NAMES),
         pure=False,
+        foreign=True,
     ),
     NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics.", body=True),
     NodeOp(
@@ -204,6 +212,7 @@ _ALL = (
         "the rows are counted when all are there",
         attributes=(_AXIS,),
         free=True,
+        counts=True,
     ),
     NodeOp(
         "keep",

@@ -49,6 +49,8 @@ class TensorOp:
     """The kind in which its numbers meet: that of the result, floats if one of them is, or each in its own."""
     conditions: int = 0
     """So many arguments in front are conditions and no numbers."""
+    texts: bool = False
+    """It takes two texts, too, and does with them what `python` does."""
 
 
 def _sign(
@@ -61,9 +63,9 @@ _COMPARED = 4
 """The precedence of comparisons, which have it for themselves: they cannot be chained."""
 
 
-def _comparison(name: str, sign: str, python: Callable[..., Any], commutes: bool = False) -> TensorOp:
+def _comparison(name: str, sign: str, python: Callable[..., Any], **more: Any) -> TensorOp:
     doc = f"`a {sign} b`"
-    return _sign(name, sign, _COMPARED, "bool", doc, python=python, numbers="widest", commutes=commutes, gradient=False)
+    return _sign(name, sign, _COMPARED, "bool", doc, python=python, numbers="widest", gradient=False, **more)
 
 
 _ALL = (
@@ -79,8 +81,8 @@ _ALL = (
     _comparison("le", "<=", operator.le),
     _comparison("gt", ">", operator.gt),
     _comparison("ge", ">=", operator.ge),
-    _comparison("eq", "==", operator.eq, commutes=True),
-    _comparison("ne", "!=", operator.ne, commutes=True),
+    _comparison("eq", "==", operator.eq, commutes=True, texts=True),
+    _comparison("ne", "!=", operator.ne, commutes=True, texts=True),
     _sign("and", "and", 2, "bool", "`a and b`", commutes=True, gradient=False),
     _sign("or", "or", 1, "bool", "`a or b`", commutes=True, gradient=False),
     _sign("not", "not", 3, "bool", "`not a`", 1, gradient=False, inverse=True),

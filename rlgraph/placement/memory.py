@@ -9,6 +9,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.models.families import count
 from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import NODES
 from rlgraph.placement.place import Shapes, config_of
 
 
@@ -19,7 +20,7 @@ def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
 
 
 def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
-    trained = {role.model for role in plan.roles if role.operation == "train" and role.group == group.name}
+    trained = {role.model for role in plan.roles if NODES[role.operation].trains and role.group == group.name}
     sharing = group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
     found, state = 0, adamw()
     for name in group.models:

@@ -87,7 +87,7 @@ def updates(program: Program) -> Iterator[tuple[str, str]]:
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
-            if node.op == "update":
+            if NODES[node.op].updates and not NODES[node.op].trains:
                 target, source = (types[name] for name in node.inputs)
                 assert isinstance(target, Handle) and isinstance(source, Handle)
                 yield target.name, source.name
@@ -115,7 +115,7 @@ class _Placer:
                 if pin := self.pin(model.name, operation):
                     self.seats[model.name, operation] = self.pinned(model, operation, pin)
             # Training comes first: it is where the model's other work can stay.
-            for operation in sorted(work, key=lambda name: name != "train"):
+            for operation in sorted(work, key=lambda name: not NODES[name].trains):
                 if (model.name, operation) not in self.seats:
                     self.seats[model.name, operation] = self.default(model, operation)
         order = [(model, operation) for model, work in self.work.items() for operation in work]
@@ -141,7 +141,7 @@ class _Placer:
 
     def own(self, model: str) -> list[_Seat]:
         """Where a model's work runs as far as that is known, its training first."""
-        found = [(name != "train", seat) for (owner, name), seat in self.seats.items() if owner == model]
+        found = [(not NODES[name].trains, seat) for (owner, name), seat in self.seats.items() if owner == model]
         return [seat for _, seat in sorted(found, key=lambda each: each[0])]
 
     def home(self, model: Model) -> str:

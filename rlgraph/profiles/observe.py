@@ -193,7 +193,7 @@ def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedW
 
 def title(node: Node) -> str:
     """As a simulation calls the work."""
-    if node.op != "train":
+    if not NODES[node.op].trains:
         return node.name
     trained = node.outputs[0].type
     assert isinstance(trained, Handle)

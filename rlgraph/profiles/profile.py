@@ -28,6 +28,7 @@ from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Batch, Predictor, work
 from rlgraph.enginespec import registry
 from rlgraph.enginespec.rates import Rates, WorkKind
+from rlgraph.ops.nodes import NODES
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
@@ -221,11 +222,11 @@ class _Overheads:
             if op == "sync":
                 self.syncs.append(inside)
                 continue
-            host = op in ("read", "call", "tensor", "size")
-            self.orders.append((1 if host else most, quiet([each.seconds - each.inside for each in done])))
-            if op in ("call", "tensor") and "_" in name:
+            record = NODES[op]
+            self.orders.append((most if record.with_model else 1, quiet([each.seconds - each.inside for each in done])))
+            if (record.foreign or record.body) and "_" in name:
                 rows = float(probe.prompts * probe.points[int(name.rsplit("_")[-1])].samples)
-                (self.calls if op == "call" else self.nodes).append((rows, inside))
+                (self.calls if record.foreign else self.nodes).append((rows, inside))
 
 
 # Constants

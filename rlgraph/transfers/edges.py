@@ -53,7 +53,7 @@ class _Walk:
             elif NODES[node.op].selects:
                 self.view(node, own)
             else:
-                for name in node.inputs if node.op != "size" else ():
+                for name in () if NODES[node.op].counts else node.inputs:
                     self.use(name, own)
                 self.makers.update({value.name: own for value in node.outputs})
 

@@ -17,7 +17,7 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.placed.transport import Move, Moved, Order
-from rlgraph.backends.process.nodes import WORK, chosen_places, kept_places
+from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
@@ -44,8 +44,7 @@ class Here:
         raise NotImplementedError("nothing streams in one process")
 
     def choose(self, order: Order) -> Tensor:
-        find = kept_places if order.node.op == "keep" else chosen_places
-        return find(order.node, order.frame)
+        return chosen_places(order.node, order.frame)
 
     def move(self, move: Move) -> Moved:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")

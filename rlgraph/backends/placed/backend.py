@@ -13,7 +13,7 @@ from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Order, StandIn, Transport
 from rlgraph.backends.placed.weights import Weights
-from rlgraph.backends.selection import chosen, kept
+from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Steps, Things
 from rlgraph.enginespec.registry import engine
@@ -88,18 +88,17 @@ class Placed(Steps):
             target, source = (frame.values[name] for name in node.inputs)
             self.weights.update(target, source, node, frame.step)
             return Made({node.name: target})
-        if node.op == "size" and node.attr("axis") in frame.rows:
+        if op.counts and node.attr("axis") in frame.rows:
             return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
         # An age is that of a step, which who has the rows is not told when he is asked for them.
-        if node.op == "column" and node.attr("name") != "age":
+        if op.selects and op.chooses is None and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
             if isinstance(table, StandIn):
                 assert node.id is not None
                 return Made({node.name: table.select(node.id)})
         order = Order(node, frame, self.plan.group(HOST))
         if op.chooses is not None:
-            places = self.transport.choose(order)
-            return kept(node, frame, places) if node.op == "keep" else chosen(node, frame, places)
+            return selected(node, frame, self.transport.choose(order))
         return self.transport.fire(order)
 
     def _compute(self, node: Node, frame: Frame) -> Made:

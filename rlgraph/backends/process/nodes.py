@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from rlgraph.backends.process.lasting import assign, lookup, push, sample
 from rlgraph.backends.process.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.rows import Rows, TableData, pick, show_id
-from rlgraph.backends.selection import chosen, kept
+from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
@@ -26,7 +26,7 @@ from rlgraph.ir.graph import Apply, Expr, Node, Ref
 from rlgraph.ir.types import Axis, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.lowering.lower import Lowered, lower
-from rlgraph.ops import NODES, attr
+from rlgraph.ops import NODES, TENSOR, attr
 
 Work = Callable[[Node, Frame, Session], Made]
 
@@ -203,10 +203,10 @@ def _number(name: str, node: Node, frame: Frame) -> Any:
 
 
 def _compared(expr: Expr, name: str) -> bool:
-    """Whether a value is an operand of `==` or `!=`, which take texts too."""
+    """Whether a value is an operand of what takes texts, too."""
     if not isinstance(expr, Apply):
         return False
-    if expr.op in ("eq", "ne") and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
+    if TENSOR[expr.op].texts and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
         return True
     return any(_compared(arg, name) for arg in expr.args)
 
@@ -217,10 +217,15 @@ def size(node: Node, frame: Frame, session: Session) -> Made:
 
 def keep(node: Node, frame: Frame, session: Session) -> Made:
     """Rows of an axis where a condition holds; the kept rows are those of new axes."""
-    return kept(node, frame, kept_places(node, frame))
+    return selected(node, frame, _kept_places(node, frame))
 
 
-def kept_places(node: Node, frame: Frame) -> Tensor:
+def chosen_places(node: Node, frame: Frame) -> Tensor:
+    """Which rows a node takes that only selects some, int64."""
+    return _CHOOSE[node.op](node, frame)
+
+
+def _kept_places(node: Node, frame: Frame) -> Tensor:
     """Which rows of the axis are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     if isinstance(mask, list):
@@ -233,7 +238,7 @@ def kept_places(node: Node, frame: Frame) -> Tensor:
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
-    made = chosen(node, frame, chosen_places(node, frame))
+    made = selected(node, frame, _picked_places(node, frame))
     table, kind = made.values[node.name], _table(node)
     assert kind.token
     made.rows.append(inner_rows(kind.token, table.sequences.counts()))
@@ -242,7 +247,7 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
     return made
 
 
-def chosen_places(node: Node, frame: Frame) -> Tensor:
+def _picked_places(node: Node, frame: Frame) -> Tensor:
     """Which row of the table each group's chosen one is, int64."""
     index: Tensor = frame.values[node.inputs[1]]
     kind, made = frame.types[node.inputs[0]], _table(node)
@@ -290,6 +295,9 @@ def _table(node: Node) -> Table:
     assert isinstance(kind, Table)
     return kind
 
+
+_CHOOSE: Mapping[str, Callable[[Node, Frame], Tensor]] = {"keep": _kept_places, "pick": _picked_places}
+"""By operation."""
 
 WORK: dict[str, Work] = {
     "read": read,

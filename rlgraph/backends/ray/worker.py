@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.process.nodes import chosen_places, column_of, kept_places, take_over, work
+from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
 from rlgraph.backends.process.sampling import generate_parts, sampled_tokens
 from rlgraph.backends.process.session import Session, Settings, width
 from rlgraph.backends.process.training import train
@@ -80,7 +80,7 @@ class Worker:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        outside = None if spec.group.name == HOST else _environments(spec.program, spec.group)
+        outside = None if spec.group.name == HOST else _environments(spec.program)
         opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds)
         self.session = Session(spec.program, spec.settings, open_engine=opener.open, outside=outside)
         if spec.group.name != HOST:
@@ -136,8 +136,7 @@ class Worker:
         session = self.session
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
-                choose = kept_places if node.op == "keep" else chosen_places
-                return Receipt(start, time.time(), chosen=choose(node, frame).numpy(), came=came)
+                return Receipt(start, time.time(), chosen=chosen_places(node, frame).numpy(), came=came)
             if order.parts:
                 self.parts = self.in_parts(order, node, frame, start, came)
                 return next(self.parts)
@@ -322,10 +321,9 @@ class Worker:
         take_over(self.nodes[node][1], step, self.session, target, source)
 
 
-def _environments(program: Program, group: Group) -> frozenset[str]:
-    """What a group with models opens: nothing, or the environments that its models act in."""
-    acts = any(node.op == "interact" for phase in program.phases for node in phase.graph.walk())
-    return frozenset(each.name for each in program.outside if each.kind == "env" and acts)
+def _environments(program: Program) -> frozenset[str]:
+    """What a process with models opens: the environments that models act in."""
+    return frozenset(env for _, node in program.walk() if (env := node.attr("env", None)))
 
 
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:

@@ -287,7 +287,7 @@ def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
 
 def _title(node: Node) -> str:
     """As people know the work: an update by its model, all else by what it makes."""
-    if node.op != "train":
+    if not NODES[node.op].trains:
         return node.name
     trained = node.outputs[0].type
     assert isinstance(trained, Handle)

@@ -198,7 +198,7 @@ class Options:
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
         latencies, footprints = [], []
         for op, batches in component.batches(self.tasks):
-            kind: Literal["forward", "train"] = "train" if op == "train" else "forward"
+            kind: Literal["forward", "train"] = "train" if NODES[op].trains else "forward"
             latencies.append(
                 None if NODES[op].generates else latency(kind, component.config, deployment, self.constants, batches)
             )
@@ -230,7 +230,7 @@ class Options:
                 + rows(task.tokens, copies, deployment.island, constants).seconds
                 + self.working(component, strategy, place, copies)
             )
-            if task.op == "train" and strategy.update:
+            if NODES[task.op].trains and strategy.update:
                 once += strategy.update.cost(copies).seconds
             seconds.append(once * task.times)
             again.append((once + moved) * task.times)

@@ -99,7 +99,7 @@ class Problem:
         return [
             0.0
             if task.model
-            else task.times * (host.node + task.rows * (host.function_row if task.op == "call" else host.row))
+            else task.times * (host.node + task.rows * (host.function_row if NODES[task.op].foreign else host.row))
             for task in self.tasks
         ]
 
