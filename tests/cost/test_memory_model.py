@@ -31,9 +31,9 @@ CASES = [
     *(Work("logprobs", Case("qwen2", dtype=dtype, scored=127)) for dtype in DTYPES),
     *(Work("logprobs", Case("llama", dtype=dtype, fields=WIDE), 4, 3) for dtype in DTYPES),
     Work("values", Case("llama", "value_lm", scored=100), 4, 3),
-    *(Work("generate", Case("llama", dtype=dtype, rows=4, length=16), 4, 4, response=100) for dtype in DTYPES),
-    Work("generate", Case("llama", rows=16, length=200), 4, response=30),
-    Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=48),
+    *(Work("generate", Case("llama", dtype=dtype, rows=4, length=16), 2, 4, response=100) for dtype in DTYPES),
+    Work("generate", Case("llama", rows=16, length=200), 4, response=8),
+    Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=16),
 ]
 
 

@@ -113,7 +113,7 @@ def whole(rows: int, length: int) -> Tokens:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_flops_are_those_that_torch_counts(name: str) -> None:
-    config = config_of(name)
+    config = {**config_of(name), "num_hidden_layers": 3}  # Torch takes its time over each, and all are alike.
     shape, work = shape_of(config), whole(2, 512)
     forward, backward = counted(config, "causal_lm", 2, 512)
     assert forward_flops(shape, "causal_lm", work) == forward
