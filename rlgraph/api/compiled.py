@@ -135,8 +135,9 @@ class Compiled(Compilation):
         """Runs the phases before the main step, then the main step `steps` times.
 
         out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may
-        hold an earlier run, which is removed. threads: None takes every core. block: rows that a node works
-        on at a time. token_budget: padded tokens of a micro-batch. backend: `local` is this process, `ray` the
+        hold an earlier run, which is removed. threads: None takes every core. block: rows of its unit that
+        every node works on at a time, in place of what the schedule streams. token_budget: padded tokens of a
+        micro-batch. backend: `local` is this process, `ray` the
         processes of the plan, on the cluster at `address` or else on one that is started on this machine; with
         `debug` they are objects in this process, so that breakpoints work. timeout: seconds after which a process that
         does not answer is given up. record: a folder, new or empty, for all

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rlgraph.backends.blocks import Blocks, Cut, cuts, ends
 from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
@@ -55,6 +56,8 @@ class Backend(Protocol):
 @dataclass
 class _Task:
     node: Node
+    cuts: tuple[Cut, ...] = ()
+    """The tables whose blocks it takes."""
     after: list[_Task] = field(default_factory=list)
     """Those that read a handle which this node replaces."""
     done: int = 0
@@ -67,11 +70,10 @@ class _Task:
 class Executor:
     """Runs graphs on a backend."""
 
-    def __init__(self, backend: Backend, block: int | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, backend: Backend, blocks: Blocks | None = None, clock: Clock | None = None) -> None:
         self.backend = backend
         self.clock = clock or InLine()
-        self.block = block
-        """Rows of a node's unit that make a block; None: all there are."""
+        self.blocks = blocks or Blocks()
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
@@ -85,11 +87,12 @@ class Executor:
 
 class _Run:
     def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
-        self.backend, self.block, self.together = executor.backend, executor.block, executor.clock.together
+        self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
         self.frame, self.crew = frame, crew
         self.under_way = 0
         """Nodes that are fired and not done."""
-        self.tasks = [_Task(node) for node in graph.nodes]
+        wanted = cuts(graph, frame.types, self.blocks.tables)
+        self.tasks = [_Task(node, each) for node, each in zip(graph.nodes, wanted, strict=True)]
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
         self.starts: dict[str, int] = {}
@@ -162,16 +165,25 @@ class _Run:
             # What came after its last block had no rows for it.
             task.finished = True
             return True
-        enough = self.block is not None and ready - task.done >= self.block
-        if not (enough or last):
-            return False
-        if self.block is None:
-            self.fire(task, axis, [ready], last)
-        elif self.backend.streams(task.node, self.frame):
-            self.fire(task, axis, [*range(task.done + self.block, ready, self.block), ready], last)
+        whole = self.whole_blocks(task, axis, ready)
+        first = next(whole, None)
+        if first is None:
+            if last:
+                self.fire(task, axis, [ready], last)
+            return last
+        if self.backend.streams(task.node, self.frame):
+            found = [first, *whole]
+            self.fire(task, axis, found if found[-1] == ready else [*found, ready], last)
         else:
-            self.fire(task, axis, [min(ready, task.done + self.block)], last)
+            self.fire(task, axis, [first], last)
         return True
+
+    def whole_blocks(self, task: _Task, axis: str, ready: int) -> Iterator[int]:
+        """Where the blocks end that a task could be fired on."""
+        each = self.blocks.each
+        if each is not None:
+            return iter(range(task.done + each, ready + 1, each))
+        return ends(task.node, axis, self.frame, task.done, ready, task.cuts)
 
     def fire(self, task: _Task, axis: str, ends: Sequence[int], last: bool) -> None:
         """Fires a task on the rows from where it is to the last end; with several ends, it tells of each part."""

@@ -49,7 +49,11 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
-@click.option("--block", type=click.IntRange(1), help="Rows that a node works on at a time.  [default: the batch]")
+@click.option(
+    "--block",
+    type=click.IntRange(1),
+    help="Rows that every node works on at a time.  [default: as the schedule streams, or the batch]",
+)
 @click.option(
     "--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it."
 )

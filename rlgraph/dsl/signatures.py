@@ -260,5 +260,7 @@ STATEMENTS = _table(
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),
-    Signature("stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows that travel together"),)),
+    Signature(
+        "stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows of the table that travel together"),)
+    ),
 )

@@ -80,7 +80,7 @@ class Plan:
     owners: tuple[tuple[str, str], ...]
     """For each model the group whose weights are the truth: the one that trains it, or its first."""
     blocks: tuple[tuple[str, int], ...] = ()
-    """For each streamed table the rows that travel together."""
+    """For each streamed table how many of its rows travel together."""
     holdings: tuple[Holding, ...] = ()
     """Of models that are not held as their engine does by itself."""
     cluster: str = ""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
+from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Threads
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
@@ -117,6 +118,75 @@ def test_a_blocks_frame_holds_whole_groups(folder: Path) -> None:
     run.also = note
     run.steps(1)
     assert groups == [[2, 2]] * 3
+
+
+class Streamed(Fired):
+    """A run whose schedule says how many rows of some tables are a block."""
+
+    def __init__(self, text: str, folder: Path, **tables: int) -> None:
+        self.order = []
+        run = Run(compile_text(text), folder)
+        run.backend.executor = Executor(run.backend, Blocks(tables=tables))
+        run.also = self.note
+        self.seen = run.steps(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("block", "answers", "prompts"),
+    [
+        (1, [1] * 12, [1] * 6),
+        (2, [2] * 6, [1] * 6),
+        (3, [3] * 4, [2] * 3),
+        (4, [4] * 3, [2] * 3),
+        (8, [8, 4], [4, 2]),
+        (100, [12], [6]),
+    ],
+)
+def test_a_block_of_a_table_is_so_many_of_its_rows_at_every_node(
+    folder: Path, block: int, answers: list[int], prompts: list[int]
+) -> None:
+    """Two answers for each prompt: where prompts go through, the fewest in which so many answers lie."""
+    fired = Streamed(STREAM, folder, rollout=block)
+    assert fired.sizes("rollout") == prompts and fired.sizes("adv") == prompts
+    assert fired.sizes("score") == answers
+    assert fired.seen.metrics == Fired(STREAM, folder).seen.metrics
+
+
+TABLES = (
+    HEAD
+    + """
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    other   = actor.generate(prompts, n=3, max_tokens=4)
+    greedy  = actor.generate(prompts, max_tokens=4, temperature=0)
+    score   = spread(rollout)
+    second  = spread(other)
+    third   = spread(greedy)
+    report score = mean(score), second = mean(second), third = mean(third)
+"""
+)
+
+
+def test_only_the_table_that_is_streamed_goes_in_blocks(folder: Path) -> None:
+    fired = Streamed(TABLES, folder, rollout=4)
+    assert (fired.sizes("rollout"), fired.sizes("score")) == ([2, 2, 2], [4, 4, 4])
+    assert [fired.sizes(name) for name in ("other", "second", "greedy", "third")] == [[6], [18], [6], [6]]
+
+
+def test_each_table_has_blocks_of_its_own(folder: Path) -> None:
+    fired = Streamed(TABLES, folder, other=6, greedy=3)
+    assert (fired.sizes("other"), fired.sizes("second")) == ([2, 2, 2], [6, 6, 6])
+    assert (fired.sizes("greedy"), fired.sizes("third")) == ([3, 3], [3, 3])
+    assert (fired.sizes("rollout"), fired.sizes("score")) == ([6], [12])
+
+
+@pytest.mark.parametrize("tables", [{"rollout": 3}, {"more": 3}, {"rollout": 5, "more": 2}])
+def test_a_filtered_table_streams(folder: Path, tables: dict[str, int]) -> None:
+    fired, whole = Streamed(FILTERED, folder, **tables), Fired(FILTERED, folder)
+    assert fired.seen.metrics == pytest.approx(whole.seen.metrics, abs=1e-12)
+    if "more" in tables:
+        rows = fired.sizes("again")
+        assert len(rows) > 1 and set(rows[:-1]) == {tables["more"]} and sum(rows) == sum(whole.sizes("again"))
 
 
 LATE = (
@@ -230,7 +300,7 @@ class InParts(LocalBackend):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.executor = Executor(self, 2, Threads())
+        self.executor = Executor(self, Blocks(2), Threads())
         self.scored = threading.Event()
         self.early: list[bool] = []
 

@@ -146,6 +146,15 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
             assert [each for each in ours.pools if each[0] != "host"][: len(first)] == first
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_block_is_of_the_rows_of_its_table(folder: Path, engine: str) -> None:
+    """Five prompts with four answers each: eight answers are those of two prompts."""
+    made = program("grpo", folder, apart, "stream rollout(block=8)\n")
+    backend, _ = simulated(made, 1, streams(made.plan, 8) if engine == "vllm" else made.plan)
+    for name in ("rollout", "ref_logp"):
+        assert sorted(work.rows for work in backend.works if work.name == name) == [4, 8, 8], name
+
+
 def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> None:
     made = program("ppo", folder, apart)
     long = replace(WORKLOAD, response=Lengths((1.0, 1.0, 2.0, 5.0)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK
@@ -29,7 +30,7 @@ class LocalBackend(Steps):
         self.session = Session(program, settings, self.observer.opening)
         self.program, self.seed = program, settings.seed
         self.dtype, self.first = self.session.dtype, self.session.first
-        self.executor = Executor(self, settings.block)
+        self.executor = Executor(self, Blocks(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Sees the frame after each node, for tests and debugging."""
 

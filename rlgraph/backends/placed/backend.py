@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.frame import Frame
@@ -41,8 +42,9 @@ class Placed(Steps):
         block: int | None = None,
         replays: bool = False,
     ) -> None:
-        """program: a numbered one. first: stand-ins for the things that live across steps, by name. block: rows of a
-        block; None: what the plan says. replays: what is generated comes from a recording."""
+        """program: a numbered one. first: stand-ins for the things that live across steps, by name. block: rows of its
+        unit that every node takes at a time; None: what the plan says of tables. replays: what is generated comes from
+        a recording."""
         self.program, self.plan, self.transport, self.observer = program, plan, transport, observer
         self.seed, self.dtype, self.replays = seed, dtype, replays
         # A model is known by its name, wherever it is; what `collect` has left over is a frame.
@@ -50,7 +52,7 @@ class Placed(Steps):
         surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
         self.first = {**first, **named, **surplus}
         self.weights = Weights(program, plan, transport, clock, observer)
-        self.executor = Executor(self, block or min((rows for _, rows in plan.blocks), default=None), clock)
+        self.executor = Executor(self, Blocks(block) if block else Blocks(tables=dict(plan.blocks)), clock)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step) | self.transport.finish(step, things)

@@ -14,7 +14,6 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.dsl.schedule import operations
 from rlgraph.engines.base import Embedded, Engine, EngineError, ModelRefused, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
@@ -24,7 +23,8 @@ from rlgraph.foreign import Environment, RewardFunction, Workers, open_environme
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
-from rlgraph.ops.nodes import NODES
+from rlgraph.ir.types import Handle
+from rlgraph.ops.nodes import NODES, model_of
 
 Note = Callable[[str], None]
 
@@ -36,7 +36,7 @@ class Settings:
     seed: int = 0
     threads: int = 1
     block: int | None = None
-    """Rows of a block of the executor; None: one block for the batch."""
+    """Rows of its unit that every node takes at a time; None: what the plan says, or the batch."""
     token_budget: int | None = None
     """Padded tokens of a micro-batch at most; None: the engine's own."""
     micro_rows: int | None = None
@@ -187,8 +187,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     model = _original(program, model)
     dtype = dict(model.options).get("dtype") or "float32"
     # A copy is made of what was loaded for its original.
-    asked = (work for name, work in operations(program).items() if _original(program, program.model(name)) is model)
-    generates = any(NODES[operation].generates for work in asked for operation in work)
+    generates = any(_original(program, program.model(name)) is model for name in _generating(program))
     if not isinstance(model.source, Record):
         source = str(model.source)
         local = folders.find(source)
@@ -202,6 +201,16 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
     return ModelSpec(model.kind, random, dtype, generates=generates)  # type: ignore[arg-type]
+
+
+def _generating(program: Program) -> Iterator[str]:
+    """The models that make rows."""
+    making = {name for name, op in NODES.items() if op.generates}
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if node.op in making:
+                yield cast(Handle, types[model_of(node)]).name
 
 
 def _original(program: Program, model: Model) -> Model:

@@ -1,0 +1,94 @@
+"""Blocks: how many rows of its unit a node takes at a time.
+
+A schedule counts the rows of a table, `stream rollout(block=64)`: a node that works on groups of them takes the fewest
+groups in which so many rows lie, one that works on rows inside of them the rows in so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.frame import Frame, is_handle
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.types import Axis, Table, Type, axis_of
+from rlgraph.ops.nodes import NODES, attr
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a run asks for; nothing: one block for the batch."""
+
+    each: int | None = None
+    """Rows of its unit that every node takes at a time."""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """Of a table, by name, the rows that are a block for the nodes that make it and for all that follows from it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A table whose blocks a node takes."""
+
+    name: str
+    rows: int
+    """Of the table, in a block."""
+
+
+def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[Cut, ...]]:
+    """For each node of a graph the tables that it makes or uses, or that what it uses is made of. What a model has
+    learned of rows is not made of them."""
+    made_of: dict[str, set[str]] = {}
+    found = []
+    for node in graph.nodes:
+        names = [name for name in (*node.inputs, *(v.name for v in node.outputs)) if not is_handle(types[name])]
+        own = {table for name in names for table in made_of.get(name, {_table(name)} & tables.keys())}
+        made_of |= {value.name: own for value in node.outputs}
+        found.append(tuple(Cut(table, tables[table]) for table in sorted(own)))
+    return found
+
+
+def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[Cut, ...]) -> Iterator[int]:
+    """The ends of the whole blocks among the rows of a node's unit from `done` to `ready`, in order."""
+    axis = frame.rows[unit].axis
+    counts = [(count, cut.rows) for cut in wanted if (count := _count(node, cut.name, axis, frame, ready)) is not None]
+    while True:
+        full = [
+            end
+            for count, rows in counts
+            if done < len(count) and (end := int(torch.searchsorted(count, count[done] + rows))) < len(count)
+        ]
+        if not full:
+            return
+        done = min(full)
+        yield done
+
+
+def _count(node: Node, table: str, unit: Axis, frame: Frame, ready: int) -> Tensor | None:
+    """The rows of a table that lie before each row of the unit's axis, and before the next one that will come, int64;
+    of a unit inside of the table's rows, in how many of them the rows before it lie. None where they are other rows."""
+    if NODES[node.op].generates and _table(node.name) == table:
+        # They are not there yet, and as many for each.
+        return torch.arange(ready + 1) * attr(node, "n")
+    axis = _axis(node, table, unit, frame)
+    if axis is None:
+        return None
+    if unit.within(axis):
+        return torch.arange(ready + 1) if unit.key == axis.key else frame.index(unit.key, axis.key)[:ready]
+    rows = frame.index(axis.key, unit.key).bincount(minlength=frame.size(unit.key))[:ready]
+    return torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+
+
+def _axis(node: Node, table: str, unit: Axis, frame: Frame) -> Axis | None:
+    """The axis of a table's rows that a node uses: filters leave several."""
+    used = [axis for name in node.inputs if (axis := axis_of(frame.types[name])) is not None]
+    own = [kind.axis for name, kind in frame.types.items() if isinstance(kind, Table) and _table(name) == table]
+    related = [axis for axis in own if axis.key in frame.rows and (axis.within(unit) or unit.within(axis))]
+    return min(related, key=lambda axis: not any(other.within(axis) for other in used), default=None)
+
+
+def _table(name: str) -> str:
+    """The name of a table in the program: what a filter leaves of it has a number behind."""
+    return name.split(".")[0]
