@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.needs import Needs
-from rlgraph.backends.placed.shares import split
+from rlgraph.backends.placed.shares import Needs, split
 from rlgraph.backends.ray.orders import Wanted
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote
 from rlgraph.backends.ray.rows import Ledger

@@ -15,8 +15,7 @@ from torch import Tensor
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.needs import needs, split_axis
-from rlgraph.backends.placed.shares import part, shares
+from rlgraph.backends.placed.shares import needs, part, shares, split_axis
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.failures import Request, doing
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of

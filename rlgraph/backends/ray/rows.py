@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.needs import Needs
+from rlgraph.backends.placed.shares import Needs
 from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.needs import needed
+from rlgraph.backends.placed.shares import needed
 from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held
