@@ -33,7 +33,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "2", "--threads", "1")
     assert (code, out) == (0, "wrote runs/tiny-1/metrics.jsonl\nsaved runs/tiny-1/models/actor\n")
     lines = err.splitlines()
-    assert lines[:3] == ["opening prompts", "opening score", "loading actor"]
+    assert lines[:3] == ["opening prompts", "opening score", "loading actor on cpu"]
     assert [line.split("  ")[0] for line in lines[3:]] == ["step 1/2", "step 2/2"]
     assert all(" tok/s" in line and "  reward " in line for line in lines[3:])
     records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]
@@ -162,6 +162,16 @@ def test_what_cannot_be_used_comes_out_before_the_run(folder: Path, capsys: pyte
     (folder / "prompts.jsonl").unlink()
     assert told(capsys, "run", "tiny.rlf", "--record", "rec")[0] == 1
     assert not (folder / "rec").exists() and not (folder / "runs").exists()
+
+
+def test_a_device_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for device in ("cuda:99", "gpu", "cpu:1"):
+        code, _, err = told(capsys, "run", "tiny.rlf", "--device", device)
+        assert code == 2 and f"error[E0821]: there is no device `{device}`: there " in err
+    code, _, err = told(capsys, "run", "tiny.rlf", "--device", "cpu", "--backend", "ray", "--debug")
+    assert code == 2 and "error[E0821]: the models of a plan are not all on `cpu`" in err
+    assert not (folder / "runs").exists()
+    assert told(capsys, "run", "tiny.rlf", "--device", "cpu", "--steps", "1")[0] == 0
 
 
 def test_options_of_another_backend(capsys: pytest.CaptureFixture[str]) -> None:

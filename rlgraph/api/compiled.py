@@ -119,6 +119,7 @@ class Compiled(Compilation):
         seed: int = 0,
         out: str | Path | None = None,
         overwrite: bool = False,
+        device: str | None = None,
         threads: int | None = None,
         block: int | None = None,
         token_budget: int | None = None,
@@ -135,8 +136,9 @@ class Compiled(Compilation):
         """Runs the phases before the main step, then the main step `steps` times.
 
         out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may
-        hold an earlier run, which is removed. threads: None takes every core. block: rows of its unit that
-        every node works on at a time, in place of what the schedule streams. token_budget: padded tokens of a
+        hold an earlier run, which is removed. device: of the models with `local`, as torch names it ("cpu", "cuda:1");
+        None takes a GPU if there is one. threads: None takes every core. block: rows of its unit that every node
+        works on at a time, in place of what the schedule streams. token_budget: padded tokens of a
         micro-batch. backend: `local` is this process, `ray` the
         processes of the plan, on the cluster at `address` or else on one that is started on this machine; with
         `debug` they are objects in this process, so that breakpoints work. timeout: seconds after which a process that
@@ -163,6 +165,7 @@ class Compiled(Compilation):
             record=record,
             replay=replay,
             trace=trace,
+            device=device,
             timeout=timeout,
         )
         return run(self, options, out, overwrite, progress, observer)

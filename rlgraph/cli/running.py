@@ -47,6 +47,7 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
     help="A folder, new or empty, for metrics and trained models.  [default: runs/NAME-1, -2, ...]",
 )
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
+@click.option("--device", metavar="NAME", help="Of the models: cpu, cuda, cuda:1.  [default: a GPU if there is one]")
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
 @click.option(
@@ -82,6 +83,7 @@ def run(
     seed: int,
     out: Path | None,
     overwrite: bool,
+    device: str | None,
     threads: int | None,
     token_budget: int | None,
     block: int | None,
@@ -116,6 +118,7 @@ def run(
         record=record,
         replay=replay,
         trace=trace,
+        device=device,
         timeout=timeout,
     )
     with telling(form):

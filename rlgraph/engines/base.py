@@ -47,6 +47,8 @@ class Rank:
     of a process."""
     address: str | None = None
     """`host:port`, free on the machine of its first rank, where the ranks of this data-parallel copy can meet."""
+    device: str | None = None
+    """As torch names it; None: see `rlgraph.engines.device`."""
 
     def blocks(self) -> dict[str, int]:
         """The padded tokens of a micro-batch, where the plan says how many."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import not_built, not_installed
-from rlgraph.errors import ProgramError
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.placement.memory import least_memory
 from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
@@ -72,7 +73,13 @@ def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     from rlgraph.backends.local.backend import LocalBackend
+    from rlgraph.engines.base import EngineError
+    from rlgraph.engines.device import device_here
 
+    try:
+        settings = replace(settings, device=device_here(options.device))
+    except EngineError as error:
+        raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN)) from None
     backend = LocalBackend(compiled.program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
     return backend, {name: TrainedModel(name, 0, Here(engine)) for name, engine in engines.items()}
@@ -83,6 +90,9 @@ def open_ray(
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     from rlgraph.backends.process.session import model_spec
 
+    if options.device:
+        message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"
+        raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
     if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
     from rlgraph.backends.ray.backend import RayBackend

@@ -81,6 +81,8 @@ class Options:
     """A recording, in place of sampling."""
     trace: Path | None = None
     """A file for the timeline."""
+    device: str | None = None
+    """Of the models, with `local`; None: a GPU where there is one."""
     timeout: float = 1800.0
     """Longest wait for an answer of a process, in seconds."""
 

@@ -135,7 +135,7 @@ def forward(node: Node, frame: Frame, session: Session) -> Made:
         value = getattr(engine, node.op)(sequences, **options(node))
     except EngineError as error:
         raise engine_failure(node, f"`{node.op}` failed", error) from None
-    return Made({node.outputs[0].name: value.to(frame.dtype)})
+    return Made({node.outputs[0].name: value.to("cpu", frame.dtype)})
 
 
 def call(node: Node, frame: Frame, session: Session) -> Made:

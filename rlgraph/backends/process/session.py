@@ -49,6 +49,8 @@ class Settings:
     """A folder for all that is sampled, which `recording` has claimed."""
     replay: Path | None = None
     """A recording, whose rows take the place of sampling."""
+    device: str | None = None
+    """Of the models, where they are all in this process, as torch names it; None: the engine chooses."""
 
     @property
     def folders(self) -> Folders:
@@ -74,7 +76,7 @@ OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
     if model.copy_of:
         return cast(Embedded, session.models[model.copy_of].engine).copy()
-    found: Embedded = opener(embedded())(spec, Rank(threads=session.settings.threads))
+    found: Embedded = opener(embedded())(spec, Rank(threads=session.settings.threads, device=session.settings.device))
     return found
 
 
@@ -121,7 +123,8 @@ class Session:
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
-            note(f"loading {model.name}")
+            where = f" on {self.settings.device}" if self.settings.device else ""
+            note(f"loading {model.name}{where}")
             with _collected(problems):
                 self._open_model(model)
         if problems:

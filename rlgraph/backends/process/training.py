@@ -39,7 +39,7 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
             for inner, answer in zip(asked, answers, strict=True):
-                body.values[inner.name] = answer.to(frame.dtype)
+                body.values[inner.name] = answer.to("cpu", frame.dtype)
             [value] = run_region(partial(_straight, session), region, body, [model])
             body.values = {name: _detached(body.values[name]) for name, _ in node.exported}
             with lock:

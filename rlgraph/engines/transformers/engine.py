@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
@@ -44,7 +45,10 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     if rank.mesh.size > 1:
         rank.join()
         copies = Copies()
-    return TransformersEngine.open(model, threads=rank.threads, copies=copies, **rank.blocks())
+    device = device_here(rank.device)
+    # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
+    threads = rank.threads if device == "cpu" else 1
+    return TransformersEngine.open(model, threads=threads, device=device, copies=copies, **rank.blocks())
 
 
 class TransformersEngine:
