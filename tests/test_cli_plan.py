@@ -377,3 +377,12 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["predicted"]["seconds"] > 0 and {role["model"] for role in plan["plan"]["roles"]} == {"actor", "ref"}
     code, out, _ = told(capsys, "compile", grpo, "--message-format", "json")
     assert [json.loads(line)["type"] for line in out.splitlines()] == ["compiled"]
+
+
+def test_times_and_counts_are_told_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    sft = str(ALGORITHMS / "sft.rlf")
+    _, out, _ = told(capsys, "compile", sft, "--cluster", "1x1:h100-80gb", "--set", 'base="Qwen/Qwen2.5-0.5B"')
+    head, work, *rest = out[out.index("1x1:h100-80gb") :].splitlines()
+    assert re.match(r"1x1:h100-80gb: [\d.]+ m?s a step by the search, on 1 device, ", head)
+    assert re.fullmatch(r"work of all pools, added up: train [\d.]+ m?s", work)
+    assert any(line.startswith("1 device in `") for line in rest)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.analysis.tables import table
+from rlgraph.analysis.tables import counted, shown_seconds, table
 from rlgraph.clusters.units import show
-from rlgraph.compilation.choosing import memory, shares, tokens
+from rlgraph.compilation.choosing import memory, tokens, work_seconds
 from rlgraph.placement.choose import Choice
 
 
@@ -16,15 +16,16 @@ def show_choice(choice: Choice) -> Iterator[str]:
     proof = "the best there is" if found.gap == 0 else f"at most {found.gap:.1%} from the best there is"
     rate = tokens(choice) / found.seconds if found.seconds else 0.0
     used = sum(found.devices)
-    yield f"{asked.cluster.text}: {show(found.seconds, 'time')} a step on {used} devices, {rate:,.0f} tokens/s; {proof}"
-    told = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares(choice).items(), key=lambda each: -each[1]))
-    yield f"pools are busy, as shares of the step: {told}"
+    step = f"{shown_seconds(found.seconds)} a step by the search, on {counted(used, 'device')}"
+    yield f"{asked.cluster.text}: {step}, {rate:,.0f} tokens/s; {proof}"
+    kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
+    yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     full = memory(choice)
     for pool in choice.plan.pools[1:]:
         peak = full[pool.name]
         yield ""
         yield (
-            f"{pool.devices} devices in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
+            f"{counted(pool.devices, 'device')} in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
             f"{show(peak.capacity, 'bytes')}, "
             f"during {peak.moment}"
         )
@@ -42,5 +43,5 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
                 how.append(f"micro-batches of {deployment.micro_tokens} tokens")
             how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
-            cells.append((component.name, f"{sum(option.seconds):.3g} s", ", ".join(how), ", ".join(names)))
+            cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))
     yield from (f"  {line}" for line in table("<><<", cells))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlgraph.analysis.tables import table
+from rlgraph.analysis.tables import counted, shown_seconds, table
 from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
@@ -157,7 +157,7 @@ class Simulation:
             Lane(pool.name, f"{_devices(pool.devices)}, {_share(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
-        note = f"{_shown(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
+        note = f"{shown_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
         return gantt(self.program, note, lanes, bars, self.ends[-1] - self.last)
 
     def write_trace(self, path: str | Path) -> None:
@@ -297,14 +297,14 @@ def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
 
 def _lines(found: Simulation) -> Iterator[str]:
     steps = f"{found.steps} steps, " if found.steps > 1 else ""
-    yield f"{found.program} on {found.cluster.text}: {steps}{_shown(found.seconds)} a step"
+    yield f"{found.program} on {found.cluster.text}: {steps}{shown_seconds(found.seconds)} a step by the simulator"
     yield ""
     devices = {pool.name: pool.devices for pool in found.plan.pools}
     rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
     for each in found.pools:
         whole = each.busy + each.idle
         count = str(devices[each.pool]) if each.pool != HOST else "-"
-        busy, idle = _shown(each.busy / found.steps), _shown(each.idle / found.steps)
+        busy, idle = shown_seconds(each.busy / found.steps), shown_seconds(each.idle / found.steps)
         shares = _share(each.busy, whole), _share(each.idle, whole)
         rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
     yield from table("><<>><>><", rows)
@@ -313,7 +313,7 @@ def _lines(found: Simulation) -> Iterator[str]:
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]
     for first, times, seconds in _folded(found.path):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
-        began, took = _shown(first.start - found.last), _shown(seconds)
+        began, took = shown_seconds(first.start - found.last), shown_seconds(seconds)
         path.append(("", began, took, _share(seconds, total), name, on, _because(first, found.last)))
     yield from table(">>>><<<", path)
     yield ""
@@ -343,14 +343,7 @@ def _because(work: Work, began: float) -> str:
 def _waits(time: PoolTime, steps: int) -> str:
     """The longest waits, down to a hundredth of the idle time."""
     told = [(name, seconds) for name, seconds in time.waited[:3] if seconds > time.idle / 100]
-    return ", ".join(f"{name} {_shown(seconds / steps)}" for name, seconds in told)
-
-
-def _shown(seconds: float) -> str:
-    """Three digits that count."""
-    if seconds >= 100:
-        return f"{seconds:,.0f} s"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"
+    return ", ".join(f"{name} {shown_seconds(seconds / steps)}" for name, seconds in told)
 
 
 def _share(part: float, whole: float) -> str:
@@ -358,7 +351,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def _devices(count: int) -> str:
-    return f"{count:,} device{'s' * (count != 1)}" if count else "no device"
+    return counted(count, "device") if count else "no device"
 
 
 def _kind(work: Work) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.analysis.tables import table
+from rlgraph.analysis.tables import counted, table
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -63,7 +63,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     """Each pool with its groups, and the weights that have to follow."""
     for pool in plan.pools:
         if pool.name != HOST:
-            yield f"{_count_of(pool.devices, 'device')} in `{pool.name}`"
+            yield f"{counted(pool.devices, 'device')} in `{pool.name}`"
             here = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
     yield from (f"weights of {model}: {source} to {target}" for model, source, target in plan.syncs())
@@ -85,11 +85,7 @@ def _always(node: Node) -> bool:
 
 
 def _count(things: list[Node] | tuple[Model, ...], word: str) -> str:
-    return _count_of(len(things), word)
-
-
-def _count_of(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+    return counted(len(things), word)
 
 
 def _name(node: Node) -> str:

@@ -61,5 +61,5 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
     output.write_text(found.to_text(), "utf-8")
     for what, error in found.errors.items():
         click.echo(f"{what:24}{error:6.1%} median error of the fit")
-    click.echo(f"wrote {output}")
+    click.echo(f"wrote {output}", err=True)
     return FINE

@@ -134,7 +134,7 @@ def run(
     else:
         written = [folder.path / METRICS, *(path for path in (record, trace) if path)]
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
-        click.echo("\n".join(lines))
+        click.echo("\n".join(lines), err=True)
     return FINE
 
 

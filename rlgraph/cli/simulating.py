@@ -76,7 +76,10 @@ def simulate(
     if form == "json":
         emit({"type": "simulation", **found.to_json()})
     else:
-        click.echo("\n".join([str(found), *(f"wrote {path}" for path in (trace, svg) if path)]))
+        click.echo(str(found))
+        for path in (trace, svg):
+            if path:
+                click.echo(f"wrote {path}", err=True)
     return FINE
 
 

@@ -89,8 +89,9 @@ def tokens(choice: Choice) -> float:
     return sum(found) or sum(read)
 
 
-def shares(choice: Choice) -> dict[str, float]:
-    """What the pools are busy with, as shares of the step: `generate`, `read`, `train`, `weights`."""
+def work_seconds(choice: Choice) -> dict[str, float]:
+    """What the pools are busy with in a step: seconds of `generate`, `read`, `train`. Pools work side by side, so that
+    they add up to more than the step."""
     found: dict[str, float] = {}
     problem = choice.problem
     for component, option in zip(problem.components, choice.found.options, strict=True):
@@ -98,7 +99,7 @@ def shares(choice: Choice) -> dict[str, float]:
             op = problem.tasks[number].op
             kind = {"generates": "generate", "trains": "train"}.get(work_of(op) or "", "read")
             found[kind] = found.get(kind, 0.0) + seconds
-    return {name: seconds / choice.found.seconds for name, seconds in found.items()}
+    return found
 
 
 def predicted(choice: Choice) -> Mapping[str, Any]:
