@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.cost import time
-from rlgraph.cost.predict import onload, task_cost
+from rlgraph.cost.predict import TaskModel, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops import work_of
@@ -98,11 +98,13 @@ def kind_of(task: Task) -> str:
 
 def parts_of(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:
     """What the seconds of a task go to where its component is done so."""
-    cost = asdict(task_cost(task.op, component.config, option.deployment, problem.constants, task.batches))
+    deployment = option.deployment
+    found = TaskModel(task.op, component.config, deployment, problem.constants, task.batches)
+    cost = asdict(found.cost(deployment.dp))
     if option.offload:
         held = option.strategy.fixed + option.strategy.shared / option.copies - option.deployment.kv_bytes
         cost["offload"] = onload(
-            component.kind, held, option.deployment, component.work == "generate" and component.trained
+            component.kind, held, deployment, component.work == "generate" and component.trained
         ).seconds
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import memory, time
@@ -15,21 +16,68 @@ from rlgraph.enginespec.registry import engine
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES
 
-__all__ = ["Batch", "Cost", "Predictor", "footprint", "task_cost", "onload", "work"]
-
 ROW_BYTES = 20
 """That travel for each token of a row: the token itself, log-probabilities, what is computed for it."""
 
 
-def work(
-    operation: str, config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]
-) -> Cost:
-    """The work alone, on all copies of a group."""
-    if NODES[operation].generates:
-        return time.generate(config, deployment, constants, batches[0])
-    if NODES[operation].trains:
-        return time.train(config, deployment, constants, batches)
-    return time.forward(config, deployment, constants, batches)
+class TaskModel:
+    """What a task with a model takes on a split, by the number of copies: log-probabilities, values or scores of some
+    rows, an optimizer step on them, or rows that are sampled. What does not depend on the copies is worked out once."""
+
+    __slots__ = ("batches", "config", "constants", "deployment", "one", "passes", "sampled", "tokens", "update")
+
+    def __init__(
+        self,
+        operation: str,
+        config: ModelConfig,
+        deployment: Deployment,
+        constants: Constants,
+        batches: Sequence[Batch],
+    ) -> None:
+        self.config, self.deployment, self.constants, self.batches = config, deployment, constants, batches
+        self.one = deployment.mesh.copy_size
+        self.tokens = sum(batch.tokens().tokens for batch in batches)
+        trains = NODES[operation].trains
+        kind: Literal["forward", "train"] = "train" if trains else "forward"
+        generates = NODES[operation].generates
+        self.passes = None if generates else time.latency(kind, config, deployment, constants, batches)
+        """Of a copy; None: it samples."""
+        self.update = time.update(config, deployment, constants) if trains else None
+        self.sampled: dict[float, Cost] = {}
+        """By the rows of a copy."""
+
+    def work(self, copies: int) -> Cost:
+        """The work alone, of all copies."""
+        rows = self._share(copies)
+        found = self.passes.cost(rows) if self.passes else self._sample(rows, copies)
+        return found + self.update.cost(copies) if self.update else found
+
+    def cost(self, copies: int) -> Cost:
+        """From its order to its answer, the model being there."""
+        return self.work(copies) + self._order(copies) + self._rows(copies)
+
+    def seconds(self, copies: int) -> float:
+        """Those of `cost`, to rounding: the search asks for nothing else, and often."""
+        rows = self._share(copies)
+        found = self._order(copies).seconds + self._rows(copies).seconds
+        found += self.passes.seconds(rows) if self.passes else self._sample(rows, copies).seconds
+        return found + self.update.cost(copies).seconds if self.update else found
+
+    def _share(self, copies: int) -> float:
+        """The rows of the copy, and the thread, that has most of them."""
+        return sum(batch.share(copies * self.deployment.threads) for batch in self.batches)
+
+    def _sample(self, rows: float, copies: int) -> Cost:
+        if rows not in self.sampled:
+            deployment = self.deployment.copied(copies)
+            self.sampled[rows] = time.generate(self.config, deployment, self.constants, self.batches[0])
+        return self.sampled[rows]
+
+    def _order(self, copies: int) -> Cost:
+        return order(self.one * copies, self.constants)
+
+    def _rows(self, copies: int) -> Cost:
+        return rows(self.tokens, copies, self.deployment.island, self.constants)
 
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
@@ -57,13 +105,10 @@ def rows(tokens: float, copies: int, island: Island, constants: Constants) -> Co
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def task_cost(
-    operation: str, config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]
-) -> Cost:
-    """A task with a model from its order to its answer, the model being there."""
-    tokens = sum(batch.tokens().tokens for batch in batches)
-    found = work(operation, config, deployment, constants, batches) + order(deployment.size, constants)
-    return found + rows(tokens, deployment.dp, deployment.island, constants)
+def host(op: str, count: float, constants: Constants) -> Cost:
+    """What the host does with so many rows."""
+    each = constants.host.function_row if NODES[op].foreign else constants.host.row
+    return Cost(overhead=constants.host.node + each * count)
 
 
 class Predictor:
@@ -94,7 +139,8 @@ class Predictor:
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """The work alone, on all copies of the group that does it."""
         deployment = self.deployment(model, self.plan.role(model, operation))
-        return work(operation, self.configs[model], deployment, self.constants, batches)
+        found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
+        return found.work(deployment.dp)
 
     def order(self, group: str) -> Cost:
         """Until a group has its orders and has answered."""
@@ -128,8 +174,7 @@ class Predictor:
 
     def host(self, op: str, count: float) -> Cost:
         """What the host does with so many rows."""
-        each = self.constants.host.function_row if NODES[op].foreign else self.constants.host.row
-        return Cost(overhead=self.constants.host.node + each * count)
+        return host(op, count, self.constants)
 
 
 class Here(Predictor):

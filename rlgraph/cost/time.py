@@ -153,25 +153,9 @@ class LatencyModel:
         return found + Cost(bubble=found.seconds * (self.stages - 1) / turns, overhead=self.call)
 
 
-def forward(config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]) -> Cost:
-    """Log-probabilities, values or scores of some rows."""
-    return latency("forward", config, deployment, constants, batches).cost(share(batches, deployment))
-
-
-def train(config: ModelConfig, deployment: Deployment, constants: Constants, batches: Sequence[Batch]) -> Cost:
-    """One optimizer step on some rows."""
-    passes = latency("train", config, deployment, constants, batches).cost(share(batches, deployment))
-    return passes + update(config, deployment, constants).cost(deployment.dp)
-
-
 def crowded(deployment: Deployment, rates: Rates) -> float:
     """How many times as long work takes that is not done alone."""
     return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
-
-
-def share(batches: Sequence[Batch], deployment: Deployment) -> float:
-    """The rows of the copy, and the thread, that has most of them."""
-    return sum(batch.share(deployment.dp * deployment.threads) for batch in batches)
 
 
 def latency(

@@ -25,7 +25,8 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
 from rlgraph.cost.constants import CPU, GPU, Constants, Host
 from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.predict import Batch, Predictor, work
+from rlgraph.cost.predict import Predictor, TaskModel
+from rlgraph.cost.time import Batch
 from rlgraph.enginespec import registry
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.ops.nodes import NODES
@@ -282,7 +283,8 @@ def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
 def predicted(sample: Sample, rates: Rates) -> float:
     """Seconds by the cost model."""
     kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
-    return work(OPERATIONS[sample.kind], sample.config, sample.deployment, Constants(kinds), [sample.batch]).seconds
+    done, deployment = OPERATIONS[sample.kind], sample.deployment
+    return TaskModel(done, sample.config, deployment, Constants(kinds), [sample.batch]).work(deployment.dp).seconds
 
 
 def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:

@@ -20,8 +20,8 @@ from rlgraph.backends.sim.account import critical_path, pool_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.predict import Batch, Cost
 from rlgraph.cost.tasks import Workload
+from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Plan

@@ -12,7 +12,7 @@ from torch import Tensor as Places
 from rlgraph.backends.placed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.predict import Batch
+from rlgraph.cost.time import Batch
 from rlgraph.ir.types import Table, Tensor, Type
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.backends.steps import Observer
-from rlgraph.cost.predict import Batch, Cost
+from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group
 
 

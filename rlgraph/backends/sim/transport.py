@@ -23,8 +23,8 @@ from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Things
-from rlgraph.cost.predict import Batch, Cost
 from rlgraph.cost.tasks import Workload
+from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group

@@ -8,15 +8,14 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from operator import le, lt
-from typing import Literal
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import footprint, onload, order, rows
+from rlgraph.cost.predict import TaskModel, footprint, onload
 from rlgraph.cost.tasks import Task
-from rlgraph.cost.time import Batch, LatencyModel, Update, generate, latency, update
+from rlgraph.cost.time import Batch
 from rlgraph.cost.work import kv_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
@@ -24,7 +23,6 @@ from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
 
 MICROS = (1, 2, 4, 8)
@@ -71,31 +69,30 @@ class Option:
     @property
     def devices(self) -> int:
         """That it uses."""
-        return self.strategy.deployment.size * self.copies
+        return self.strategy.size * self.copies
 
 
 class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
-    __slots__ = ("active", "fixed", "known", "latencies", "shared", "deployment", "update")
+    __slots__ = ("active", "deployment", "fixed", "shared", "size", "tasks")
 
     def __init__(
         self,
         deployment: Deployment,
-        latencies: Sequence[LatencyModel | None],
-        update: Update | None,
+        tasks: Sequence[TaskModel],
         fixed: float,
         shared: float,
         active: Sequence[float],
     ) -> None:
-        self.deployment, self.update = deployment, update
-        self.latencies = tuple(latencies)
-        """Of each of the component's tasks; None: it samples."""
+        self.deployment = deployment
+        self.size = deployment.size
+        """Devices of a copy."""
+        self.tasks = tuple(tasks)
+        """What each of the component's tasks takes."""
         self.fixed, self.shared = fixed, shared
         """Bytes that stay, and more of them that copies share out."""
         self.active = tuple(active)
-        self.known: dict[tuple[int, float], float] = {}
-        """Seconds of sampling tasks by their place and the rows of a copy."""
 
 
 class Options:
@@ -134,7 +131,7 @@ class Options:
         units = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
         for strategy in self._strategies[number, id(island)]:
             before: tuple[float, ...] = ()
-            for copies in _copies(component, units, devices // strategy.deployment.size):
+            for copies in _copies(component, units, devices // strategy.size):
                 key = (id(strategy), copies)
                 if key not in self._made:
                     self._made[key] = tuple(self.options(component, strategy, copies))
@@ -196,17 +193,12 @@ class Options:
             yield deployment
 
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
-        latencies, footprints = [], []
-        for op, batches in component.batches(self.tasks):
-            kind: Literal["forward", "train"] = "train" if NODES[op].trains else "forward"
-            latencies.append(
-                None if NODES[op].generates else latency(kind, component.config, deployment, self.constants, batches)
-            )
-            footprints.append(footprint(op, component.config, deployment, batches))
-        changes = update(component.config, deployment, self.constants) if component.work == "train" else None
+        done = list(component.batches(self.tasks))
+        found = [TaskModel(op, component.config, deployment, self.constants, batches) for op, batches in done]
+        footprints = [footprint(op, component.config, deployment, batches) for op, batches in done]
         fixed = max((each.resident.total for each in footprints), default=0.0)
         shared = max((each.shared.total for each in footprints), default=0.0)
-        return Strategy(deployment, latencies, changes, fixed, shared, [each.active.total for each in footprints])
+        return Strategy(deployment, found, fixed, shared, [each.active.total for each in footprints])
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
@@ -215,25 +207,17 @@ class Options:
 
     def options(self, component: Component, strategy: Strategy, copies: int) -> Iterator[Option]:
         """With the model staying there, and with the model in the host's memory in between."""
-        deployment, constants = strategy.deployment, self.constants
+        deployment = strategy.deployment
         resident = strategy.fixed + strategy.shared / copies
         synced = component.work == "generate" and component.trained
         # What is called a CPU's device memory is its host's.
         away = self.offload and deployment.island.device.kind != "cpu"
         moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
-        extra = order(deployment.size * copies, constants).seconds
         seconds, again = [], []
-        for place, number in enumerate(component.tasks):
-            task = self.tasks[number]
-            once = (
-                extra
-                + rows(task.tokens, copies, deployment.island, constants).seconds
-                + self.working(component, strategy, place, copies)
-            )
-            if NODES[task.op].trains and strategy.update:
-                once += strategy.update.cost(copies).seconds
-            seconds.append(once * task.times)
-            again.append((once + moved) * task.times)
+        for number, found in zip(component.tasks, strategy.tasks, strict=True):
+            once, times = found.seconds(copies), self.tasks[number].times
+            seconds.append(once * times)
+            again.append((once + moved) * times)
         split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
         split = self._splits.setdefault(split, split)
         yield Option(strategy, copies, split, False, tuple(seconds), resident, strategy.active)
@@ -241,18 +225,6 @@ class Options:
             yield Option(
                 strategy, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in strategy.active)
             )
-
-    def working(self, component: Component, strategy: Strategy, place: int, copies: int) -> float:
-        """Seconds of one of a component's tasks, without what follows a step."""
-        batches, found = self.tasks[component.tasks[place]].batches, strategy.latencies[place]
-        mine = sum(batch.share(copies * strategy.deployment.threads) for batch in batches)
-        if found is not None:
-            return found.seconds(mine)
-        key = (place, mine)
-        if key not in strategy.known:
-            deployment = strategy.deployment.copied(copies)
-            strategy.known[key] = generate(component.config, deployment, self.constants, batches[0]).seconds
-        return strategy.known[key]
 
 
 @cache
@@ -315,7 +287,7 @@ def _brought(option: Option, component: Component) -> tuple[object, tuple[float,
     if not (component.trained and component.generates):
         return None, ()
     deployment = option.strategy.deployment
-    reach, per_node = deployment.size, deployment.island.per_node
+    reach, per_node = option.strategy.size, deployment.island.per_node
     if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.

@@ -11,6 +11,7 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import time
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.peak import usable
+from rlgraph.cost.predict import host
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
@@ -95,12 +96,8 @@ class Problem:
     @cached_property
     def host(self) -> list[float]:
         """Seconds of each task that the host does."""
-        host = self.constants.host
         return [
-            0.0
-            if task.model
-            else task.times * (host.node + task.rows * (host.function_row if NODES[task.op].foreign else host.row))
-            for task in self.tasks
+            0.0 if task.model else task.times * host(task.op, task.rows, self.constants).seconds for task in self.tasks
         ]
 
     def colocation(self, blocks: Blocks) -> Colocation:
