@@ -7,7 +7,7 @@ html_title = f"{project} {release}"
 root_doc = "contents"  # a file of its own: on a forge a table of contents is only in the way
 extensions = ["myst_parser"]
 html_theme = "furo"
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 # Links to files of the repository are for readers there; fences are marked for the tests.
 suppress_warnings = ["misc.highlighting_failure", "myst.xref_missing"]
 exclude_patterns = ["img"]

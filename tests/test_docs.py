@@ -229,3 +229,10 @@ def test_the_commands_for_data_of_ones_own_run(
 def test_wrong_programs_raise() -> None:
     with pytest.raises(ProgramError):
         rlgraph.compile("step:\n    x = \n")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_has_one_title(page: Path) -> None:
+    """A second one would be another page in the sidebar."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1
