@@ -107,3 +107,29 @@ error[E0913]: the engine `megatron` is not installed
   |                  ^^^^^^^^^^^^^^^
 help: pip install 'rlgraph[megatron]'"""
     )
+
+
+def warned(schedule: str, program: str = PROGRAM) -> list[tuple[str, str, str]]:
+    compiled = rlgraph.compile(program.format(source=random("llama", SMALL)), schedule=f"schedule a\n{schedule}")
+    found = compiled.diagnostics
+    return [(each.code, each.message, each.span.text) for each in found if each.code[:3] == "W09"]
+
+
+def test_devices_on_which_nothing_runs_are_warned_of() -> None:
+    place = "place actor, ref on one(engine=transformers, dp=DP)\n"
+    assert warned("pool one = 4 devices\n" + place.replace("DP", "4")) == []
+    ((code, message, text),) = warned("pool one = 4 devices\n" + place.replace("DP", "2"))
+    assert (code, text) == ("W0903", "pool one = 4 devices")
+    assert message == "nothing runs on 2 of the 4 devices of `one`, and they stay reserved"
+    ((code, message, _),) = warned("pool one = 4 devices\npool spare = 8 devices\n" + place.replace("DP", "4"))
+    assert (code, message) == ("W0903", "nothing runs on 8 of the 8 devices of `spare`, and they stay reserved")
+
+
+def test_a_place_of_work_that_nobody_needs_is_warned_of() -> None:
+    place = "pool one = 1 devices\nplace actor.generate, ref.logprobs on one(engine=transformers)\n"
+    assert warned(place) == []
+    unused = PROGRAM.replace(
+        "report kl = mean(ref.logprobs(rollout))", "kl = ref.logprobs(rollout)\n    report l = mean(rollout.length)"
+    )
+    ((code, _, text),) = warned(place, unused)
+    assert (code, text) == ("W0904", "ref.logprobs")

@@ -37,7 +37,35 @@ def placed(program: Program, schedule: Schedule, folders: Folders, machine: Mach
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
+    warnings += [*idle(plan, schedule), *_gone(program, schedule)]
     return Placed(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
+
+
+def idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """The pools of a schedule with devices on which nothing runs: they are reserved all the same."""
+    found = []
+    for pool in schedule.pools:
+        used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
+        if len(used) == pool.devices:
+            continue
+        message = f"nothing runs on {pool.devices - len(used)} of the {pool.devices} devices of `{pool.name}`"
+        hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
+        if not used:
+            hint = f"leave `{pool.name}` out, or place work on it"
+        found.append(Diagnostic("W0903", f"{message}, and they stay reserved", pool.span, hint))
+    return found
+
+
+def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
+    """Work that is placed, and that the passes found nobody to need."""
+    left = operations(program)
+    hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
+    return [
+        Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
+        for placement in schedule.placements
+        for work in placement.work
+        if (work.operation not in left[work.model] if work.operation else not left[work.model])
+    ]
 
 
 def here(devices: int) -> Machine:
