@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import Holding
 
 REPLAYED, SAMPLED = 5, 2
 """Steps that are fed what one process sampled, and steps after them that sample for themselves."""
@@ -128,14 +129,23 @@ class OnActors:
 
 
 @contextmanager
-def on_actors(name: str, schedule: str, local: Local, data: Path, folder: Path) -> Iterator[OnActors]:
-    """Starts a plan's actors and runs."""
+def on_actors(
+    name: str,
+    schedule: str,
+    local: Local,
+    data: Path,
+    folder: Path,
+    holds: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> Iterator[OnActors]:
+    """Starts a plan's actors and runs; `holds`: how some roles hold their model."""
     swaps, changes = PROGRAMS[name]
     made = compiled(shipped(name, swaps), changes, schedule, data)
+    holdings = (Holding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
+    plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
     watcher, sampled = Watcher(), folder / "sampled"
     with recording(sampled, name, 0):
         settings = Settings(folder=data, replay=local.recording, record=sampled)
-        backend = RayBackend(made.program, made.plan, settings, watcher, seconds=120)
+        backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:
             found = OnActors(local, made, backend, [], watcher.spans, sampled)
             for step in backend.steps(REPLAYED + SAMPLED):

@@ -1,4 +1,4 @@
-"""A cluster on this machine for the tests of a file. This folder is no package: it would hide Ray from those who import
+"""A cluster on this machine for all tests of this folder that need no own one. The folder is no package: it would hide Ray from those who import
 it."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """Ray, with as many devices as the largest plan has."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
