@@ -13,11 +13,7 @@ from rlgraph.placement.choose import Choice
 def show_choice(choice: Choice) -> Iterator[str]:
     """A few lines: the step, each pool with what it does and how, what fills its memory."""
     found, asked = choice.found, choice.question
-    proof = "the best there is" if found.gap == 0 else f"at most {found.gap:.1%} from the best there is"
-    rate = tokens(choice) / found.seconds if found.seconds else 0.0
-    used = sum(found.devices)
-    step = f"{shown_seconds(found.seconds)} a step by the search, on {counted(used, 'device')}"
-    yield f"{asked.cluster.text}: {step}, {rate:,.0f} tokens/s; {proof}"
+    yield headline(asked.cluster.text, sum(found.devices), found.seconds, tokens(choice), found.gap)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     full = memory(choice)
@@ -30,6 +26,14 @@ def show_choice(choice: Choice) -> Iterator[str]:
             f"during {peak.moment}"
         )
         yield from _rows(choice, pool.name)
+
+
+def headline(cluster: str, devices: int, seconds: float, tokens: float, gap: float) -> str:
+    """The step of a plan; `tokens` are those of its batch."""
+    proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
+    rate = tokens / seconds if seconds else 0.0
+    step = f"{shown_seconds(seconds)} a step by the search, on {counted(devices, 'device')}"
+    return f"{cluster}: {step}, {rate:,.0f} tokens/s; {proof}"
 
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:

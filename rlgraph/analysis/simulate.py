@@ -17,7 +17,7 @@ from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.compilation.target import workload as read_workload
+from rlgraph.compilation.target import assumed
 from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.constants import CPU, GPU, Constants
 from rlgraph.cost.deployment import ModelConfig
@@ -196,7 +196,7 @@ def simulate(
     are, and how many of them filters leave. constants: of the cost model; None: the defaults for the devices.
     calibration: constants, and rates of a device, that were measured. Raises ProgramError.
     """
-    workload = workload or _assumed(compiled)
+    workload = workload or assumed(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
     cluster = cluster or _cluster_of(plan)
@@ -252,15 +252,6 @@ def _check(steps: int, workload: Workload) -> None:
     if not 0 < workload.kept <= 1:
         message = f"a share of {workload.kept:g} of the rows cannot be kept"
         raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))
-
-
-def _assumed(compiled: Compilation) -> Workload:
-    """What the plan was made for; a plan file says it, too."""
-    if compiled.target is not None:
-        return compiled.target.workload
-    told = compiled.told.get("assumptions", {})
-    prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
-    return read_workload(prompt, response, float(told.get("kept", 1.0)))
 
 
 def _laid_out(plan: Plan) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from rlgraph.analysis.tables import table
@@ -31,14 +32,24 @@ _SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
 """Columns of a table that are not worked out from others."""
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Weights that one group has and another one takes."""
+
+    title: str
+    """`weights of actor`, `update of ref from actor`."""
+    model: str
+    """Which takes them."""
+    source: str
+    target: str
+    moves: Transfer | str
+    """Or why it is not known."""
+
+
 def show_transfers(program: Program, placed: Placed) -> str:
     """A paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
-    parts = [_weights(program, placed, f"weights of {model}", model, *ends) for model, *ends in plan.syncs()]
-    for target, source in dict.fromkeys(updates(program)):
-        ends = plan.owner(source).name, plan.owner(target).name
-        if ends[0] != ends[1]:
-            parts.append(_weights(program, placed, f"update of {target} from {source}", source, *ends))
+    parts = [_shown(each, plan) for each in weights(program, placed)]
     rows = [_row(edge, plan) for edge in edges(program, plan)]
     if rows:
         parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
@@ -48,12 +59,35 @@ def show_transfers(program: Program, placed: Placed) -> str:
 # Weights
 
 
-def _weights(program: Program, placed: Placed, title: str, model: str, source: str, target: str) -> str:
+def weights(program: Program, placed: Placed) -> list[Weights]:
+    """All that travel: after a model was trained, then those of each `update`."""
+    plan = placed.plan
+    found = [
+        Weights(f"weights of {model}", model, source, target, _moves(program, placed, model, source, target))
+        for model, source, target in plan.syncs()
+    ]
+    for target, source in dict.fromkeys(updates(program)):
+        ends = plan.owner(source).name, plan.owner(target).name
+        if ends[0] != ends[1]:
+            moves = _moves(program, placed, source, *ends)
+            found.append(Weights(f"update of {target} from {source}", target, *ends, moves))
+    return found
+
+
+def _shown(found: Weights, plan: Plan) -> str:
+    source, target, moves = plan.group(found.source), plan.group(found.target), found.moves
+    head = f"{found.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
+    if isinstance(moves, str):
+        return f"{head}  its layout is not known: {moves}\n"
+    numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
+    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))
+
+
+def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:
     plan, shape = placed.plan, placed.shapes.get(model)
-    head = f"{title}: {source} ({plan.group(source).mesh}) -> {target} ({plan.group(target).mesh})\n"
     if not isinstance(shape, Shape):
-        return f"{head}  its layout is not known: {shape or 'its configuration is not here'}\n"
-    moves = transfer(
+        return str(shape or "its configuration is not here")
+    return transfer(
         plan,
         plan.group(source),
         plan.group(target),
@@ -61,9 +95,6 @@ def _weights(program: Program, placed: Placed, title: str, model: str, source: s
         cast(ModelKind, program.model(model).kind),
         ITEM_BYTES[dtype_of(program.model(model), program)],
     )
-    first = plan.group(source).mesh.size
-    numbers = f"ranks of {source} from 0, those of {target} from {first}"
-    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))
 
 
 def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int) -> Transfer:
@@ -98,7 +129,7 @@ def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
     # Of each copy one rank has results, and all need what they work on.
     senders = _copies(source, tuple((rank,) for rank in source.speakers()))
     receivers = _copies(target, target.copies())
-    return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", _size(edge.type)
+    return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", ", ".join(sizes([edge.type]))
 
 
 def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
@@ -116,17 +147,17 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if consecutive else ", ".join(map(str, ranks))
 
 
-def _size(kind: Type) -> str:
-    """Bytes as far as the type tells: how many tokens there are is known in the run."""
-    columns = _sent(kind)
-    sizes: dict[str, int] = {}
+def sizes(kinds: Sequence[Type]) -> list[str]:
+    """Bytes of values as far as their types tell: how many tokens there are is known in the run."""
+    columns = [column for kind in kinds for column in _sent(kind)]
+    found: dict[str, int] = {}
     for column in columns:
         if column.dtype in _BYTES:
             each = _each(column.axis)
-            sizes[each] = sizes.get(each, 0) + _BYTES[column.dtype]
-    shown = [f"{size} byte{'s' * (size != 1)} {each}" for each, size in sizes.items()]
-    unsized = isinstance(kind, Table) or any(column.dtype not in _BYTES for column in columns)
-    return ", ".join([*shown, *(["columns of the data"] if unsized else [])])
+            found[each] = found.get(each, 0) + _BYTES[column.dtype]
+    shown = [f"{size} byte{'s' * (size != 1)} {each}" for each, size in found.items()]
+    unsized = any(isinstance(kind, Table) for kind in kinds) or any(column.dtype not in _BYTES for column in columns)
+    return [*shown, *(["columns of the data"] if unsized else [])]
 
 
 def _sent(kind: Type) -> list[Tensor]:

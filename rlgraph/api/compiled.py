@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 from rlgraph.api.summary import summary
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from rlgraph.analysis.whatif import Sweep
     from rlgraph.backends.steps import Observer
     from rlgraph.runs.run import Run
+    from rlgraph.viz.lanes import Lanes
+
+
+Picture = Literal["dataflow", "plan"]
+"""What a picture is of: the graph, or where its work runs."""
 
 
 class Compiled(Compilation):
@@ -67,47 +72,75 @@ class Compiled(Compilation):
 
     # Pictures
 
-    def to_dot(self) -> str:
-        """Graphviz text."""
-        from rlgraph.viz.dot import to_dot
+    @property
+    def planned(self) -> bool:
+        """Whether somebody said, or asked, where it runs: a cluster, a schedule or a plan file."""
+        return self.target is not None or self.file is not None or bool(self.schedule.span.line)
 
-        return to_dot(self.program)
+    def lanes(self) -> Lanes:
+        """Its plan as data for a picture. Raises ProgramError where it has none."""
+        from rlgraph.analysis.lanes import lanes
 
-    def to_svg(self, prefix: str = "", *, embed: bool = True) -> str:
-        """`prefix` begins the ids in it: pictures on one page need different ones. embed: with its fonts."""
-        from rlgraph.viz.svg import to_svg
+        return lanes(self)
 
-        return to_svg(self.program, prefix, embed=embed)
+    def _kind(self, picture: Picture | None) -> Picture:
+        return picture or ("plan" if self.planned else "dataflow")
 
-    def to_png(self, path: str | Path | None = None) -> bytes:
-        """Also written to the path if one is given."""
-        from rlgraph.viz.png import to_png
+    def to_dot(self, picture: Picture | None = None) -> str:
+        """Graphviz text. picture: of the dataflow or of the plan; None: the plan, if it was said or asked for."""
+        from rlgraph.viz import dot, lanes_dot
 
-        return to_png(self.program, path)
+        return dot.to_dot(self.program) if self._kind(picture) == "dataflow" else lanes_dot.to_dot(self.lanes())
 
-    def to_html(self) -> str:
-        """One self-contained page with the picture after every pass."""
+    def to_svg(self, prefix: str = "", picture: Picture | None = None, *, embed: bool = True) -> str:
+        """picture: as for `to_dot`. prefix: begins the ids in it; pictures on one page need different ones. embed: with
+        its fonts."""
+        from rlgraph.viz import lanes_svg, svg
+
+        if self._kind(picture) == "dataflow":
+            return svg.to_svg(self.program, prefix, embed=embed)
+        return lanes_svg.to_svg(self.lanes(), prefix, embed=embed)
+
+    def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
+        """Also written to the path if one is given. picture: as for `to_dot`."""
+        from rlgraph.viz.png import render
+
+        data = render(self.to_svg(picture=picture, embed=False))
+        if path is not None:
+            Path(path).write_bytes(data)
+        return data
+
+    def to_html(self, picture: Picture | None = None) -> str:
+        """One self-contained page with the picture after every pass, and that of the plan. picture: which is seen
+        first; a page without a plan gets one if it is that."""
         from rlgraph.viz.html import to_html
 
-        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source)
+        kind = self._kind(picture)
+        plan = self.lanes() if self.planned or kind == "plan" else None
+        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source, plan, kind)
 
     def to_json(self) -> dict[str, Any]:
         """The graph as plain data."""
         return to_plain(self.program)
 
-    def show(self) -> None:
-        """The picture in a notebook, the text elsewhere."""
+    def show(self, picture: Picture | None = None) -> None:
+        """The picture in a notebook, the text elsewhere. picture: as for `to_dot`."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-            sys.modules["IPython"].display.display(self)
+            sys.modules["IPython"].display.display(self._shown(picture), raw=True)
         else:
             print(self.text(), end="")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self._shown(None)
+
+    def _shown(self, picture: Picture | None) -> dict[str, str]:
         # Pictures on one page must not share ids, those of an earlier session among them. A browser takes the HTML: the
         # fonts are in it alone.
+        from rlgraph.viz.svg import with_fonts
+
         prefix = f"rlgraph{uuid4().hex[:12]}-"
-        svg = self.to_svg(prefix, embed=False)
-        scrolled = f'<div style="overflow: auto; max-height: 80vh">{self.to_svg(prefix)}</div>'
+        svg = self.to_svg(prefix, picture, embed=False)
+        scrolled = f'<div style="overflow: auto; max-height: 80vh">{with_fonts(svg)}</div>'
         return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary(self)}
 
     # Running

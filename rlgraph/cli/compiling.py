@@ -15,6 +15,7 @@ from rlgraph.runs.jsonlines import emit
 if TYPE_CHECKING:
     from rlgraph.analysis.explain import Explanation
     from rlgraph.analysis.whatif import Sweep
+    from rlgraph.api.compiled import Picture
 
 
 @rlgraph.command("compile")
@@ -50,7 +51,13 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="",
     metavar="[PATH]",
-    help="Draw the dataflow: a page (NAME.html), or what the ending of PATH says (.html .svg .png .dot).",
+    help="Draw it: a page (NAME.html), or what the ending of PATH says (.html .svg .png .dot).",
+)
+@click.option(
+    "--picture",
+    type=click.Choice(["dataflow", "plan"]),
+    help="What is drawn; if not given, the plan with a cluster, a schedule or a plan file, else the dataflow. A page "
+    "has both.",
 )
 @click.option(
     "--print-after",
@@ -76,6 +83,7 @@ def compile_(
     what_if: str | None,
     emitted: tuple[str, ...],
     visualize: str | None,
+    picture: Picture | None,
     after: tuple[str, ...],
     out: Path | None,
     form: Format,
@@ -133,7 +141,7 @@ def compile_(
             click.echo(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
-    write(compiled, list(dict.fromkeys(emitted)), visualize, out)
+    write(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
     for name, each in zip([*(["explain"] if explained else []), "what-if"], told, strict=False):
         if out is not None:
             save(out / f"{compiled.name}.{name}.svg", each.to_svg())

@@ -11,30 +11,32 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
+    from rlgraph.api.compiled import Compiled, Picture
 
 FORMATS = ("graph", "json", "dot", "svg", "png", "html", "plan", "transfers")
 PICTURES = ("html", "svg", "png", "dot")
 _ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.txt"}
 
 
-def write(compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None) -> None:
-    """The files and texts that were asked for."""
+def write(
+    compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None, picture: Picture | None = None
+) -> None:
+    """The files and texts that were asked for. picture: what pictures are of."""
     if emitted and out is None:
-        data = _emit(compiled, emitted[0], Path())
+        data = _emit(compiled, emitted[0], Path(), picture)
         if isinstance(data, bytes) and sys.stdout.isatty():
             raise click.UsageError("a PNG is nothing for a terminal: say with -o DIR where it goes")
         click.echo(data, nl=False)
     elif out is not None:
         for form in emitted:
-            save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out))
+            save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out, picture))
     if visualize is not None:
         path = Path(visualize or f"{compiled.name}.html")
         path = path if out is None or path.is_absolute() else out / path
-        save(path, _emit(compiled, path.suffix[1:], path.parent))
+        save(path, _emit(compiled, path.suffix[1:], path.parent, picture))
 
 
-def _emit(compiled: Compiled, form: str, folder: Path) -> str | bytes:
+def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) -> str | bytes:
     """What is written, for a file in this folder."""
     if form == "json":
         import json
@@ -42,10 +44,10 @@ def _emit(compiled: Compiled, form: str, folder: Path) -> str | bytes:
         return json.dumps(compiled.to_json(), indent=1, ensure_ascii=False) + "\n"
     makers: dict[str, Callable[[], str | bytes]] = {
         "graph": compiled.text,
-        "dot": compiled.to_dot,
-        "svg": compiled.to_svg,
-        "png": compiled.to_png,
-        "html": compiled.to_html,
+        "dot": partial(compiled.to_dot, picture),
+        "svg": partial(compiled.to_svg, picture=picture),
+        "png": partial(compiled.to_png, picture=picture),
+        "html": partial(compiled.to_html, picture),
         "plan": partial(compiled.plan_json, folder),
         "transfers": compiled.transfers,
     }

@@ -12,6 +12,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 
 if TYPE_CHECKING:
     from rlgraph.clusters.cluster import Cluster
+    from rlgraph.compilation.compilation import Compilation
     from rlgraph.cost.calibration import Calibration
     from rlgraph.placement.search.problem import Goal
 
@@ -57,6 +58,15 @@ def target(
         return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
     constants = CPU if found.islands[0].device.name == "cpu" else GPU
     return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
+
+
+def assumed(compiled: Compilation) -> Workload:
+    """The lengths that its plan was made for; a plan file says them, too."""
+    if compiled.target is not None:
+        return compiled.target.workload
+    told = compiled.told.get("assumptions", {})
+    prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
+    return workload(prompt, response, float(told.get("kept", 1.0)))
 
 
 def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:

@@ -1,4 +1,4 @@
-"""Pictures of a program's graph: DOT text, SVG, PNG, and one self-contained HTML page.
+"""Pictures of a program's graph and of its plan: DOT text, SVG, PNG, and one self-contained HTML page.
 
     captions   what is written on a box: titles, options, formulas, types
     scene      a program as boxes in boxes, ports and links; knows nothing of drawing
@@ -6,6 +6,7 @@
     layout     a scene with places
     theme      colours and sizes
     svg png dot html   the four ways out: `to_svg`, `to_png`, `to_dot`, `to_html`
+    lanes lanes_layout lanes_svg lanes_dot   the same of a plan: what there is, where, and two ways out
 
 The visual language:
 - A coloured container is a model, and holds the operations that the model does there: blue a policy, green a

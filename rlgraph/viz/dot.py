@@ -23,29 +23,35 @@ def to_dot(program: Program) -> str:
 
 def graph(scene: Scene) -> pydot.Dot:
     """A scene as a pydot graph."""
+    found = new_graph(scene.title)
+    for at, section in enumerate(scene.sections):
+        into: pydot.Graph = found
+        if len(scene.sections) > 1:
+            label = f"{section.title} {section.note}".strip()
+            into = pydot.Cluster(f"phase{at}", label=quoted(label), color=quoted("#d0d5dd"))
+            found.add_subgraph(into)  # type: ignore[arg-type]
+        _add(into, section.body)
+        for edge in _edges(section.body):
+            found.add_edge(edge)
+    return found
+
+
+def new_graph(title: str) -> pydot.Dot:
+    """An empty one, in the style of all."""
     found = pydot.Dot(
         "rlgraph",
         graph_type="digraph",
         rankdir="TB",
         compound="true",
-        label=_quoted(scene.title),
+        label=quoted(title),
         labelloc="t",
         labeljust="l",
-        fontname=_quoted("Helvetica"),
+        fontname=quoted("Helvetica"),
         fontsize="18",
         newrank="true",
     )
-    found.set_node_defaults(fontname=_quoted("Helvetica"), fontsize="11", shape="box", style=_quoted("rounded,filled"))
-    found.set_edge_defaults(fontname=_quoted("Courier"), fontsize="9", color=_quoted(LINE), fontcolor=_quoted(MUTED))
-    for at, section in enumerate(scene.sections):
-        into: pydot.Graph = found
-        if len(scene.sections) > 1:
-            label = f"{section.title} {section.note}".strip()
-            into = pydot.Cluster(f"phase{at}", label=_quoted(label), color=_quoted("#d0d5dd"))
-            found.add_subgraph(into)  # type: ignore[arg-type]
-        _add(into, section.body)
-        for edge in _edges(section.body):
-            found.add_edge(edge)
+    found.set_node_defaults(fontname=quoted("Helvetica"), fontsize="11", shape="box", style=quoted("rounded,filled"))
+    found.set_edge_defaults(fontname=quoted("Courier"), fontsize="9", color=quoted(LINE), fontcolor=quoted(MUTED))
     return found
 
 
@@ -58,12 +64,12 @@ def _add(into: pydot.Graph, body: Body) -> None:
         broken = "dashed," if "frozen" in box.role else ""
         cluster = pydot.Cluster(
             box.id,
-            label=_quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
-            tooltip=_quoted(box.tip),
-            style=_quoted(f"{broken}rounded,filled"),
-            fillcolor=_quoted(paint.fill),
-            color=_quoted(BARRIER if box.waits else paint.edge),
-            fontcolor=_quoted(paint.text),
+            label=quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
+            tooltip=quoted(box.tip),
+            style=quoted(f"{broken}rounded,filled"),
+            fillcolor=quoted(paint.fill),
+            color=quoted(BARRIER if box.waits else paint.edge),
+            fontcolor=quoted(paint.text),
             labeljust="l",
             fontsize="12",
         )
@@ -80,12 +86,12 @@ def _node(box: Box) -> pydot.Node:
     label = pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
     return pydot.Node(
         box.id,
-        label=_quoted(label),
-        tooltip=_quoted(box.tip),
+        label=quoted(label),
+        tooltip=quoted(box.tip),
         shape=_SHAPES.get(box.kind, "box"),
-        fillcolor=_quoted(fill),
-        color=_quoted(BARRIER if box.waits else paint.edge),
-        fontcolor=_quoted("#ffffff" if box.kind == "minimize" else paint.text),
+        fillcolor=quoted(fill),
+        color=quoted(BARRIER if box.waits else paint.edge),
+        fontcolor=quoted("#ffffff" if box.kind == "minimize" else paint.text),
         penwidth="2.5" if box.waits else "1",
     )
 
@@ -135,8 +141,8 @@ def _users(box: Box, value: str) -> Iterator[tuple[str, str]]:
 
 
 def _edge(link: Link, source: str, target: str, label: str, tail: str, head: str) -> pydot.Edge:
-    options: dict[str, Any] = {"label": _quoted(label), "tooltip": _quoted(link.out)}
-    options["color"] = _quoted(ROLES[link.role].edge if link.role else LINE)
+    options: dict[str, Any] = {"label": quoted(label), "tooltip": quoted(link.out)}
+    options["color"] = quoted(ROLES[link.role].edge if link.role else LINE)
     if link.line != "data":
         options["style"] = "dashed"
     if tail:
@@ -153,7 +159,7 @@ def _anchor(box: Box) -> str:
     return next((inner.id for inner in walk(box.body) if inner.body is None), f"{box.id}_in")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """As a DOT string; several lines are aligned on the left."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + plain.replace("\n", "\\l") + ("\\l" if "\n" in text else "") + '"'

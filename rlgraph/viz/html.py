@@ -1,4 +1,4 @@
-"""One self-contained page: the pictures of a program after each pass, to look around in."""
+"""One self-contained page: the pictures of a program after each pass, and of its plan, to look around in."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ from importlib.resources import files
 
 from rlgraph.errors import NOWHERE, Source
 from rlgraph.ir.graph import Program
-from rlgraph.viz import fonts
+from rlgraph.viz import fonts, lanes_svg
 from rlgraph.viz.boxes import Scene
+from rlgraph.viz.lanes import Lanes
 from rlgraph.viz.layout import to_drawing
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import NAMESPACE, draw
 
 
-def to_html(programs: Sequence[tuple[str, Program]], source: Source = NOWHERE) -> str:
+def to_html(
+    programs: Sequence[tuple[str, Program]], source: Source = NOWHERE, plan: Lanes | None = None, first: str = "plan"
+) -> str:
     """A page with a picture for each (title, program), and the program's text beside it.
 
-    The titles say after which pass a picture was taken; with several there is a selector.
+    The titles say after which pass a picture was taken; with several there is a selector. plan: a picture of where it
+    runs, and a selector between the two. first: which of them is seen first, `plan` or `dataflow`.
     """
     told: dict[str, dict[str, object]] = {}
     pictures = []
+    if plan is not None:
+        svg = lanes_svg.to_svg(plan, "p-", embed=False).replace(f' xmlns="{NAMESPACE}"', "", 1)
+        told |= _planned(plan, "p-", source.path)
+        pictures.append(f'<div class="picture" data-kind="plan" data-title="plan" hidden>\n{svg}</div>')
     for at, (title, program) in enumerate(programs):
         prefix = f"g{at}-"
         scene = to_scene(program)
         # In HTML the name space goes without saying, and the page is free of addresses.
         svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
         told |= _told(scene, prefix, source.path)
-        hidden = " hidden" if at else ""
-        pictures.append(f'<div class="picture" data-title="{escape(title)}"{hidden}>\n{svg}</div>')
+        pictures.append(f'<div class="picture" data-title="{escape(title)}" hidden>\n{svg}</div>')
+    shown = ("plan", "dataflow") if first == "plan" else ("dataflow", "plan")
     name = programs[0][1].name if programs else "rlgraph"
     page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
     parts = {
@@ -39,6 +47,8 @@ def to_html(programs: Sequence[tuple[str, Program]], source: Source = NOWHERE) -
         "SCRIPT": _asset("page.js"),
         "OPTIONS": "".join(f"<option>{escape(title)}</option>" for title, _ in programs),
         "ONE": " hidden" if len(programs) < 2 else "",
+        "KINDS": "".join(f"<option>{kind}</option>" for kind in shown if plan is not None),
+        "PLANNED": " hidden" if plan is None else "",
         "PICTURES": "\n".join(pictures),
         "SOURCE": _source(source.text),
         "NODES": _json(told),
@@ -66,6 +76,23 @@ def _told(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, object]]:
             "place": f"{box.file}:{box.rows[0]}" if box.rows else "",
         }
         for box in scene.walk()
+    }
+
+
+def _planned(plan: Lanes, prefix: str, path: str) -> dict[str, dict[str, object]]:
+    """The same of each work of a plan."""
+    return {
+        f"{prefix}{work.id}": {
+            "title": work.title,
+            "kind": "new weights" if work.kind == "next" else _KINDS.get(work.kind, work.kind),
+            "note": ", ".join(filter(None, (work.note, work.seconds))),
+            "text": work.text,
+            "waits": "",
+            "reason": "",
+            "lines": work.rows if work.file == path else (),
+            "place": f"{work.file}:{work.rows[0]}" if work.rows else "",
+        }
+        for work in plan.works()
     }
 
 

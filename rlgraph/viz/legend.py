@@ -11,7 +11,7 @@ from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
 
 ROW = 20.0
 
-_ROLES: dict[Role, str] = {
+MODELS: dict[Role, str] = {
     "policy": "model, trained",
     "policy frozen": "model, frozen",
     "critic": "value model",
@@ -35,11 +35,15 @@ class Entry:
 
 def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
     """The entries in rows of at most that width, with the height and width of all."""
+    boxes = [shape.box for shape in drawing.shapes]
+    return packed(_found(boxes, any(stroke.link.line == "weights" for stroke in drawing.strokes)), room)
+
+
+def packed(entries: list[Entry], room: float) -> tuple[list[Entry], float, float]:
+    """The same for entries that are known."""
     found: list[Entry] = []
     x = y = widest = 0.0
-    for entry in _found(
-        [shape.box for shape in drawing.shapes], any(s.link.line == "weights" for s in drawing.strokes)
-    ):
+    for entry in entries:
         wide = 27 + text(entry.words, SMALL) + 22
         if x and x + wide > room:
             x, y = 0.0, y + ROW
@@ -55,7 +59,7 @@ def _found(boxes: list[Box], weights: bool) -> list[Entry]:
     plain = Paint("", "", "", "")
     found = [
         Entry("container", words, ROLES[role], "frozen" in role, f"r-{role.replace(' ', ' r-')}")
-        for role, words in _ROLES.items()
+        for role, words in MODELS.items()
         if role in roles
     ]
     named = (("loop", "loop"), ("call", "Python function"), ("tensor", "tensor maths"), ("state", "state"))

@@ -27,6 +27,12 @@ def to_scene(program: Program) -> Scene:
     return Scene(program.name, tuple(maker.phase(phase) for phase in program.phases))
 
 
+def role_of(model: Model) -> Role:
+    """What a model is, for its colour."""
+    role = _ROLES.get(model.kind, "policy")
+    return _FROZEN[role] if model.frozen else role
+
+
 class _Maker:
     """Makes boxes of nodes; numbers them in the order of the graph's text."""
 
@@ -58,12 +64,12 @@ class _Maker:
 
     def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
         """Adds a box for each node; `trained` is the version of the weights that the frame trains."""
-        minor = _minor(graph)
+        small = minor(graph)
         for node in graph.nodes:
             if _is_report(node):
-                for metric in self.metrics(node, minor):
+                for metric in self.metrics(node, small):
                     self.add(draft, metric)
-            if _is_report(node) or node.name in minor:
+            if _is_report(node) or node.name in small:
                 continue
             box = self.frame(node) if node.regions else self.leaf(node)
             if model_of(node) and not node.regions:
@@ -180,7 +186,7 @@ class _Maker:
             waits,
             node.unit.reason if node.unit else "",
             "\n".join(print_node(node)),
-            _rows(node),
+            rows_of(node),
             node.span.source.path,
         )
 
@@ -213,7 +219,7 @@ class _Maker:
                     text=f"minimize {inner}",
                 )
                 maker = next((each for each in region.nodes if inner in (v.name for v in each.outputs)), node)
-                self.add(draft, replace(goal, rows=_rows(maker), file=maker.span.source.path))
+                self.add(draft, replace(goal, rows=rows_of(maker), file=maker.span.source.path))
                 inner = value.name
             port = self.port(value.name, captions.label(value), inner)
             outputs.append(port)
@@ -242,11 +248,7 @@ class _Maker:
         return Port(name, label, line, inside, role)
 
     def role(self, name: str) -> Role:
-        model = self.models.get(name)
-        if model is None:
-            return ""
-        role = _ROLES.get(model.kind, "policy")
-        return _FROZEN[role] if model.frozen else role
+        return role_of(self.models[name]) if name in self.models else ""
 
     def shells(self, draft: Draft) -> dict[tuple[str, str], Box]:
         """An empty container for each model that works in a body."""
@@ -273,7 +275,7 @@ def _of(box: Box, span: Span) -> Box:
     return replace(box, rows=(span.line,), file=span.source.path) if span.line else box
 
 
-def _rows(node: Node) -> tuple[int, ...]:
+def rows_of(node: Node) -> tuple[int, ...]:
     """The lines that a node was made of: more than one where nodes were fused."""
     spans = [node.span, *(let.expr.span for let in node.body)]
     return tuple(sorted({span.line for span in spans if span.line and span.source.path == node.span.source.path}))
@@ -313,7 +315,7 @@ def _is_report(node: Node) -> bool:
     return node.op == "report"
 
 
-def _minor(graph: Graph) -> dict[str, Node]:
+def minor(graph: Graph) -> dict[str, Node]:
     """The tensor nodes that only a report uses, by the value they make."""
     users: dict[str, list[bool]] = {}
     for node in graph.nodes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz import fonts
+from rlgraph.viz import fonts, marks
 from rlgraph.viz.boxes import Box
-from rlgraph.viz.fonts import FAMILY, WEIGHT, width
+from rlgraph.viz.fonts import width
 from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
 from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
@@ -100,18 +100,10 @@ class _Pen:
     # Pieces
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
-        at = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        self.out.append(
-            f'<text class="t-{name}" x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
-            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
-            f'xml:space="preserve">{escape(words)}</text>'
-        )
+        self.out.append(marks.words(words, x, y, style, fill, name, anchor))
 
     def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
-        self.out.append(
-            f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
-            f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
-        )
+        self.out.append(marks.rectangle(x, y, w, h, r, paint, name, extra))
 
     def shape(self, s: Shape) -> None:
         box = s.box

@@ -110,6 +110,34 @@ def test_a_line_of_another_file_marks_none(browser: Browser, tmp_path: Path) -> 
         assert browser.run(OPENED) == [f"g0-{box.id}", box.title, []]
 
 
+def test_a_page_shows_the_plan_or_the_dataflow(browser: Browser, tmp_path: Path) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / "ppo.rlf", schedule=ALGORITHMS / "ppo.rls")
+    (tmp_path / "page.html").write_text(compiled.to_html())
+    browser.open(tmp_path / "page.html")
+    shown = "[...document.querySelectorAll('.picture')].filter((p) => !p.hidden).map((p) => p.dataset.title)"
+    after = "getComputedStyle(document.getElementById('after')).display"
+    assert browser.run(shown) == ["plan"] and browser.run(after) == "none"
+    for work in compiled.lanes().works():
+        browser.click(*browser.run(f"{PLACE}('p-{work.id}')"))
+        chosen, title, marked = browser.run(OPENED)
+        assert (chosen, title) == (f"p-{work.id}", work.title)
+        assert [line for line, _ in marked] == list(work.rows) and (marked or work.kind == "next")
+        if work.title.startswith("train "):
+            assert [text.split()[:2] for _, text in marked] == [
+                ["train", f"{work.title.split()[1]}(lr={LR[work.title]}):"]
+            ]
+    pick = (
+        "(() => { const k = document.getElementById('kind'); k.value = '%s'; k.dispatchEvent(new Event('change')); })()"
+    )
+    browser.run(pick % "dataflow")
+    assert browser.run(shown) == [compiled.stages[-1].name] and browser.run(after) != "none"
+    browser.run(pick % "plan")
+    assert browser.run(shown) == ["plan"]
+
+
+LR = {"train critic": "5e-6", "train actor": "1e-6"}
+
+
 # Texts
 
 # What a text runs over: the edge of a shape, or another text. All in the picture's own units.
@@ -150,6 +178,12 @@ def test_every_text_fits(browser: Browser, tmp_path: Path) -> None:
     for name, found in drawn().items():
         (tmp_path / f"{name}.html").write_text(to_html([("all", found)]))
         assert overlaps(browser, tmp_path / f"{name}.html") == [], name
+
+
+@pytest.mark.parametrize("name", ["ppo", "online_dpo", "agent", "sft"])
+def test_every_text_of_a_plan_fits(name: str, browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "plan.svg").write_text(rlgraph.compile(ALGORITHMS / f"{name}.rlf", cluster="1x8:h100-80gb").to_svg())
+    assert overlaps(browser, tmp_path / "plan.svg") == []
 
 
 def test_every_text_of_an_svg_file_fits(browser: Browser, tmp_path: Path) -> None:

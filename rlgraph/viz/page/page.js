@@ -4,6 +4,7 @@
   const told = document.getElementById("told");
   const nodes = JSON.parse(document.getElementById("nodes").textContent);
   const pictures = [...document.querySelectorAll(".picture")];
+  const kind = document.getElementById("kind"), pass = document.getElementById("pass");
   const rows = [...document.querySelectorAll(".src")];
   const view = { x: 0, y: 0, scale: 1 };
   const current = () => pictures.find((picture) => !picture.hidden);
@@ -52,10 +53,7 @@
   document.getElementById("fit").onclick = fit;
   document.getElementById("in").onclick = () => zoom(1.25, stage.clientWidth / 2, stage.clientHeight / 2);
   document.getElementById("out").onclick = () => zoom(0.8, stage.clientWidth / 2, stage.clientHeight / 2);
-  document.getElementById("pass").onchange = (event) => {
-    pictures.forEach((picture, at) => { picture.hidden = at !== event.target.selectedIndex; });
-    turn();
-  };
+  kind.onchange = pass.onchange = turn;
 
   // What a box is: its text, what it waits for, its line of the program.
   function add(tag, text, name) {
@@ -100,6 +98,11 @@
   const made = (row) => [...(current()?.querySelectorAll(".node") ?? [])].filter(
     (box) => nodes[box.id].lines.includes(Number(row.dataset.line)));
   function turn() {
+    const plan = kind.value === "plan";
+    const graphs = pictures.filter((picture) => picture.dataset.kind !== "plan");
+    const shown = plan ? pictures.find((picture) => picture.dataset.kind === "plan") : graphs[pass.selectedIndex];
+    pictures.forEach((picture) => { picture.hidden = picture !== shown; });
+    document.getElementById("after").hidden = plan || graphs.length < 2;
     rows.forEach((row) => row.classList.toggle("known", made(row).length > 0));
     choose(null);
     fit();

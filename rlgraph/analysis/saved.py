@@ -1,0 +1,38 @@
+"""What the work of a plan file takes: the file has the whole step's seconds, and the cost model those of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.cost.constants import CPU, GPU
+from rlgraph.cost.predict import Predictor, TaskModel
+from rlgraph.cost.tasks import Task
+from rlgraph.models.shape import Shape
+from rlgraph.placement.place import config_of
+
+
+def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+    """Of each task with a model by its number; none if the plan was chosen with constants that are not here."""
+    program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
+    constants = CPU if cluster.islands[0].device.name == "cpu" else GPU
+    if compiled.told.get("assumptions", {}).get("constants") != constants.source:
+        return {}
+    shapes = compiled.placed.shapes
+    known = {
+        model.name: (model, shape) for model in program.models if isinstance(shape := shapes.get(model.name), Shape)
+    }
+    configs = {name: config_of(model, shape, program) for name, (model, shape) in known.items()}
+    predictor = Predictor(plan, configs, cluster, constants)
+    found = {}
+    for number, task in enumerate(step):
+        if task.model not in configs:
+            continue
+        group = plan.role(task.model, task.op)
+        deployment = predictor.deployment(task.model, group)
+        model = TaskModel(task.op, configs[task.model], deployment, constants, task.batches)
+        once = model.seconds(deployment.dp)
+        once += predictor.onload(task.model, group.name, task.op, task.batches).seconds
+        found[number] = once * task.times
+    return found

@@ -1,0 +1,65 @@
+"""Lanes as DOT text: a cluster for each lane, edges with what travels."""
+
+from __future__ import annotations
+
+import pydot
+
+from rlgraph.viz.dot import new_graph, quoted
+from rlgraph.viz.lanes import Lane, Lanes, Stage, Way, Work
+from rlgraph.viz.theme import KINDS, LINE, ROLES
+
+
+def to_dot(picture: Lanes) -> str:
+    """DOT text."""
+    found = new_graph("\n".join((picture.title, *picture.notes)))
+    for at, lane in enumerate(picture.lanes):
+        cluster = pydot.Cluster(
+            f"lane{at}",
+            label=quoted("\n".join(_head(lane))),
+            style=quoted("rounded,filled"),
+            fillcolor=quoted("#fbfbfd"),
+            color=quoted("#d0d5dd"),
+            labeljust="l",
+            fontsize="11",
+        )
+        cluster.add_node(pydot.Node(f"lane{at}_in", shape="point", style="invis"))
+        for work in picture.works():
+            if work.lane == at:
+                cluster.add_node(_node(work))
+        found.add_subgraph(cluster)  # type: ignore[arg-type]
+    for stage in picture.stages:
+        for way in stage.ways:
+            found.add_edge(_edge(way, stage))
+    return str(found.to_string())
+
+
+def _head(lane: Lane) -> list[str]:
+    lines = [f"{lane.name}: {lane.note}", *lane.memory]
+    return [*lines, *(", ".join(filter(None, (each.title, *each.how, each.seconds))) for each in lane.deployed)]
+
+
+def _node(work: Work) -> pydot.Node:
+    paint = ROLES[work.role] if work.role else KINDS[work.kind]
+    label = "\n".join(filter(None, (work.title, work.note, work.seconds)))
+    style = "rounded,dashed" if work.kind == "next" else "rounded,filled"
+    return pydot.Node(
+        work.id,
+        label=quoted(label),
+        tooltip=quoted(work.text or work.title),
+        style=quoted(style),
+        fillcolor=quoted(paint.fill),
+        color=quoted(paint.edge),
+        fontcolor=quoted(paint.text),
+    )
+
+
+def _edge(way: Way, stage: Stage) -> pydot.Edge:
+    lanes = {work.id: work.lane for work in stage.works}
+    crosses = way.lane != lanes[way.target]
+    label = "\n".join((", ".join(way.names), *way.sizes)) if way.names and crosses else ""
+    options = {"label": quoted(label), "color": quoted(ROLES[way.role].edge if way.role else LINE)}
+    if way.line != "data":
+        options["style"] = "dashed"
+    if not way.source:
+        options["ltail"] = f"cluster_lane{way.lane}"
+    return pydot.Edge(way.source or f"lane{way.lane}_in", way.target, None, **options)

@@ -1,0 +1,233 @@
+"""Lanes as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from rlgraph.viz import marks
+from rlgraph.viz.fonts import width
+from rlgraph.viz.lanes import Lane, Lanes, Work
+from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, Path, Place, Placed, place, words
+from rlgraph.viz.legend import MODELS, Entry, packed
+from rlgraph.viz.svg import NAMESPACE, with_fonts
+from rlgraph.viz.theme import (
+    BARRIER,
+    HEAD,
+    INK,
+    KINDS,
+    LABEL,
+    LINE,
+    MUTED,
+    NAME,
+    NOTE,
+    PAPER,
+    ROLES,
+    SECTION,
+    SMALL,
+    TITLE,
+    Paint,
+    Style,
+)
+
+LANE, HEADED = Paint("#fbfbfd", "#d0d5dd", "", ""), Paint("#f2f4f7", "none", "", "")
+ROOM = "#dfe3ea"
+"""Of a bar, where it is empty."""
+TIGHT = 0.95
+"""Memory that is fuller is shown in another colour."""
+BEND = 6.0
+"""Radius of a line's corners."""
+
+
+def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
+    """All ids begin with the prefix. embed: with its fonts."""
+    svg = _Pen(prefix).drawing(place(picture))
+    return with_fonts(svg) if embed else svg
+
+
+class _Pen:
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.out: list[str] = []
+
+    def drawing(self, d: Placed) -> str:
+        picture = d.picture
+        legend, tall, wide = packed(_legend(picture), max(d.width, 640.0) - 2 * MARGIN)
+        wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
+        self.out = [
+            f'<svg xmlns="{NAMESPACE}" class="rlgraph" id="{escape(self.prefix)}svg" width="{wide}" height="{tall}" '
+            f'viewBox="0 0 {wide} {tall}" role="img">',
+            f"<title>{escape(picture.title)}</title>",
+            f'<rect class="paper" width="{wide}" height="{tall}" fill="{PAPER}"/>',
+        ]
+        self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
+        for at, note in enumerate(picture.notes):
+            self.text(note, MARGIN, MARGIN + HEAD.height + 10 + at * NOTE.height, NOTE, MUTED, "note")
+        for lane, where in zip(picture.lanes, d.lanes, strict=True):
+            self.lane(lane, where, d.head)
+        for title, note, y in d.headings:
+            self.heading(title, note, y, d)
+        for path in d.paths:
+            self.path(path)
+        for work, where in d.works:
+            self.work(work, where)
+        for path in d.paths:
+            self.label(path)
+        for entry in legend:
+            self.entry(entry, MARGIN, d.height)
+        self.out.append("</svg>")
+        return "\n".join(self.out) + "\n"
+
+    def text(self, text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+        self.out.append(marks.words(text, x, y, style, fill, name, anchor))
+
+    # Lanes
+
+    def lane(self, lane: Lane, where: Place, head: float) -> None:
+        x, y, wide, tall = where
+        r = 10
+        self.out.append(marks.rectangle(x, y, wide, tall, r, LANE, "lane"))
+        self.out.append(
+            f'<path class="lane-head" d="M{x + 0.5:.1f} {head:.1f}V{y + r:.1f}a{r} {r} 0 0 1 {r} {-r + 0.5}'
+            f'h{wide - 2 * r - 1:.1f}a{r} {r} 0 0 1 {r} {r - 0.5}V{head:.1f}z" fill="{HEADED.fill}"/>'
+        )
+        left, right = x + PAD, x + wide - PAD
+        y += PAD + TITLE.size
+        self.text(lane.name, left, y, TITLE, INK, "title")
+        self.text(lane.note, right, y, NOTE, MUTED, "note", "end")
+        y += TITLE.height - TITLE.size
+        if lane.memory:
+            self.bar(left, y + 4, right - left, BAR, lane.full, BARRIER if lane.full > TIGHT else "#667085")
+            y += BAR + 8
+            for line in lane.memory:
+                y += SMALL.height
+                self.text(line, left, y - 3, SMALL, MUTED, "note")
+        for each in lane.deployed:
+            y += 8
+            self.out.append(
+                f'<g class="r-{each.role.replace(" ", " r-")}">'
+                + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[each.role], "container swatch")
+                + "</g>"
+            )
+            self.text(each.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
+            self.text(each.seconds, right, y + NAME.size, NOTE, INK, "name", "end")
+            y += NAME.height
+            for line in each.how:
+                y += SMALL.height
+                self.text(line, left + SWATCH, y - 4, SMALL, MUTED, "note")
+
+    def bar(self, x: float, y: float, wide: float, tall: float, share: float, fill: str) -> None:
+        room = Paint(ROOM, "none", "", "")
+        self.out.append(marks.rectangle(x, y, wide, tall, tall / 2, room, "room"))
+        length = max(tall, wide * min(share, 1.0))
+        self.out.append(marks.rectangle(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled"))
+
+    def heading(self, title: str, note: str, y: float, d: Placed) -> None:
+        self.text(title, MARGIN + PAD, y + SECTION.size, SECTION, INK, "head")
+        self.text(
+            note, MARGIN + PAD + width(title, SECTION.face, SECTION.size) + 12, y + SECTION.size, NOTE, MUTED, "note"
+        )
+
+    # Work
+
+    def work(self, work: Work, where: Place) -> None:
+        x, y, wide, tall = where
+        role = f" r-{work.role.replace(' ', ' r-')}" if work.role else ""
+        self.out.append(f'<g class="node k-{work.kind}{role}" id="{escape(self.prefix + work.id)}">')
+        self.out.append(f"<title>{escape(work.text or work.title)}</title>")
+        paint = ROLES[work.role] if work.role else KINDS[work.kind]
+        broken = ' stroke-dasharray="4 3"' if work.kind == "next" else ""
+        name = "container" if work.role and work.kind != "next" else "box"
+        fill = Paint(PAPER, paint.edge, "", "") if work.kind == "next" else paint
+        self.out.append(marks.rectangle(x, y, wide, tall, 7, fill, name, broken))
+        y += 7 + NAME.size
+        self.text(work.title, x + 12, y, NAME, paint.text, "name")
+        if work.seconds:
+            self.text(work.seconds, x + wide - 12, y, NOTE, paint.text, "name", "end")
+        if work.note:
+            y += NOTE.height
+            self.text(work.note, x + 12, y, NOTE, MUTED, "note")
+        if work.share:
+            self.bar(x + 12, y + 8, wide - 24, 3, work.share, paint.edge)
+        self.out.append("</g>")
+
+    # Ways
+
+    def path(self, path: Path) -> None:
+        way = path.way
+        colour = ROLES[way.role].edge if way.role else LINE
+        broken = ' stroke-dasharray="5 4"' if way.line != "data" else ""
+        thin = "" if way.names or way.line != "data" else ' opacity="0.6"'
+        x, y = path.points[-1]
+        said = ", ".join((*way.names, *way.sizes))
+        self.out.append(
+            f'<g class="line l-{way.line}" data-value="{escape(" ".join(way.names) or way.source + way.target)}">'
+            f"<title>{escape(said)}</title>"
+            f'<path d="{_bent(path.points, y - 6)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}{thin}/>'
+            f'<path class="arrow" d="M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" fill="{colour}"/></g>'
+        )
+
+    def label(self, path: Path) -> None:
+        if path.label is None:
+            return
+        x, y = path.label
+        names, sizes = words(path.way)
+        for lines, fill, name in ((names, "#344054", "label"), (sizes, MUTED, "type")):
+            for line in lines:
+                y += LABEL.height
+                self.text(line, x, y - 3, LABEL, fill, name, "middle")
+
+    def entry(self, entry: Entry, x: float, y: float) -> None:
+        x, y = x + entry.x, y + entry.y
+        self.out.append(f'<g class="legend {entry.name}">')
+        if entry.kind == "weights":
+            self.out.append(
+                f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
+                'stroke-dasharray="5 4" fill="none"/>'
+            )
+        elif entry.kind == "share":
+            self.bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
+        else:
+            self.out.append(marks.rectangle(x, y, 20, 12, 4, entry.paint, f"swatch {entry.kind}"))
+        self.text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
+        self.out.append("</g>")
+
+
+def _bent(points: Sequence[tuple[float, float]], end: float) -> str:
+    """A line with round corners; it stops short of its arrow."""
+    (x, y), *rest = points
+    found = [f"M{x:.1f} {y:.1f}"]
+    for at, (to_x, to_y) in enumerate(rest):
+        if at + 1 == len(rest):
+            found.append(f"L{to_x:.1f} {end:.1f}")
+            break
+        next_x, next_y = rest[at + 1]
+        r = min(BEND, (abs(to_x - x) + abs(to_y - y)) / 2, (abs(next_x - to_x) + abs(next_y - to_y)) / 2)
+        before = to_x - _sign(to_x - x) * r, to_y - _sign(to_y - y) * r
+        after = to_x + _sign(next_x - to_x) * r, to_y + _sign(next_y - to_y) * r
+        found.append(f"L{before[0]:.1f} {before[1]:.1f}Q{to_x:.1f} {to_y:.1f} {after[0]:.1f} {after[1]:.1f}")
+        x, y = to_x, to_y
+    return "".join(found)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _legend(picture: Lanes) -> list[Entry]:
+    """Only what is there."""
+    works = list(picture.works())
+    roles = {work.role for work in works} | {each.role for lane in picture.lanes for each in lane.deployed}
+    plain = Paint("", "", "", "")
+    found = [
+        Entry("container", told, ROLES[role], name=f"r-{role.replace(' ', ' r-')}")
+        for role, told in MODELS.items()
+        if role in roles
+    ]
+    if any(work.kind == "call" for work in works):
+        found.append(Entry("box", "Python function", KINDS["call"], name="k-call"))
+    if any(way.line == "weights" for stage in picture.stages for way in stage.ways):
+        found.append(Entry("weights", "weights", plain))
+    if any(work.share for work in works):
+        found.append(Entry("share", "share of the step", plain))
+    return found
