@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlgraph.ir.plan import HOST, Plan
 
@@ -49,24 +49,32 @@ class Clock(Protocol):
         """For a graph of so many nodes. When it is left, all its work has ended."""
         ...
 
-    def lock(self) -> AbstractContextManager[Any]:
+    def lock(self) -> Lock:
         """What one thread at a time may have."""
         ...
 
 
+class Lock(Protocol):
+    def take(self, rank: int = 0) -> AbstractContextManager[None]:
+        """Waits for it, and has it meanwhile. Of those that wait the lowest rank is next, and of several the one that
+        came first."""
+        ...
+
+
 class Queues:
-    """What runs on a pool takes turns."""
+    """What runs on a pool takes turns. A rank is the number of a step: the older one is served first."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self._locks = {name: clock.lock() for name in (HOST, *(pool.name for pool in plan.pools))}
 
     @contextmanager
-    def turn(self, *pools: str) -> Iterator[None]:
-        """Waits until all these pools are free, and has them meanwhile."""
+    def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
+        """Waits until all these pools are free, and has them meanwhile. Without a rank it goes before all work, as
+        weights do that others wait for."""
         with ExitStack() as held:
             # Always in the same order: two that want the same pools never wait for each other.
             for pool in sorted(set(pools)):
-                held.enter_context(self._locks[pool])
+                held.enter_context(self._locks[pool].take(rank))
             yield
 
 
@@ -82,8 +90,8 @@ class InLine:
     def crew(self, size: int) -> Iterator[Crew]:
         yield _InLineCrew()
 
-    def lock(self) -> AbstractContextManager[Any]:
-        return threading.Lock()
+    def lock(self) -> Lock:
+        return _Lock()
 
 
 class _InLineCrew:
@@ -110,8 +118,36 @@ class Threads:
         with ThreadPoolExecutor(max(1, size), "node") as pool:
             yield _ThreadCrew(pool)
 
-    def lock(self) -> AbstractContextManager[Any]:
-        return threading.Lock()
+    def lock(self) -> Lock:
+        return _Lock()
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self._mine = threading.Lock()
+        self._held = False
+        self._waiting: list[tuple[int, int, threading.Event]] = []
+        self._number = count()
+
+    @contextmanager
+    def take(self, rank: int = 0) -> Iterator[None]:
+        with self._mine:
+            turn = None
+            if self._held:
+                turn = threading.Event()
+                heappush(self._waiting, (rank, next(self._number), turn))
+            self._held = True
+        if turn is not None:
+            # Who leaves hands it over.
+            turn.wait()
+        try:
+            yield
+        finally:
+            with self._mine:
+                if self._waiting:
+                    heappop(self._waiting)[-1].set()
+                else:
+                    self._held = False
 
 
 class _ThreadCrew:
@@ -176,8 +212,7 @@ class Virtual:
         heappush(self._sleepers, (self.now + seconds, next(self._number), self._me))
         self._wait()
 
-    def lock(self) -> AbstractContextManager[Any]:
-        """First come, first served."""
+    def lock(self) -> Lock:
         return _VirtualLock(self)
 
     def crew(self, size: int) -> AbstractContextManager[Crew]:
@@ -228,20 +263,23 @@ class Virtual:
 class _VirtualLock:
     def __init__(self, clock: Virtual) -> None:
         self.clock, self.held = clock, False
-        self.waiting: deque[_Thread] = deque()
+        self.waiting: list[tuple[int, int, _Thread]] = []
+        self._number = count()
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def take(self, rank: int = 0) -> Iterator[None]:
         if self.held:
             # Who leaves hands it over.
-            self.waiting.append(self.clock._me)
+            heappush(self.waiting, (rank, next(self._number), self.clock._me))
             self.clock._wait()
         self.held = True
-
-    def __exit__(self, *_: object) -> None:
-        if self.waiting:
-            self.clock._wake(self.waiting.popleft())
-        else:
-            self.held = False
+        try:
+            yield
+        finally:
+            if self.waiting:
+                self.clock._wake(heappop(self.waiting)[-1])
+            else:
+                self.held = False
 
 
 class _VirtualCrew:

@@ -20,7 +20,7 @@ from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.types import Axis, axes_of, axis_of
+from rlgraph.ir.types import Axis, Handle, axes_of, axis_of
 
 
 @dataclass
@@ -66,6 +66,14 @@ class _Task:
     """Fired on a block that is not done yet."""
     finished: bool = False
 
+    @property
+    def changes_a_model(self) -> bool:
+        return any(isinstance(value.type, Handle) and value.type.kind == "model" for value in self.node.outputs)
+
+
+Await = Callable[[Node], bool]
+"""Whether an input is there for a node that reads it."""
+
 
 class Executor:
     """Runs graphs on a backend."""
@@ -79,20 +87,30 @@ class Executor:
         """Runs every node; the values are in the frame afterwards."""
         with self.clock.crew(len(graph.nodes)) as crew:
             try:
-                _Run(self, graph, frame, crew).run()
+                run = GraphRun(self, graph, frame, crew)
+                while not run.over:
+                    if not run.advance():
+                        run.wait()
             except BaseException as error:
                 self.backend.abort(error)
                 raise
 
 
-class _Run:
+class GraphRun:
+    """A graph while it runs: one of a step, or of the region of a loop."""
+
     def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
         self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
         self.frame, self.crew = frame, crew
+        self.awaited: dict[str, Await] = {}
+        """Inputs of the graph that a step before makes, and has not made yet."""
+        self.turn = True
+        """It may change models. Of the steps that are under way only the oldest one may."""
         self.under_way = 0
         """Nodes that are fired and not done."""
         wanted = cuts(graph, frame.types, self.blocks.tables)
         self.tasks = [_Task(node, each) for node, each in zip(graph.nodes, wanted, strict=True)]
+        self.waiting = list(self.tasks)
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
         self.starts: dict[str, int] = {}
@@ -110,16 +128,26 @@ class _Run:
                     if axis.key not in frame.rows:
                         self.axis_maker.setdefault(axis.key, task)
 
-    def run(self) -> None:
-        waiting = list(self.tasks)
-        while waiting:
-            moved = False
-            for task in waiting:
-                moved |= self.advance(task)
-            assert moved or self.under_way, f"no node can fire: {[task.node.name for task in waiting]}"
-            if not moved:
-                self.crew.next()()
-            waiting = [task for task in waiting if not task.finished]
+    @property
+    def over(self) -> bool:
+        return not self.waiting
+
+    def advance(self) -> bool:
+        """Fires all that can fire; whether anything could."""
+        moved = False
+        for task in self.waiting:
+            moved |= self.advance_task(task)
+        self.waiting = [task for task in self.waiting if not task.finished]
+        return moved
+
+    def wait(self) -> None:
+        """Until something that is fired has come further."""
+        assert self.under_way, f"no node can fire: {[task.node.name for task in self.waiting]}"
+        self.crew.next()()
+
+    def has_made(self, name: str) -> bool:
+        """Whether a value is whole."""
+        return name not in self.awaited and self.all_made([name])
 
     def start(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
         """Begins the work; `then` gets each part with its number."""
@@ -139,9 +167,13 @@ class _Run:
     def idle(self, task: _Task) -> None:
         task.busy, self.under_way = False, self.under_way - 1
 
-    def advance(self, task: _Task) -> bool:
+    def advance_task(self, task: _Task) -> bool:
         """Fires a task on a block if there is one."""
         if task.finished or task.busy or any(not other.finished for other in task.after):
+            return False
+        if not self.turn and task.changes_a_model:
+            return False
+        if self.awaited and not all(self.came(name, task.node) for name in task.node.inputs):
             return False
         unit = task.node.unit
         axis = unit.axis if unit else None
@@ -226,6 +258,10 @@ class _Run:
         frame.metrics.update(made.metrics)
 
     # What is ready
+
+    def came(self, name: str, node: Node) -> bool:
+        """Whether an input of the graph is there, for a node that reads it."""
+        return name not in self.awaited or self.awaited[name](node)
 
     def all_made(self, names: Iterable[str]) -> bool:
         return all(self.maker[name].finished for name in names if name in self.maker)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import count, islice
+from typing import Protocol
 
 import torch
 
 from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.flight import Coming, Flights, Things, thing_name
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS, Policy, run_loop, run_region
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node, Phase, Program
-from rlgraph.ir.types import Handle, Type
 
 
 class Observer(Protocol):
@@ -81,10 +82,6 @@ class StepResult:
     """About the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
 
 
-Things = Mapping[str, Any]
-"""Values of things that live across steps, by name."""
-
-
 class Steps:
     """Runs a program's phases one after the other. A backend says what nodes do, and what there is to do after a step.
 
@@ -108,20 +105,36 @@ class Steps:
 
     def steps(self, wanted: int | None) -> Iterator[StepResult]:
         """Runs phase after phase, then the main step `wanted` times (None: for ever). Asked again, it goes on: phases
-        that are over do not come again."""
-        before = 0
+        that are over do not come again.
+
+        A step's seconds are those from the end of the one before, for which nobody outside is to blame.
+        """
+        began = self.now()
+        for frame, extra in self.run_steps(self.coming(wanted)):
+            yield StepResult(frame.step.number, frame.step.phase, self.now() - began, frame.metrics, extra)
+            began = self.now()
+
+    def coming(self, wanted: int | None) -> Iterator[Coming]:
+        """The steps after the last one that was run."""
+        first, before = self.done + 1, 0
         for phase in self.program.phases:
             if phase.steps is not None:
+                numbers: Iterable[int] = range(max(first, before + 1), before + phase.steps + 1)
                 before += phase.steps
-                numbers: Iterable[int] = range(self.done + 1, before + 1)
             else:
-                numbers = count(self.done + 1) if wanted is None else range(self.done + 1, self.done + 1 + wanted)
-            for number in numbers:
-                began, frame = self.now(), self.frame(phase, number)
-                left = self.run(phase, frame, self.first if self.left is None else self.left)
-                self.done, self.left = number, left
-                extra = self.finish(frame.step, left)
-                yield StepResult(number, phase.name, self.now() - began, frame.metrics, extra)
+                numbers = islice(count(max(first, before + 1)), wanted)
+            yield from ((phase, number) for number in numbers)
+
+    def run_steps(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, dict[str, float]]]:
+        """Runs steps, as many at a time as the program lets: for each, in their order, its frame, and what there is to
+        say about the machine."""
+        for frame, left in self._flights.run(coming, self.first if self.left is None else self.left):
+            self.done, self.left = frame.step.number, left
+            yield frame, self.finish(frame.step, left)
+
+    @cached_property
+    def _flights(self) -> Flights:
+        return Flights(self.program, self.executor, self.frame, self.loops)
 
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""
@@ -129,7 +142,7 @@ class Steps:
 
     def run(self, phase: Phase, frame: Frame, things: Things) -> Things:
         """Runs a step. A phase is a region, and carries what lives across steps."""
-        names = [_name(value.name, value.type) for value in phase.graph.inputs]
+        names = [thing_name(value) for value in phase.graph.inputs]
         with torch.no_grad():
             last = run_region(self.executor.run, phase.graph, frame, [things[name] for name in names])
         return {**things, **dict(zip(names, last, strict=True))}
@@ -155,7 +168,3 @@ class Steps:
     def now(self) -> float:
         """Seconds."""
         return time.perf_counter()
-
-
-def _name(value: str, kind: Type) -> str:
-    return kind.name if isinstance(kind, Handle) else value.rsplit("@", 1)[0]

@@ -44,6 +44,11 @@ class Versions:
         """The version that an edge of this length brings into a step."""
         return max(0, self.after(model, step.number - 1) + 1 - distance)
 
+    def made_in(self, model: str, version: int) -> int:
+        """The step that made a version which `after` or `at` has told of; 0: it was there before the first one."""
+        with self._lock:
+            return self._changed[model][version - 1] if version else 0
+
     def oldest(self, model: str, number: int) -> int:
         """The oldest version that a step or a later one may read."""
         return max(0, self.after(model, number - 1) + 1 - self._reach.get(model, 1))

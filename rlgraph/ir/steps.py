@@ -33,6 +33,16 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
                 yield StepEdge(model.name, node, 1 + lag)
 
 
+def distance(node: Node, name: str) -> int:
+    """How far back the weights are from which a node works that reads this handle: of several readers in a loop the
+    nearest counts."""
+    if not node.regions:
+        return 1 + int(node.attr("lag", 0))
+    if name in node.carried_in:
+        return 1
+    return min(distance(inner, name) for inner in node.region.nodes if name in inner.inputs)
+
+
 def reach(program: Program) -> dict[str, int]:
     """The longest of these edges of each model that has one."""
     found: dict[str, int] = {}

@@ -168,7 +168,7 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
 
     def fails() -> None:
         clock.sleep(1.0)
-        with lock, clock.crew(1) as inner:
+        with lock.take(), clock.crew(1) as inner:
             inner.begin(waits)
             raise LookupError("no such thing")
 
@@ -201,7 +201,7 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
 
     def work(name: str) -> None:
         with ExitStack() as held:
-            held.enter_context(lock)
+            held.enter_context(lock.take())
             order.append(name)
             clock.sleep(1.0)
 

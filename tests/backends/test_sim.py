@@ -143,7 +143,11 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
         list(SimBackend(made.program, made.plan, Fixed(), WORKLOAD, observer=ours).steps(2))
         assert Counter(ours.names) == Counter(real.names)
         if not more:
-            assert [each for each in ours.pools if each[0] != "host"][: len(first)] == first
+            found = [each for each in ours.pools if each[0] != "host"]
+            if made.program.phases[-1].staleness:
+                # A step ahead samples meanwhile: each piece of work counts where it comes first.
+                found, first = list(dict.fromkeys(found)), list(dict.fromkeys(first))
+            assert found[: len(first)] == first
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
@@ -183,7 +187,7 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
     backend, steps = simulated(program("async_grpo", folder, apart), 4)
     assert [
         sum(w.op == "sync" and w.end <= sum(s.seconds for s in steps[: n + 1]) for w in backend.works) for n in range(4)
-    ] == [0, 1, 3, 5], "one for the weights of before, which sample, and one for those of now"
+    ] == [0, 1, 2, 3], "each version goes there once: a step ahead samples with the weights that an older one scores with"
 
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:

@@ -80,7 +80,9 @@ class Placed(Steps):
         return engine(self._group(node, frame).engine).streams
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
-        yield from self.transport.parts(self._prepared(node, frame), sizes)
+        group, model = self._group(node, frame), frame.values[model_of(node)]
+        with self.weights.lent(model, group, node, frame.step):
+            yield from self.transport.parts(Order(node, frame, group), sizes)
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]
@@ -105,23 +107,18 @@ class Placed(Steps):
 
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
-        order, trains = self._prepared(node, frame), NODES[node.op].trains
-        try:
-            made = self.transport.fire(order)
-        except KeyboardInterrupt:
-            # It comes at the end of an update, whose weights are new ones: they are worth saving.
-            if trains:
-                self.weights.trained(frame.values[model_of(node)], frame.step)
-            raise
+        group, model, trains = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].trains
+        with self.weights.lent(model, group, node, frame.step):
+            try:
+                made = self.transport.fire(Order(node, frame, group))
+            except KeyboardInterrupt:
+                # It comes at the end of an update, whose weights are new ones: they are worth saving.
+                if trains:
+                    self.weights.trained(model, frame.step)
+                raise
         if trains:
-            self.weights.trained(frame.values[model_of(node)], frame.step)
+            self.weights.trained(model, frame.step)
         return made
-
-    def _prepared(self, node: Node, frame: Frame) -> Order:
-        """For the group that works with a node's model; it has the weights."""
-        group = self._group(node, frame)
-        self.weights.bring(frame.values[model_of(node)], group, node, frame.step)
-        return Order(node, frame, group)
 
     def _group(self, node: Node, frame: Frame) -> Group:
         return self.plan.role(frame.values[model_of(node)], node.op)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.placed.transport import Move, Moved, Transport
@@ -28,7 +30,7 @@ class Weights:
         """For each version that is no more the present one, the count at its end."""
         self._held: dict[tuple[str, str], int] = {}
         """For each model and group the count of the weights that are there; all begin with the same."""
-        self._bringing = {(model, group.name): clock.lock() for model in names for group in plan.groups}
+        self._lent = {(model, group.name): clock.lock() for model in names for group in plan.groups}
         self._moved: dict[int, list[Moved]] = {}
         """For each step that is under way what went from group to group for it."""
         self._lock = threading.Lock()
@@ -56,19 +58,25 @@ class Weights:
 
     # Moving
 
-    def bring(self, model: str, group: Group, node: Node, step: Step) -> None:
-        """Sees to it that a group has the weights that a node works with: the present ones, or a version before."""
+    @contextmanager
+    def lent(self, model: str, group: Group, node: Node, step: Step) -> Iterator[None]:
+        """A group has the weights that a node works with, until that is done: the present ones, or a version before.
+        Meanwhile nobody brings others, for another step."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
+            yield
             return
+        with self._lent[model, group.name].take(step.number):
+            self._bring(model, owner, group, node, step)
+            yield
+
+    def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step) -> None:
         lag = node.attr("lag", 0)
         version = self.versions.at(model, step, 1 + lag) if lag else None
         wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
-        with self._bringing[model, group.name]:
-            # Whoever waited for another node that needs the same finds it done.
-            if self._held.get((model, group.name), 0) != wanted:
-                self._move(Move(model, owner, model, group, node, version), step)
-                self._held[model, group.name] = wanted
+        if self._held.get((model, group.name), 0) != wanted:
+            self._move(Move(model, owner, model, group, node, version), step)
+            self._held[model, group.name] = wanted
 
     def update(self, target: str, source: str, node: Node, step: Step) -> None:
         """The `update` of a program: another model's weights, or a moving average with them."""

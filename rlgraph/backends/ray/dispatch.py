@@ -73,7 +73,7 @@ class Dispatch:
         node, group = order.node, order.group
         [number] = self._numbers(1)
         copies, speakers = group.copies(), group.speakers()
-        with self.queues.turn(group.pool):
+        with self.queues.turn(group.pool, rank=order.step.number):
             sent = [
                 (address, frame is not None and address[1] == speakers[copy], delivery)
                 for copy, frame in frames.items()
@@ -129,7 +129,7 @@ class Dispatch:
         assert axis is not None
         numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
-        with self.queues.turn(group.pool):
+        with self.queues.turn(group.pool, rank=order.step.number):
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
             coming: dict[int, list[tuple[Address, Delivery, Reference[bytes]]]] = {

@@ -37,7 +37,7 @@ class Transfers:
     def adopt(self, move: Move) -> None:
         request = Request(ranks(move.receiver), doing(move.node), move.node)
         assert move.node.id is not None and move.update is not None
-        with self.queues.turn(move.receiver.pool):
+        with self.queues.turn(move.receiver.pool, rank=move.update.number):
             self.processes.ask(request, Worker.take_over, move.update, move.node.id, move.target, move.source)
 
     def move(self, move: Move) -> Moved:

@@ -74,7 +74,7 @@ class SimTransport:
         """Waits for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.clock.now
-        with self.queues.turn(group.pool):
+        with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
             spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
@@ -86,7 +86,7 @@ class SimTransport:
         node, frame, group = order.node, order.frame, order.group
         assert node.unit is not None and node.unit.axis is not None
         fired = self.log.clock.now
-        with self.queues.turn(group.pool):
+        with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             model, whole = frame.values[model_of(node)], self.made(node, frame, group)
             [batch] = _batches(node, frame, whole)
@@ -148,7 +148,8 @@ class SimTransport:
         return Moved(work.seconds)
 
     def adopt(self, move: Move) -> None:
-        with self.queues.turn(move.receiver.pool):
+        assert move.update is not None
+        with self.queues.turn(move.receiver.pool, rank=move.update.number):
             """It takes no time that anybody counts."""
 
     # The end

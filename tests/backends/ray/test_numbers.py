@@ -151,8 +151,8 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
-    run.backend.weights.bring("actor", run.compiled.plan.role("actor", "generate"), node, step)
-    after, fresh = sampled_and_scored(run)
+    with run.backend.weights.lent("actor", run.compiled.plan.role("actor", "generate"), node, step):
+        after, fresh = sampled_and_scored(run)
     torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
 
 

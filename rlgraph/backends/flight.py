@@ -1,0 +1,180 @@
+"""Steps in flight: when one begins, what it waits for, and whose turn it is to change models.
+
+A step begins when there is credit: `step async(lag=k)` lets it begin before the k steps before it are over. What it
+reads of things that live across steps comes from the step before as soon as that has made it, and weights from the step
+that made the version which it works with. Models are changed by the oldest step alone, once whoever runs the steps has
+seen the end of the one before: between two steps there are no weights but those that the first one left. So all that
+overlaps is what does not depend on it, and the numbers are those of one step after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlgraph.backends.clocks import Crew
+from rlgraph.backends.executor import Await, Executor, GraphRun
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.loops import Policy
+from rlgraph.backends.versions import Versions
+from rlgraph.ir.graph import Node, Phase, Program, Value
+from rlgraph.ir.steps import distance
+from rlgraph.ir.types import Handle
+
+Things = Mapping[str, Any]
+"""Values of things that live across steps, by name."""
+
+Coming = tuple[Phase, int]
+"""A step of a phase, by its number."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A step that is under way."""
+
+    phase: Phase
+    frame: Frame
+    run: GraphRun
+    sources: dict[str, tuple[_Flight, str]]
+    """Inputs that a step before makes: which one, and the value there."""
+
+    @property
+    def number(self) -> int:
+        return self.frame.step.number
+
+    def last(self, name: str) -> str | None:
+        """The last value of a thing in this step; None: the step has nothing to do with it."""
+        return next((last for last, thing in self._lasts() if thing == name), None)
+
+    def take(self) -> None:
+        """Takes what the steps before have made by now."""
+        for name, (maker, value) in list(self.sources.items()):
+            if maker.run.has_made(value):
+                self.frame.values[name] = maker.frame.values[value]
+                del self.sources[name], self.run.awaited[name]
+
+    def left(self) -> dict[str, Any]:
+        """Things after it, when it is over."""
+        return {thing: self.frame.values[last] for last, thing in self._lasts()}
+
+    def _lasts(self) -> Iterator[tuple[str, str]]:
+        graph = self.phase.graph
+        yield from zip(graph.outputs, map(thing_name, graph.inputs), strict=False)
+
+
+class Flights:
+    """The steps of a program that are under way. Who stops asking for them can ask again: they go on."""
+
+    def __init__(
+        self,
+        program: Program,
+        executor: Executor,
+        frame: Callable[[Phase, int], Frame],
+        loops: Mapping[str, Policy],
+    ) -> None:
+        self.executor, self.frame = executor, frame
+        self.versions = Versions(program, loops)
+        self.under_way: deque[_Flight] = deque()
+        """The oldest first."""
+        self.threads = max(len(phase.graph.nodes) * self.credit(phase) for phase in program.phases)
+
+    def credit(self, phase: Phase) -> int:
+        """How many steps may be under way when one of a phase has begun. Where one node runs at a time, nothing is
+        gained by more than one."""
+        return 1 + phase.staleness if self.executor.clock.together else 1
+
+    def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
+        """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are
+        under way. things: as the last step that is over left them."""
+        more, wanted = iter(coming), deque[Coming]()
+        with self.executor.clock.crew(self.threads) as crew:
+            for flight in self.under_way:
+                flight.run.crew = crew
+            try:
+                while self._begin(more, wanted, things, crew):
+                    oldest = self.under_way[0]
+                    self._end(oldest)
+                    self.under_way.popleft()
+                    wanted.popleft()
+                    things = {**things, **oldest.left()}
+                    yield oldest.frame, things
+            except GeneratorExit:
+                # Nobody wants more now. What is fired comes to its end, and nothing is lost.
+                while any(flight.run.under_way for flight in self.under_way):
+                    crew.next()()
+            except BaseException as error:
+                self.executor.backend.abort(error)
+                raise
+
+    def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: Crew) -> bool:
+        """Begins all steps for which there is credit; whether any is under way that is wanted."""
+        while True:
+            if len(wanted) <= len(self.under_way):
+                wanted.extend(each for each in [next(more, None)] if each is not None)
+            if len(wanted) <= len(self.under_way):
+                return bool(wanted)
+            phase, number = wanted[len(self.under_way)]
+            if len(self.under_way) >= self.credit(phase):
+                return True
+            self._add(phase, number, things, crew)
+
+    def _add(self, phase: Phase, number: int, things: Things, crew: Crew) -> None:
+        frame = self.frame(phase, number)
+        run = GraphRun(self.executor, phase.graph, frame, crew)
+        run.turn = False
+        sources: dict[str, tuple[_Flight, str]] = {}
+        for value in phase.graph.inputs:
+            name = thing_name(value)
+            if isinstance(value.type, Handle) and value.type.kind == "model":
+                frame.values[value.name] = things[name]
+                if self.under_way:
+                    run.awaited[value.name] = self._weights(value.name, name, frame)
+                continue
+            before = ((each, each.last(name)) for each in reversed(self.under_way))
+            source = next(((each, last) for each, last in before if last is not None), None)
+            if source is None:
+                frame.values[value.name] = things[name]
+            else:
+                sources[value.name], run.awaited[value.name] = source, _not_yet
+        self.under_way.append(_Flight(phase, frame, run, sources))
+
+    def _weights(self, handle: str, model: str, frame: Frame) -> Await:
+        """The version of a model that a node works with has been made."""
+
+        def there(node: Node) -> bool:
+            version = self.versions.at(model, frame.step, distance(node, handle))
+            made_in = self.versions.made_in(model, version)
+            maker = next((each for each in self.under_way if each.number == made_in), None)
+            return maker is None or maker.run.has_made(str(maker.last(model)))
+
+        return there
+
+    def _end(self, oldest: _Flight) -> None:
+        """Lets all of them go on until the oldest one is over."""
+        oldest.run.turn = True
+        oldest.take()
+        with torch.no_grad():
+            while not oldest.run.over:
+                moved = False
+                for flight in self.under_way:
+                    flight.take()
+                    moved |= flight.run.advance()
+                    if oldest.run.over:
+                        break
+                if not moved:
+                    waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
+                    assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
+                    oldest.run.crew.next()()
+
+
+def _not_yet(node: Node) -> bool:
+    return False
+
+
+def thing_name(value: Value) -> str:
+    """Of the thing that lives across steps, by a value of it."""
+    return value.type.name if isinstance(value.type, Handle) else value.name.rsplit("@", 1)[0]
