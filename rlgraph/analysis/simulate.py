@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Simulation:
     @cached_property
     def path(self) -> tuple[Work, ...]:
         """The critical path of the last step."""
-        return critical_path(self.works, self.last)
+        return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
 
     @property
     def last(self) -> float:
@@ -134,8 +135,8 @@ class Simulation:
                     "name": work.name,
                     "op": work.op,
                     "pools": list(work.pools),
-                    "start": work.start - self.last,
-                    "seconds": work.seconds,
+                    "start": max(0.0, work.start - self.last),
+                    "seconds": work.within(self.last, self.ends[-1]),
                     "parts": dict(work.parts),
                     "after": work.after.name if work.after else None,
                     "because": "pool" if work.queued else "input",
@@ -148,9 +149,16 @@ class Simulation:
         """The last step as a Gantt chart."""
         critical = set(map(id, self.path))
         bars = [
-            Bar(pool, work.name, _kind(work), work.start - self.last, work.end - self.last, id(work) in critical)
+            Bar(
+                pool,
+                work.name,
+                _kind(work),
+                max(0.0, work.start - self.last),
+                min(work.end, self.ends[-1]) - self.last,
+                id(work) in critical,
+            )
             for work in self.works
-            if work.start >= self.last
+            if work.start >= self.last or work.end > self.last
             for pool in dict.fromkeys(work.pools)
         ]
         lanes = [
@@ -229,21 +237,19 @@ def simulated(
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
     phase = main_step(backend.program)
     # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
-    # behind.
+    # behind. Steps that are ahead of the last one are under way as in the middle of a run, and not waited for.
     first = 1 + phase.staleness
-    things, began, before, ends, extra = backend.first, 0.0, 0, [], []
-    for number in range(1, first + steps + 1):
-        frame = backend.frame(phase, number)
-        things = backend.run(phase, frame, things)
-        told = backend.finish(frame.step, things)
-        if number <= first:
-            began, before = backend.now(), len(backend.works)
-        else:
+    coming = ((phase, number) for number in count(1))
+    ends, extra = [], []
+    with closing(backend.run_steps(coming)) as running:
+        for _, told in islice(running, first + steps):
+            ends.append((backend.now(), len(backend.works)))
             extra.append(told)
-            ends.append(backend.now())
-    rows, tokens = (sum(each[name] for each in extra) for name in ("rows", "tokens"))
-    works = tuple(backend.works[before:])
-    return Simulation(compiled.name, plan, cluster, works, began, tuple(ends), rows, tokens, source)
+    (began, before), (ended, after) = ends[first - 1], ends[-1]
+    rows, tokens = (sum(each[name] for each in extra[first:]) for name in ("rows", "tokens"))
+    ahead = (work for work in backend.works[after:] if work.start < ended)
+    works, moments = (*backend.works[before:after], *ahead), tuple(moment for moment, _ in ends[first:])
+    return Simulation(compiled.name, plan, cluster, works, began, moments, rows, tokens, source)
 
 
 def _check(steps: int, workload: Workload) -> None:
@@ -302,9 +308,9 @@ def _lines(found: Simulation) -> Iterator[str]:
     yield ""
     total = found.ends[-1] - found.last
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]
-    for first, times, seconds in _folded(found.path):
+    for first, times, seconds in _folded(found.path, found.last):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
-        began, took = shown_seconds(first.start - found.last), shown_seconds(seconds)
+        began, took = shown_seconds(max(0.0, first.start - found.last)), shown_seconds(seconds)
         path.append(("", began, took, _share(seconds, total), name, on, _because(first, found.last)))
     yield from table(">>>><<<", path)
     yield ""
@@ -317,12 +323,12 @@ def _lines(found: Simulation) -> Iterator[str]:
     yield f"constants of the cost model: {found.source}"
 
 
-def _folded(path: tuple[Work, ...]) -> list[tuple[Work, int, float]]:
-    """Works of one name in one place are told once: the first, how many there are, and their seconds."""
+def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
+    """Works of one name in one place are told once: the first, how many there are, and their seconds of the step."""
     together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
     for work in path:
         together.setdefault((work.name, work.pools), []).append(work)
-    return [(works[0], len(works), sum(work.seconds for work in works)) for works in together.values()]
+    return [(works[0], len(works), sum(work.within(began, work.end) for work in works)) for works in together.values()]
 
 
 def _because(work: Work, began: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
@@ -125,7 +125,7 @@ class Steps:
                 numbers = islice(count(max(first, before + 1)), wanted)
             yield from ((phase, number) for number in numbers)
 
-    def run_steps(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, dict[str, float]]]:
+    def run_steps(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
         """Runs steps, as many at a time as the program lets: for each, in their order, its frame, and what there is to
         say about the machine."""
         for frame, left in self._flights.run(coming, self.first if self.left is None else self.left):

@@ -67,13 +67,17 @@ class PastWeights:
         self._changed = 0
         """The last step that changed the weights."""
         self._past: dict[int, State] = {}
+        self._lock = Lock()
+        """A step ends while a later one is at work."""
 
     def changing(self, step: Step, state: Callable[[], State]) -> None:
         """The weights are about to change in a step."""
         if self._changed < step.number:
             self._changed = step.number
             if self.versions.kept(self.model):
-                self._past[self.versions.after(self.model, step.number - 1)] = state()
+                version, copied = self.versions.after(self.model, step.number - 1), state()
+                with self._lock:
+                    self._past[version] = copied
 
     def get(self, version: int) -> State | None:
         """None: these are the present ones."""
@@ -82,7 +86,8 @@ class PastWeights:
     def finish(self, step: Step) -> None:
         """This step and those before are over."""
         oldest = self.versions.oldest(self.model, step.number + 1)
-        self._past = {version: state for version, state in self._past.items() if version >= oldest}
+        with self._lock:
+            self._past = {version: state for version, state in self._past.items() if version >= oldest}
 
 
 def _changes(program: Program, loops: Mapping[str, Policy]) -> Iterator[set[str]]:

@@ -187,7 +187,9 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
     backend, steps = simulated(program("async_grpo", folder, apart), 4)
     assert [
         sum(w.op == "sync" and w.end <= sum(s.seconds for s in steps[: n + 1]) for w in backend.works) for n in range(4)
-    ] == [0, 1, 2, 3], "each version goes there once: a step ahead samples with the weights that an older one scores with"
+    ] == [0, 1, 2, 3], (
+        "each version goes there once: a step ahead samples with the weights that an older one scores with"
+    )
 
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:

@@ -9,13 +9,14 @@ from typing import cast
 
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK
 from rlgraph.backends.process.sampling import sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Silent, Steps, Things
+from rlgraph.backends.steps import Observer, Silent, Steps
 from rlgraph.engines.base import Saves
 from rlgraph.ir.graph import Node, Program
 

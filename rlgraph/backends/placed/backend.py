@@ -11,12 +11,13 @@ import torch
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Order, StandIn, Transport
 from rlgraph.backends.placed.weights import Weights
 from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Steps, Things
+from rlgraph.backends.steps import Observer, Steps
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan

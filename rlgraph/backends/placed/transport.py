@@ -16,10 +16,10 @@ from typing import Protocol
 from torch import Tensor
 
 from rlgraph.backends.executor import Made
+from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Things
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
 

@@ -266,8 +266,9 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE: tuple[object, ...] = (Worker.pid, Worker.close)
-"""What a process does while it works on something else, as it packs rows."""
+_BESIDE: tuple[object, ...] = (Worker.pid, Worker.close, Worker.retain)
+"""What a process does while it works on something else, as it packs rows: a step may end while a later one is at
+work."""
 _SLICE = 0.5
 _GRACE = 5.0
 """Seconds in which a process that is there answers."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
+from rlgraph.backends.flight import Things
 from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.failures import Request
@@ -17,7 +18,7 @@ from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Things
+from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 

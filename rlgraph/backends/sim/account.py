@@ -27,7 +27,7 @@ def pool_time(pool: str, works: Iterable[Work], began: float, ended: float) -> P
         if work.start > at:
             name = work.after.name if work.after else "the first step"
             waited[name] = waited.get(name, 0.0) + work.start - at
-        busy, at = busy + work.seconds, work.end
+        busy, at = busy + work.within(began, ended), work.end
     if at < ended:
         last = ordered[-1].name
         waited[last] = waited.get(last, 0.0) + ended - at
@@ -37,10 +37,10 @@ def pool_time(pool: str, works: Iterable[Work], began: float, ended: float) -> P
 
 def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:
     """The chain that ends last: each work began when the one before it had ended. Nothing else would make the step
-    shorter."""
+    shorter. Where steps overlap, the first one may have begun before the step."""
     chain: list[Work] = []
     work = max(works, key=lambda work: work.end, default=None)
-    while work is not None and work.start >= began:
+    while work is not None and (work.start >= began or work.end > began):
         chain.append(work)
         work = work.after
     return tuple(reversed(chain))

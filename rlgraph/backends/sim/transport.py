@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
+from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.shares import needed
 from rlgraph.backends.placed.transport import Move, Moved, Order
@@ -22,7 +23,6 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Things
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError

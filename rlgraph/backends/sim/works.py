@@ -33,6 +33,10 @@ class Work:
     def seconds(self) -> float:
         return self.end - self.start
 
+    def within(self, began: float, ended: float) -> float:
+        """Seconds of it between two moments: works of a step ahead do not end with this one."""
+        return max(0.0, min(self.end, ended) - max(self.start, began))
+
     @property
     def queued(self) -> bool:
         """It waited for its pool, not for an input."""
