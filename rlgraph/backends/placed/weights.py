@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.placed.transport import Move, Moved, Transport
@@ -66,8 +66,12 @@ class Weights:
         if owner.name == group.name:
             yield
             return
-        with self._lent[model, group.name].take(step.number):
+        with ExitStack() as lent:
+            lent.enter_context(self._lent[model, group.name].take(step.number))
             self._bring(model, owner, group, node, step)
+            if not self.versions.kept(model):
+                # All that are under way work with the same.
+                lent.close()
             yield
 
     def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step) -> None:
