@@ -1,10 +1,10 @@
 """Steps in flight: when one begins, what it waits for, and whose turn it is to change models.
 
-A step begins when there is credit: `step async(lag=k)` lets it begin before the k steps before it are over. What it
-reads of things that live across steps comes from the step before as soon as that has made it, and weights from the step
-that made the version which it works with. Models are changed by the oldest step alone, once whoever runs the steps has
-seen the end of the one before: between two steps there are no weights but those that the first one left. So all that
-overlaps is what does not depend on it, and the numbers are those of one step after the other.
+A step begins when there is credit: `step async(staleness=k)` lets it begin before the k steps before it are over. What
+it reads of things that live across steps comes from the step before as soon as that has made it, and weights from the
+step that made the version which it works with. Models are changed by the oldest step alone, once whoever runs the steps
+has seen the end of the one before: between two steps there are no weights but those that the first one left. So all
+that overlaps is what does not depend on it, and the numbers are those of one step after the other.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class Flights:
         self.threads = max(len(phase.graph.nodes) * self.credit(phase) for phase in program.phases)
 
     def credit(self, phase: Phase) -> int:
-        """How many steps may be under way when one of a phase has begun. Where one node runs at a time, nothing is
-        gained by more than one."""
-        return 1 + phase.staleness if self.executor.clock.together else 1
+        """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
+        one that has all but the weights it waits for, so that it gets them before the next training begins. Where one
+        node runs at a time, nothing is gained by more than one."""
+        return 2 + phase.staleness if phase.staleness and self.executor.clock.together else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
         """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are
@@ -163,9 +164,7 @@ class Flights:
                 for flight in self.under_way:
                     flight.take()
                     moved |= flight.run.advance()
-                    if oldest.run.over:
-                        break
-                if not moved:
+                if not moved and not oldest.run.over:
                     waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
                     assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
                     oldest.run.crew.next()()

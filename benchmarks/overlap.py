@@ -1,0 +1,137 @@
+"""What steps that overlap buy: GRPO on the toy task of peers/ on Ray, one process that trains (transformers) and one
+that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
+
+    python benchmarks/overlap.py
+    python benchmarks/overlap.py --lags 0 1 --steps 20 --epochs 2
+    python benchmarks/overlap.py --json
+
+    step       seconds of a step in steady state, from the end of one to the end of the next, the median
+    generate   seconds in which the process that generates is at work in it; train: the same
+    slower     the slower one's share of the step: 100% is all that overlap can do
+    speedup    samples a second, beside those without a lag
+
+Batch, answers and passes over the rows are such that both take about as long on two cores (`--new`, `--epochs`). Two
+processes on two cores: leave the machine alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+sys.path[:0] = [str(HERE / "peers"), str(HERE.parent)]
+# The functions of the toy task run in Ray's processes, too.
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
+
+SKIPPED = 4
+"""Steps at the beginning: lazy initialisation, and nothing that is ahead."""
+
+SCHEDULE = """schedule toy_grpo
+pool learn = 1 devices
+pool play = 1 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on play(engine={generates})
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--n", type=int, default=4, help="samples per prompt")
+    parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the rows of a step")
+    parser.add_argument("--generates", default="vllm", help="the engine that generates")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each run instead of the table")
+    return parser.parse_args()
+
+
+def program(lag: int, epochs: int) -> str:
+    """The toy GRPO with a lag, and with several passes over the rows."""
+    text = (HERE / "peers" / "toy_grpo.rlf").read_text()
+    head, step = text.split("\nstep:\n")
+    before, train = step.split("    train actor", 1)
+    body, report = ("    train actor" + train).split("\n    report", 1)
+    inner = "\n".join(f"    {line}" if line.strip() else line for line in body.rstrip().splitlines())
+    loop = f"    minibatch prompts(parts=1, epochs={epochs}):\n{inner}\n"
+    how = f"step async(staleness={lag}):" if lag else "step:"
+    return f"{head}\n{how}\n{before}{loop}\n    report{report}"
+
+
+def measured(options: argparse.Namespace, folder: Path, lag: int) -> dict[str, Any]:
+    import rlgraph
+
+    trace, source = folder / f"trace-{lag}.json", HERE / "peers" / f".overlap-{os.getpid()}.rlf"
+    source.write_text(program(lag, options.epochs))
+    changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
+    try:
+        made = rlgraph.compile(source, set=changes, schedule=SCHEDULE.format(generates=options.generates))
+        run = made.run(options.steps, threads=1, progress=False, trace=trace, backend="ray")
+    finally:
+        source.unlink()
+    slices = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+    ends = sorted(each["ts"] + each["dur"] for each in slices if each["cat"] == "step")
+    # The last steps have nothing ahead of them.
+    windows = list(pairwise(ends))[SKIPPED - 1 : len(ends) - 1 - lag]
+
+    def busy(operation: str) -> float:
+        works = [(each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] == operation]
+        return median(
+            sum(max(0.0, min(last, end) - max(first, start)) for first, last in works) / 1e6 for start, end in windows
+        )
+
+    step = median(end - start for start, end in windows) / 1e6
+    found = {"generate_s": busy("generate"), "train_s": busy("train")}
+    return {
+        "what": "overlap",
+        "lag": lag,
+        "step_s": step,
+        **found,
+        "slower": max(found.values()) / step,
+        "samples_per_s": options.prompts * options.n / step,
+        "steps": len(windows),
+        "age": run.metrics[-1].get("age"),
+    }
+
+
+def main() -> None:
+    options = arguments()
+    if options.steps < SKIPPED + max(options.lags) + 2:
+        sys.exit(f"take {SKIPPED + max(options.lags) + 2} steps or more: the first and the last ones do not count")
+    import toy
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        toy.make_model(0).save_pretrained(folder / "model")
+        toy.make_tokenizer().save_pretrained(folder / "model")
+        if not options.json:
+            print("".join(f"{each:>12}" for each in ("lag", "step", "generate", "train", "slower", "speedup")))
+        first: float | None = None
+        for lag in options.lags:
+            found = measured(options, folder, lag)
+            first = first or found["samples_per_s"]
+            if options.json:
+                print(json.dumps(found), flush=True)
+                continue
+            print(
+                f"{lag:>12}{found['step_s']:>10.2f} s{found['generate_s']:>10.2f} s{found['train_s']:>10.2f} s"
+                f"{found['slower']:>12.0%}{found['samples_per_s'] / first:>11.2f}x",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

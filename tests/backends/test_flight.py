@@ -1,0 +1,188 @@
+"""Steps in flight: what overlaps, what waits, and that asking for steps piece by piece changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from scheduled import compiled
+from tiny import data_folder, weights
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.works import Work
+from rlgraph.backends.steps import StepResult
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.tasks import Workload
+from rlgraph.cost.time import Batch, Cost
+
+WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)))
+
+HEAD = f"""algorithm t
+model actor = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=5)
+func spread = python("rewards.py:spread")
+state seen = 0
+"""
+
+AHEAD = (
+    HEAD
+    + """
+STEP:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    seen   := seen + sum(score)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout) * score)
+    report age = mean(rollout.age), seen = seen
+"""
+)
+
+APART = """
+pool learn = 1 devices
+pool play = 1 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on play(engine=transformers)
+"""
+
+ONE = """
+pool all = 1 devices
+place actor.train on all(engine=transformers)
+place actor.generate on all(engine=transformers)
+"""
+
+
+class Seconds:
+    """Each kind of work takes what it is said to take."""
+
+    def __init__(self, generate: float, train: float, sync: float = 1.0) -> None:
+        self.takes = {"generate": generate, "train": train}
+        self.sent = sync
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        return Cost(compute=self.takes[operation])
+
+    def host(self, op: str, count: float) -> Cost:
+        return Cost()
+
+    def sync(self, model: str, source: str, target: str) -> Cost:
+        return Cost(communication=self.sent)
+
+    def rows(self, source: str, target: str, tokens: float) -> Cost:
+        return Cost()
+
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        return Cost()
+
+    def order(self, group: str) -> Cost:
+        return Cost()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("flight"))
+
+
+def program(folder: Path, lag: int, schedule: str = APART, text: str = AHEAD) -> Compiled:
+    step = f"step async(staleness={lag})" if lag else "step"
+    return compiled(text.replace("STEP", step), {}, schedule, folder)
+
+
+def simulated(made: Compiled, seconds: Seconds, count: int) -> tuple[list[Work], list[StepResult]]:
+    backend = SimBackend(made.program, made.plan, seconds, WORKLOAD)
+    steps = list(backend.steps(count))
+    return backend.works, steps
+
+
+@pytest.mark.parametrize("generate, train", [(10.0, 10.0), (10.0, 4.0), (4.0, 10.0)])
+def test_a_step_takes_as_long_as_its_slower_half(folder: Path, generate: float, train: float) -> None:
+    """One step ahead, weights go from one half to the other between them: both take part in that."""
+    _, in_turn = simulated(program(folder, 0), Seconds(generate, train), 6)
+    assert [step.seconds for step in in_turn] == [generate + train] + [1 + generate + train] * 5
+    for lag in (1, 2, 3):
+        _, ahead = simulated(program(folder, lag), Seconds(generate, train), 12)
+        # At the end nothing is ahead any more.
+        steady = [step.seconds for step in ahead][lag + 1 : -lag]
+        assert steady == [1 + max(generate, train)] * len(steady)
+
+
+def test_rows_come_from_the_weights_that_the_lag_says(folder: Path) -> None:
+    """Step t generates once the step t-1-k has been trained and its weights have come, and not before."""
+    for lag in (1, 2):
+        works, _ = simulated(program(folder, lag), Seconds(3.0, 10.0), 8)
+        generated = [work for work in works if work.op == "generate"]
+        trained = [work for work in works if work.op == "train"]
+        assert len(generated) == len(trained) == 8
+        for number in range(lag + 1, 8):
+            assert generated[number].start >= trained[number - lag - 1].end
+        assert all(made.end <= read.start for made, read in zip(generated, trained, strict=True))
+        assert sum(work.op == "sync" for work in works) == 8 - lag - 1
+        ahead = [sum(made.start < read.end for made in generated) for read in trained]
+        assert ahead == [min(8, number + lag) for number in range(1, 9)], "as far as it may be, and no further"
+
+
+def test_on_one_pool_the_older_step_is_served_first(folder: Path) -> None:
+    works, steps = simulated(program(folder, 2, ONE), Seconds(3.0, 5.0), 6)
+    assert sum(step.seconds for step in steps) == 6 * 8.0
+    own = sorted((work.start, work.end) for work in works if "all" in work.pools)
+    assert all(before[1] <= after[0] for before, after in pairwise(own))
+    ops = [work.op for work in works if work.op in ("generate", "train")]
+    # While the scores of the first rows are worked out, the next ones are generated; from then on it is training's turn
+    # whenever there is something to train on.
+    assert ops == ["generate", *["generate", "train"] * 5, "train"]
+
+
+def test_asked_for_piece_by_piece_it_is_the_same(folder: Path) -> None:
+    """Who stops in the middle leaves steps that are ahead under way: nothing is done twice."""
+    made = program(folder, 2)
+    seconds = Seconds(7.0, 5.0)
+    whole = SimBackend(made.program, made.plan, seconds, WORKLOAD)
+    expected = [step.number for step in whole.steps(7)]
+    pieces = SimBackend(made.program, made.plan, seconds, WORKLOAD)
+    found = []
+    for wanted, taken in ((None, 2), (3, 1), (1, 1), (None, 3)):
+        with closing(pieces.steps(wanted)) as steps:  # type: ignore[type-var]
+            found += [step.number for step in islice(steps, taken)]
+    assert found == expected == [*range(1, 8)]
+
+    def times(backend: SimBackend, op: str) -> int:
+        return sum(work.op == op for work in backend.works)
+
+    assert times(pieces, "train") == times(whole, "train") == 7
+    assert 7 <= times(pieces, "generate") <= 7 + 2 + 1, "those ahead, once each"
+
+
+PHASES = (
+    HEAD
+    + """
+phase warm(steps=2):
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout))
+
+STEP:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    score   = spread(rollout)
+    seen   := seen + sum(score)
+    every 2:
+        train actor(lr=0.05):
+            minimize mean(-actor.logprobs(rollout) * score)
+    report age = mean(rollout.age), seen = seen
+"""
+)
+
+
+def test_phases_follow_each_other_and_steps_that_do_not_train_make_no_version(folder: Path) -> None:
+    works, steps = simulated(program(folder, 1, text=PHASES), Seconds(4.0, 10.0), 6)
+    assert [(step.number, step.phase) for step in steps] == [*enumerate(["warm"] * 2 + ["step"] * 6, 1)]
+    generated = [work for work in works if work.op == "generate"]
+    trained = [work for work in works if work.op == "train"]
+    assert len(generated) == 8 and len(trained) == 5
+    # Of the first two steps each waits for the one before; of the others, with a lag of one version, for older ones.
+    assert generated[1].start >= trained[0].end
+    assert generated[2].start < trained[1].end, "the weights of the first warm step"
+    # Steps 4, 6 and 8 are trained: versions 3, 4 and 5; steps 7 and 8 work with version 3, one behind.
+    assert generated[6].start >= trained[2].end and generated[6].start < trained[3].end
