@@ -15,6 +15,8 @@ from tiny import EPS, compile_text, data_folder, weights
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.steps import Silent
+from rlgraph.ir.graph import Node
 
 STEPS = 5
 PROGRAM = f"""
@@ -49,6 +51,16 @@ place ref, target on judge(engine=transformers)
 """
 
 
+class Fires(Silent):
+    """The operations that were begun, in their order."""
+
+    def __init__(self) -> None:
+        self.ops: list[str] = []
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.ops.append(node.op)
+
+
 def test_staleness_copies_and_averages(cluster: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     local = LocalBackend(compile_text(PROGRAM), settings)
@@ -57,11 +69,14 @@ def test_staleness_copies_and_averages(cluster: None, tmp_path: Path) -> None:
     finally:
         local.close()
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
-    backend = RayBackend(made.program, made.plan, settings, seconds=120)
+    fires = Fires()
+    backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
     try:
         found = [step.metrics for step in backend.steps(STEPS)]
     finally:
         backend.close()
+    # The next steps generate while the first one's rows are scored and trained on.
+    assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
     assert [metrics["age"] for metrics in expected] == [0, 1, 2, 2, 2]
     assert len({round(metrics["slow"] - metrics["old"], 6) for metrics in expected}) == STEPS
     for one, other in zip(found, expected, strict=True):
