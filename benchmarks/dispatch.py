@@ -5,12 +5,14 @@ turns, and medians are shown. One process after another is never measured alone:
 them.
 
     rows here     rlgraph: `Dispatch.fire` of `exp(2 x + 1)` on N copies that have their rows: an order each, a receipt
-    each rows away     rlgraph: the same where another process has the rows, and each copy gets its own from there first
+                  each
+    rows away     rlgraph: the same where another process has the rows, and each copy gets its own from there first
     ray ack       bare Ray: each actor gets its numbers from the driver, and answers with how many they are
     ray echo      bare Ray: each actor sends its numbers back, and the driver puts them together
     ray away      bare Ray: another actor cuts the numbers; each actor gets the reference to its own, and answers with
-    how many verl ack      verl's RayWorkerGroup, dispatch by `make_nd_compute_dataproto_dispatch_fn`: numbers out, one
-    back verl echo     the same with the numbers back
+                  how many
+    verl ack      verl's RayWorkerGroup, dispatch by `make_nd_compute_dataproto_dispatch_fn`: numbers out, one back
+    verl echo     the same with the numbers back
 
     python benchmarks/dispatch.py
     python benchmarks/dispatch.py --workers 4 --profile

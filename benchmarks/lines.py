@@ -3,7 +3,7 @@
     python benchmarks/lines.py                       the programs in rlgraph/algorithms
     python benchmarks/lines.py FILE...               these files
     python benchmarks/lines.py --wheels FOLDER       the files of other systems, from their wheels; written to
-    lines.json
+                                                     lines.json
 
 A line counts if it is neither blank nor only a comment; in Python docstrings do not count either.
 """

@@ -3,9 +3,9 @@ with TP2 to two vLLM engines with TP1, each process a Ray actor on this machine.
 
     planned       rlgraph: the transfer that the two layouts make, over gloo, written into vLLM's live parameters
     object store  the same plan, but what goes from one process to another is packed, put into Ray's object store and
-    unpacked gather+load   each parameter gathered in full on the trainer's ranks, sent whole to each generator over
-    gloo, and loaded by
-                  the vLLM model's `load_weights`, parameter by parameter
+                  unpacked
+    gather+load   each parameter gathered in full on the trainer's ranks, sent whole to each generator over gloo, and
+                  loaded by the vLLM model's `load_weights`, parameter by parameter
     gather+reload the same with vLLM's `reload_weights`
 
     python benchmarks/weights.py
