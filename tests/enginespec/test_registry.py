@@ -124,8 +124,8 @@ def test_of_two_with_one_name_the_first_is_taken(package: Path) -> None:
 
 
 ROOT = Path(rlgraph.__file__).parent
-LIBRARIES = {"runs/run.py", "backends/recording.py"}
-"""They say which version of the Hugging Face package there was."""
+LIBRARIES = {"runs/run.py", "runs/options.py", "backends/recording.py"}
+"""They say which version of the Hugging Face package there was, or that it has to be there."""
 
 
 def names(path: Path) -> Iterator[str]:

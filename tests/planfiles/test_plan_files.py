@@ -385,7 +385,7 @@ def test_run_takes_a_plan_file(
     assert status(["compile", "tiny.rlf", "--emit", "plan", "-o", "plans"]) == 0
     for file, folder in (("tiny.rlf", "a"), ("plans/tiny.plan.json", "b")):
         assert status(["run", file, "--steps", "2", "--seed", "5", "--threads", "1", "--out", folder]) == 0
-    assert "saved b/models/actor" in capsys.readouterr().out
+    assert "saved b/models/actor" in capsys.readouterr().err
     rewards = [
         [json.loads(line)["reward"] for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
         for folder in "ab"
