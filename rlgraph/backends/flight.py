@@ -108,6 +108,8 @@ class Flights:
                 while any(flight.run.under_way for flight in self.under_way):
                     crew.next()()
             except BaseException as error:
+                # Of a step that failed nothing is over: asked again, it begins again, and so do those ahead of it.
+                self.under_way.clear()
                 self.executor.backend.abort(error)
                 raise
 

@@ -12,11 +12,15 @@ from scheduled import compiled
 from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import StepResult
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
+from rlgraph.ir.graph import Node
 from rlgraph.cost.time import Batch, Cost
 
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)))
@@ -153,6 +157,25 @@ def test_asked_for_piece_by_piece_it_is_the_same(folder: Path) -> None:
 
     assert times(pieces, "train") == times(whole, "train") == 7
     assert 7 <= times(pieces, "generate") <= 7 + 2 + 1, "those ahead, once each"
+
+
+def test_a_step_that_failed_begins_again(folder: Path) -> None:
+    backend = LocalBackend(program(folder, 0).program, Settings(folder=folder))
+    fails = True
+
+    def watch(node: Node, frame: Frame) -> None:
+        if fails and node.op == "train" and frame.step.number == 2:
+            raise LookupError("no such thing")
+
+    backend.watch = watch
+    try:
+        with pytest.raises(LookupError):
+            list(backend.steps(3))
+        fails = False
+        again = list(backend.steps(2))
+    finally:
+        backend.close()
+    assert [(step.number, "seen" in step.metrics) for step in again] == [(2, True), (3, True)]
 
 
 PHASES = (
