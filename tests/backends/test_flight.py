@@ -20,8 +20,8 @@ from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import StepResult
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
-from rlgraph.ir.graph import Node
 from rlgraph.cost.time import Batch, Cost
+from rlgraph.ir.graph import Node
 
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)))
 
