@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Program, Ref, axes
+from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Program, Ref, axes
 from rlgraph.ir.types import Axis, Handle, Type
 from rlgraph.ops import NODES, TENSOR
 
@@ -94,6 +94,10 @@ class _Ratio:
     live: bool
     """A gradient goes through it."""
     span: Span = field(compare=False)
+    above: bool = False
+    """It is held from above."""
+    below: bool = False
+    """It is held from below, above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ class _Losses:
             self.other(inner)
             if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle(inner) == self.model:
                 self.live.add(inner.outputs[0].name)
+        self.stale(self.ratios.get(region.outputs[0], frozenset()))
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
             self.warnings.append(
                 Diagnostic(
@@ -207,7 +212,7 @@ class _Losses:
     def is_live(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
             return expr.name in self.live
-        return isinstance(expr, Apply) and expr.op != "detach" and any(map(self.is_live, expr.args))
+        return isinstance(expr, Apply) and TENSOR[expr.op].gradient and any(map(self.is_live, expr.args))
 
     def is_bent(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
@@ -250,20 +255,20 @@ class _Losses:
     def ratios_in(self, expr: Expr) -> frozenset[_Ratio]:
         if isinstance(expr, Ref):
             return self.ratios.get(expr.name, frozenset())
-        if not isinstance(expr, Apply):
+        if not isinstance(expr, Apply) or expr.type.dtype == "bool":
+            # A mask says where, and weights nothing.
             return frozenset()
         ratio = self.ratio(expr)
         if ratio:
             return frozenset({ratio})
-        inner = [self.ratios_in(arg) for arg in expr.args]
+        inner = [self.ratios_in(arg) for arg in expr.args[TENSOR[expr.op].conditions :]]
         found = frozenset().union(*inner)
         if expr.op == "detach":
-            return frozenset(_Ratio(r.table, False, r.span) for r in found)
+            return frozenset(replace(r, live=False) for r in found)
         if self.model and expr.op == "mul":
             self.applied_twice(expr, *inner)
-        if self.model and expr.op in ("clip", "minimum", "maximum"):
-            self.stale(found)
-        return found
+        above, below = _held(expr)
+        return frozenset(replace(r, above=r.above or above, below=r.below or below) for r in found)
 
     def ratio(self, expr: Apply) -> _Ratio | None:
         difference = self.difference(expr.args[0]) if expr.op == "exp" else None
@@ -297,14 +302,18 @@ class _Losses:
                     return
 
     def stale(self, found: frozenset[_Ratio]) -> None:
+        """Of the ratios in a loss those that are held in a band, as PPO does to stay near the policy of the step.
+
+        A weight without a gradient, or one that is only truncated from above, is importance sampling: that is right
+        against the policy that sampled.
+        """
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
-            if ratio.live and self.generated[ratio.table].attr("lag"):
+            if ratio.live and ratio.above and ratio.below and self.generated[ratio.table].attr("lag"):
                 self.warnings.append(
                     Diagnostic(
                         "W0502",
                         f"`{ratio.table}` may be sampled by an older policy, and this ratio is clipped as if it were "
-                        "the "
-                        "last one",
+                        "the last one",
                         ratio.span,
                         f"clip against `prox = {self.model}.logprobs({ratio.table})` from above `train`, and weight by "
                         f"`exp(prox - {ratio.table}.logprobs)`",
@@ -348,3 +357,22 @@ class _Losses:
             return _VARIES
         terms = dict.fromkeys(term for slope in slopes for term in slope.constant)
         return _Slope("varies", tuple(terms)[:8])
+
+
+def _held(expr: Apply) -> tuple[bool, bool]:
+    """Whether a value is held from above, and from below by more than 0, where an operation bounds it.
+
+    Against a number `minimum` and `maximum` bound one side. Against a value with rows, as an objective is, they bound
+    each row on the side that its advantage says.
+    """
+    if expr.op == "clip":
+        return True, _may_be_positive(expr.args[1])
+    if expr.op in ("minimum", "maximum"):
+        if all(arg.type.axis is not None for arg in expr.args):
+            return True, True
+        return expr.op == "minimum", expr.op == "maximum" and all(map(_may_be_positive, expr.args))
+    return False, False
+
+
+def _may_be_positive(expr: Expr) -> bool:
+    return not isinstance(expr, Const) or isinstance(expr.value, str) or expr.value > 0
