@@ -20,7 +20,7 @@ from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.types import Axis, Handle, axes_of, axis_of
+from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Task:
 
     @property
     def changes_a_model(self) -> bool:
-        return any(isinstance(value.type, Handle) and value.type.kind == "model" for value in self.node.outputs)
+        return any(is_model(value.type) for value in self.node.outputs)
 
 
 Await = Callable[[Node], bool]

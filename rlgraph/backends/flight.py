@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from rlgraph.backends.loops import Policy
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program, Value
 from rlgraph.ir.steps import distance
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import Handle, is_model
 
 Things = Mapping[str, Any]
 """Values of things that live across steps, by name."""
@@ -39,16 +40,14 @@ class _Flight:
     phase: Phase
     frame: Frame
     run: GraphRun
-    sources: dict[str, tuple[_Flight, str]]
+    lasts: Mapping[str, str]
+    """For each thing that the step has to do with, its last value."""
+    sources: dict[str, tuple[_Flight, str]] = field(default_factory=dict)
     """Inputs that a step before makes: which one, and the value there."""
 
     @property
     def number(self) -> int:
         return self.frame.step.number
-
-    def last(self, name: str) -> str | None:
-        """The last value of a thing in this step; None: the step has nothing to do with it."""
-        return next((last for last, thing in self._lasts() if thing == name), None)
 
     def take(self) -> None:
         """Takes what the steps before have made by now."""
@@ -59,11 +58,7 @@ class _Flight:
 
     def left(self) -> dict[str, Any]:
         """Things after it, when it is over."""
-        return {thing: self.frame.values[last] for last, thing in self._lasts()}
-
-    def _lasts(self) -> Iterator[tuple[str, str]]:
-        graph = self.phase.graph
-        yield from zip(graph.outputs, map(thing_name, graph.inputs), strict=False)
+        return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
 
 class Flights:
@@ -117,7 +112,7 @@ class Flights:
         """Begins all steps for which there is credit; whether any is under way that is wanted."""
         while True:
             if len(wanted) <= len(self.under_way):
-                wanted.extend(each for each in [next(more, None)] if each is not None)
+                wanted.extend(islice(more, 1))
             if len(wanted) <= len(self.under_way):
                 return bool(wanted)
             phase, number = wanted[len(self.under_way)]
@@ -126,33 +121,34 @@ class Flights:
             self._add(phase, number, things, crew)
 
     def _add(self, phase: Phase, number: int, things: Things, crew: Crew) -> None:
-        frame = self.frame(phase, number)
-        run = GraphRun(self.executor, phase.graph, frame, crew)
+        frame, graph = self.frame(phase, number), phase.graph
+        run = GraphRun(self.executor, graph, frame, crew)
         run.turn = False
-        sources: dict[str, tuple[_Flight, str]] = {}
-        for value in phase.graph.inputs:
-            name = thing_name(value)
-            if isinstance(value.type, Handle) and value.type.kind == "model":
+        names = [thing_name(value) for value in graph.inputs]
+        flight = _Flight(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
+        for value, name in zip(graph.inputs, names, strict=True):
+            maker = next((each for each in reversed(self.under_way) if name in each.lasts), None)
+            if is_model(value.type):
                 frame.values[value.name] = things[name]
-                if self.under_way:
-                    run.awaited[value.name] = self._weights(value.name, name, frame)
-                continue
-            before = ((each, each.last(name)) for each in reversed(self.under_way))
-            source = next(((each, last) for each, last in before if last is not None), None)
-            if source is None:
+                run.awaited[value.name] = self._weights(value.name, name, flight)
+            elif maker is None:
                 frame.values[value.name] = things[name]
             else:
-                sources[value.name], run.awaited[value.name] = source, _not_yet
-        self.under_way.append(_Flight(phase, frame, run, sources))
+                flight.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), _not_yet
+        self.under_way.append(flight)
 
-    def _weights(self, handle: str, model: str, frame: Frame) -> Await:
+    def _weights(self, handle: str, model: str, flight: _Flight) -> Await:
         """The version of a model that a node works with has been made."""
+        makers: dict[int, _Flight | None] = {}
+        for node in flight.phase.graph.nodes:
+            if handle in node.inputs:
+                version = self.versions.at(model, flight.frame.step, distance(node, handle))
+                made_in = self.versions.made_in(model, version)
+                makers[id(node)] = next((each for each in self.under_way if each.number == made_in), None)
 
         def there(node: Node) -> bool:
-            version = self.versions.at(model, frame.step, distance(node, handle))
-            made_in = self.versions.made_in(model, version)
-            maker = next((each for each in self.under_way if each.number == made_in), None)
-            return maker is None or maker.run.has_made(str(maker.last(model)))
+            maker = makers[id(node)]
+            return maker is None or maker.run.has_made(maker.lasts[model])
 
         return there
 
@@ -160,6 +156,8 @@ class Flights:
         """Lets all of them go on until the oldest one is over."""
         oldest.run.turn = True
         oldest.take()
+        # All that it waited for was there when the step before it was over.
+        oldest.run.awaited.clear()
         with torch.no_grad():
             while not oldest.run.over:
                 moved = False

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from rlgraph.backends.executor import Executor, Made
-from rlgraph.backends.flight import Coming, Flights, Things, thing_name
+from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.loops import LOOPS, Policy, run_loop, run_region
+from rlgraph.backends.loops import LOOPS, Policy, run_loop
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node, Phase, Program
 
@@ -139,13 +139,6 @@ class Steps:
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""
         return Frame(phase.graph.values(), self.dtype, Step(number, phase.name, self.seed), self.elsewhere)
-
-    def run(self, phase: Phase, frame: Frame, things: Things) -> Things:
-        """Runs a step. A phase is a region, and carries what lives across steps."""
-        names = [thing_name(value) for value in phase.graph.inputs]
-        with torch.no_grad():
-            last = run_region(self.executor.run, phase.graph, frame, [things[name] for name in names])
-        return {**things, **dict(zip(names, last, strict=True))}
 
     def fire(self, node: Node, frame: Frame) -> Made:
         """Does the work of a node on the rows of a frame."""

@@ -17,7 +17,7 @@ from rlgraph.backends.step import Step
 from rlgraph.engines.base import State
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.steps import reach
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import is_model
 
 
 class Versions:
@@ -103,6 +103,6 @@ def _changed(graph: Graph, step: Step, loops: Mapping[str, Policy]) -> Iterator[
     for node in graph.nodes:
         policy = loops.get(node.op)
         if policy is None:
-            yield from (v.type.name for v in node.outputs if isinstance(v.type, Handle) and v.type.kind == "model")
+            yield from (value.type.name for value in node.outputs if is_model(value.type))
         elif policy.when(node, step):
             yield from _changed(node.region, step, loops)

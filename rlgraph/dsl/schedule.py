@@ -17,7 +17,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, S
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST
-from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ir.types import Table, Type, is_model
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 
 
@@ -112,7 +112,7 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
     for node in graph.nodes:
         held = types[node.inputs[0]] if node.inputs else None
         inner = training
-        if isinstance(held, Handle) and held.kind == "model" and NODES[node.op].with_model:
+        if held and is_model(held) and NODES[node.op].with_model:
             # What the trained model computes for its own loss is part of the training.
             trains = NODES[node.op].trains
             inner = held.name if trains else training

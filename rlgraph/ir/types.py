@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 DType = Literal["float", "int", "bool", "text", "any", "row"]
 """`any` is a data column whose content is only known when it is read; `row` points at one row of a table."""
@@ -131,6 +131,11 @@ Type = Tensor | Table | Handle
 
 Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
 """The type of a tensor operation's result; `rlgraph.ops.infer`."""
+
+
+def is_model(kind: Type) -> TypeGuard[Handle]:
+    """Whether a value is a model's weights."""
+    return isinstance(kind, Handle) and kind.kind == "model"
 
 
 def axis_of(kind: Type) -> Axis | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import Handle, is_model
 from rlgraph.notation.text import print_node, show, show_constant
 from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
@@ -243,7 +243,7 @@ class _Maker:
         kind = self.types[name]
         role: Role = ""
         line: Line = "state" if "@" in name else "data"
-        if isinstance(kind, Handle) and kind.kind == "model":
+        if is_model(kind):
             line, role = "weights", self.role(kind.name)
         return Port(name, label, line, inside, role)
 

@@ -131,11 +131,7 @@ def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[l
     with recording(record, program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=record))
         try:
-            things = backend.first
-            for number in range(1, count + 1):
-                frame = backend.frame(program.phases[0], number)
-                things = backend.run(program.phases[0], frame, things)
-                backend.finish(frame.step, things)
+            for frame, _ in backend.run_steps(backend.coming(count)):
                 metrics.append(frame.metrics)
                 samples.append(table(frame))
             return metrics, samples, backend.session.models["actor"].engine.state()
@@ -207,14 +203,8 @@ def test_two_frames_live_side_by_side_in_a_simulation(folder: Path, lag: int) ->
     def simulation() -> SimBackend:
         return SimBackend(made.program, made.plan, Fixed(), WORKLOAD)
 
-    backend = simulation()
-    [phase] = backend.program.phases
-    things, expected = backend.first, []
-    for number in (1, 2, 3):
-        frame = backend.frame(phase, number)
-        things = backend.run(phase, frame, things)
-        expected.append(told(frame, backend.finish(frame.step, things)))
-    in_turn, backend = backend, simulation()
+    in_turn, backend = simulation(), simulation()
+    expected = [told(*found) for found in in_turn.run_steps(in_turn.coming(3))]
     assert [told(*found) for found in ahead(backend, 3)] == expected
     assert expected[0] != expected[1]
 

@@ -27,7 +27,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import Handle, is_model
 
 
 class Dispatch:
@@ -212,7 +212,7 @@ class Dispatch:
             rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
         values: dict[str, Any] = {}
         for value in node.outputs:
-            if isinstance(value.type, Handle) and value.type.kind == "model":
+            if is_model(value.type):
                 values[value.name] = value.type.name
                 continue
             size = receipt.sizes[value.name]

@@ -36,7 +36,7 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import Holding as Held
 from rlgraph.ir.transfer import Transfer
-from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import NODES
 
@@ -234,7 +234,7 @@ class Worker:
         sizes: dict[str, int | None] = {}
         for value in node.outputs:
             made_value = made.values[value.name]
-            if isinstance(value.type, Handle) and value.type.kind == "model":
+            if is_model(value.type):
                 continue
             piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
             self.store.put(frame.step.number, (number, self.spec.rank, value.name), piece)

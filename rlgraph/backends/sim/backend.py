@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rlgraph.backends.clocks import Queues, Virtual
+from rlgraph.backends.flight import thing_name
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log, Prediction
@@ -36,7 +37,7 @@ class SimBackend(Placed):
         self.log = Log(self.clock, predictor, observer)
         transport = SimTransport(program, Queues(plan, self.clock), workload, seed, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
-        first = {_name(value): _first(value) for value in things}
+        first = {thing_name(value): _first(value) for value in things}
         super().__init__(program, plan, transport, self.clock, observer, first, seed=seed, dtype=torch.float32)
 
     @property
@@ -53,7 +54,3 @@ def _first(thing: Value) -> Any:
     if isinstance(thing.type, Handle):
         return 0 if thing.type.kind == "cursor" else Held(thing.type.name, HOST)
     return Held(thing.name, HOST)
-
-
-def _name(thing: Value) -> str:
-    return thing.type.name if isinstance(thing.type, Handle) else thing.name.rsplit("@", 1)[0]
