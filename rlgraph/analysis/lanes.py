@@ -5,7 +5,7 @@ The figures are those that `compile` prints and `--emit transfers` lists: they a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.analysis.choice import headline
@@ -18,7 +18,7 @@ from rlgraph.compilation.target import assumed
 from rlgraph.cost.tasks import Task, main_step, tasks
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
-from rlgraph.ir.types import Handle, Type
+from rlgraph.ir.types import Handle
 from rlgraph.notation.text import print_node
 from rlgraph.ops import NODES
 from rlgraph.transfers.describe import size
@@ -55,6 +55,7 @@ class _Maker:
     def __init__(self, compiled: Compilation) -> None:
         self.compiled, self.program, self.plan = compiled, compiled.program, compiled.plan
         self.models = {model.name: model for model in self.program.models}
+        self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
         self.place = {pool.name: at for at, pool in enumerate(self.plan.pools)}
         self.lane_of = {group.name: self.place[group.pool] for group in self.plan.groups}
         self.predicted = compiled.told.get("predicted", {})
@@ -197,10 +198,6 @@ class _Maker:
         assert isinstance(kind, Handle)
         return kind.name
 
-    @property
-    def types(self) -> Mapping[str, Type]:
-        return {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
-
     # Seconds
 
     def seconds(self, step: Sequence[Task]) -> dict[int, float]:
@@ -268,11 +265,8 @@ class _Maker:
 
 
 def _stage(drawn: _Drawn) -> Stage:
-    phase = drawn.phase
-    note = [f"{phase.steps} steps"] if phase.steps is not None else []
-    note += [f"async, staleness {phase.staleness}"] if phase.staleness else []
     works = tuple(replace(work, text="\n".join([work.text, *_given(work, drawn)])) for work in drawn.works)
-    return Stage(phase.name, ", ".join(note), works, tuple(drawn.ways))
+    return Stage(drawn.phase.name, captions.phase(drawn.phase), works, tuple(drawn.ways))
 
 
 def _given(work: Work, drawn: _Drawn) -> Iterator[str]:

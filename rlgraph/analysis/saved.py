@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.cost.constants import CPU, GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.predict import Predictor, TaskModel
 from rlgraph.cost.tasks import Task
 from rlgraph.models.shape import Shape
@@ -16,7 +16,7 @@ from rlgraph.placement.place import config_of
 def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
     """Of each task with a model by its number; none if the plan was chosen with constants that are not here."""
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
-    constants = CPU if cluster.islands[0].device.name == "cpu" else GPU
+    constants = defaults(cluster.islands[0].device.name)
     if compiled.told.get("assumptions", {}).get("constants") != constants.source:
         return {}
     shapes = compiled.placed.shapes

@@ -20,7 +20,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.target import assumed
 from rlgraph.cost.calibration import Calibration
-from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.constants import Constants, defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload, main_step
@@ -218,7 +218,7 @@ def simulate(
         cluster, constants = calibration.on(cluster), calibration.constants
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
-    constants = constants or (CPU if cluster.islands[0].device.name == "cpu" else GPU)
+    constants = constants or defaults(cluster.islands[0].device.name)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
     return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
 

@@ -72,11 +72,6 @@ class Compiled(Compilation):
 
     # Pictures
 
-    @property
-    def planned(self) -> bool:
-        """Whether somebody said, or asked, where it runs: a cluster, a schedule or a plan file."""
-        return self.target is not None or self.file is not None or bool(self.schedule.span.line)
-
     def lanes(self) -> Lanes:
         """Its plan as data for a picture. Raises ProgramError where it has none."""
         from rlgraph.analysis.lanes import lanes

@@ -51,7 +51,7 @@ def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
             if node.unit and node.unit.reason and not _always(node)
         ],
     }
-    if compiled.target is not None or compiled.file is not None or compiled.schedule.span.line:
+    if compiled.planned:
         from rlgraph.planfiles.file import plan_document
 
         document = json.loads(plan_document(compiled, Path()))

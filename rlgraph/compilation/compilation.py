@@ -77,6 +77,11 @@ class Compilation:
 
     # Placement
 
+    @property
+    def planned(self) -> bool:
+        """Whether somebody said, or asked, where it runs: a cluster, a schedule or a plan file."""
+        return self.target is not None or self.file is not None or bool(self.schedule.span.line)
+
     @cached_property
     def placed(self) -> Placed:
         """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""

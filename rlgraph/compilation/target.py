@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.cost.constants import CPU, GPU, Constants
+from rlgraph.cost.constants import Constants, defaults
 from rlgraph.cost.lengths import read_lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
@@ -56,7 +56,7 @@ def target(
     found = read_cluster(cluster) if isinstance(cluster, str) else cluster
     if calibration is not None:
         return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
-    constants = CPU if found.islands[0].device.name == "cpu" else GPU
+    constants = defaults(found.islands[0].device.name)
     return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
 
 

@@ -66,3 +66,8 @@ are of the order that kernel launches and Python take. `rlgraph profile` measure
 
 CPU = Constants(_rates("cpu"), reserved=512 << 20)
 """Of a CPU; `rlgraph profile` measures a machine's own."""
+
+
+def defaults(device: str) -> Constants:
+    """Of a device by its name in a cluster's text, where nothing was measured."""
+    return CPU if device == "cpu" else GPU

@@ -10,7 +10,7 @@ from typing import get_args
 from rlgraph.clusters.devices import DTYPES
 from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Host
+from rlgraph.cost.constants import Host, defaults
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.planfiles.document import Document, JsonNode
@@ -65,8 +65,7 @@ class _Reading:
         machine = {name: node.text() for name, node in self.top.field("machine").entries()}
         errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
         self.document.done()
-        base = CPU if device.name == "cpu" else GPU
-        constants = constants_of(rates, Host(**host), scalars, self.path, base)
+        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(device.name))
         return Calibration(constants, device, machine, errors)
 
     def version(self) -> None:

@@ -23,7 +23,7 @@ from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, GPU, Constants, Host
+from rlgraph.cost.constants import CPU, Constants, Host, defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Predictor, TaskModel
 from rlgraph.cost.time import Batch
@@ -241,7 +241,7 @@ def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, de
             mine = [each for each in samples if (each.deployment.engine, each.kind) == (engine, kind)]
             if mine:
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
-    base = CPU if device.name == "cpu" else GPU
+    base = defaults(device.name)
     scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
     constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
     return Calibration(constants, device, machine(), errors)

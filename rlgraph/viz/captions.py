@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlgraph.ir.graph import Constant, Model, Node, Record, Unit, Value
+from rlgraph.ir.graph import Constant, Model, Node, Phase, Record, Unit, Value
 from rlgraph.ir.types import Handle
 from rlgraph.notation.text import show, show_constant
 from rlgraph.ops import NODES
@@ -72,6 +72,13 @@ def _read(node: Node) -> str:
     """The data source whose rows a loop reads."""
     given = (value.type for value in node.region.inputs)
     return next((kind.name for kind in given if isinstance(kind, Handle) and kind.kind == "cursor"), "")
+
+
+def phase(found: Phase) -> str:
+    """How often a phase's step runs, and how far it runs ahead: `3 steps`, `async, staleness 1`."""
+    note = [f"{found.steps} steps"] if found.steps is not None else []
+    note += [f"async, staleness {found.staleness}"] if found.staleness else []
+    return ", ".join(note)
 
 
 def model(found: Model) -> str:

@@ -58,9 +58,7 @@ class _Maker:
             if last in draft.sources and last != first.name and not _is_cursor(first):
                 self.add(draft, self.next(first, last))
         gather(draft, self.shells(draft))
-        note = [f"{phase.steps} steps"] if phase.steps is not None else []
-        note += [f"async, staleness {phase.staleness}"] if phase.staleness else []
-        return Section(phase.name, ", ".join(note), _pruned(draft.body()))
+        return Section(phase.name, captions.phase(phase), _pruned(draft.body()))
 
     def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
         """Adds a box for each node; `trained` is the version of the weights that the frame trains."""

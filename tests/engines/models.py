@@ -16,7 +16,7 @@ from rlgraph.models.families import ModelKind
 FAMILIES = ("qwen2", "llama", "gpt2", "gemma2")
 WORDS = Words(" ".join(f"t{i}" for i in range(3, 40)))
 
-_USUAL = {
+DECODER: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -27,10 +27,10 @@ _USUAL = {
     "initializer_range": 0.3,
 }
 _SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2": _USUAL,
-    "llama": _USUAL,
+    "qwen2": DECODER,
+    "llama": DECODER,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3},
-    "gemma2": _USUAL
+    "gemma2": DECODER
     | {
         "head_dim": 8,
         # Shorter than the rows of the tests, so that the window matters.

@@ -17,17 +17,8 @@ from rlgraph.engines.transformers.probe import distance, tolerance
 from rlgraph.errors import ProgramError
 from rlgraph.models.families import ModelKind
 from tests.backends.tiny import compile_text, data_folder
-from tests.engines.models import FAMILIES, WORDS, engine
+from tests.engines.models import DECODER, FAMILIES, WORDS, engine
 
-DECODER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 GOOD: dict[str, dict[str, Any]] = {
     "qwen3": DECODER,
     "mistral": DECODER,
