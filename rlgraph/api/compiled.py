@@ -131,7 +131,7 @@ class Compiled(Compilation):
     def _shown(self, picture: Picture | None) -> dict[str, str]:
         # Pictures on one page must not share ids, those of an earlier session among them. A browser takes the HTML: the
         # fonts are in it alone.
-        from rlgraph.viz.svg import with_fonts
+        from rlgraph.viz.marks import with_fonts
 
         prefix = f"rlgraph{uuid4().hex[:12]}-"
         svg = self.to_svg(prefix, picture, embed=False)

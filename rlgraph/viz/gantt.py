@@ -8,9 +8,9 @@ from html import escape
 from math import floor, log10
 
 from rlgraph.viz.fonts import FAMILY, WEIGHT
+from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide
-from rlgraph.viz.svg import NAMESPACE
-from rlgraph.viz.theme import CODE, HEAD, INK, KINDS, LABEL, MUTED, NAME, NOTE, PAPER, ROLES, SMALL, Paint, Style
+from rlgraph.viz.theme import CODE, HEAD, INK, KINDS, LABEL, MUTED, NAME, NOTE, ROLES, SMALL, Paint, Style
 
 MARGIN, ROOM = 24.0, 960.0
 """Around the picture; width of the lanes."""
@@ -71,12 +71,7 @@ class _Pen:
     def drawing(self, title: str, note: str, bars: Sequence[Bar]) -> str:
         width = round(max(self.left + ROOM, MARGIN + wide(title, HEAD) + 12 + wide(note, NOTE)) + MARGIN)
         height = round(self.bottom + 20 + 20 + MARGIN)
-        self.out = [
-            f'<svg xmlns="{NAMESPACE}" class="rlgraph" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" role="img">',
-            f"<title>{escape(title)}</title>",
-            f'<rect class="paper" width="{width}" height="{height}" fill="{PAPER}"/>',
-        ]
+        self.out = head(title, width, height)
         self.text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.text(note, MARGIN + wide(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         self.scale()

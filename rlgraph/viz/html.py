@@ -13,8 +13,9 @@ from rlgraph.viz import fonts, lanes_svg
 from rlgraph.viz.boxes import Scene
 from rlgraph.viz.lanes import Lanes
 from rlgraph.viz.layout import to_drawing
+from rlgraph.viz.marks import NAMESPACE
 from rlgraph.viz.scene import to_scene
-from rlgraph.viz.svg import NAMESPACE, draw
+from rlgraph.viz.svg import draw
 
 
 def to_html(

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from rlgraph.viz import marks
-from rlgraph.viz.fonts import width
 from rlgraph.viz.lanes import Lane, Lanes, Work
 from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, Path, Place, Placed, place, words
 from rlgraph.viz.legend import MODELS, Entry, packed
-from rlgraph.viz.svg import NAMESPACE, with_fonts
 from rlgraph.viz.theme import (
     BARRIER,
     HEAD,
@@ -42,7 +40,7 @@ BEND = 6.0
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
     """All ids begin with the prefix. embed: with its fonts."""
     svg = _Pen(prefix).drawing(place(picture))
-    return with_fonts(svg) if embed else svg
+    return marks.with_fonts(svg) if embed else svg
 
 
 class _Pen:
@@ -54,19 +52,14 @@ class _Pen:
         picture = d.picture
         legend, tall, wide = packed(_legend(picture), max(d.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
-        self.out = [
-            f'<svg xmlns="{NAMESPACE}" class="rlgraph" id="{escape(self.prefix)}svg" width="{wide}" height="{tall}" '
-            f'viewBox="0 0 {wide} {tall}" role="img">',
-            f"<title>{escape(picture.title)}</title>",
-            f'<rect class="paper" width="{wide}" height="{tall}" fill="{PAPER}"/>',
-        ]
+        self.out = marks.head(picture.title, wide, tall, f"{self.prefix}svg")
         self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
         for at, note in enumerate(picture.notes):
             self.text(note, MARGIN, MARGIN + HEAD.height + 10 + at * NOTE.height, NOTE, MUTED, "note")
         for lane, where in zip(picture.lanes, d.lanes, strict=True):
             self.lane(lane, where, d.head)
         for title, note, y in d.headings:
-            self.heading(title, note, y, d)
+            self.out += marks.heading(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
         for path in d.paths:
             self.path(path)
         for work, where in d.works:
@@ -105,7 +98,7 @@ class _Pen:
         for each in lane.deployed:
             y += 8
             self.out.append(
-                f'<g class="r-{each.role.replace(" ", " r-")}">'
+                f'<g class="{marks.classes(each.role)}">'
                 + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[each.role], "container swatch")
                 + "</g>"
             )
@@ -122,18 +115,12 @@ class _Pen:
         length = max(tall, wide * min(share, 1.0))
         self.out.append(marks.rectangle(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled"))
 
-    def heading(self, title: str, note: str, y: float, d: Placed) -> None:
-        self.text(title, MARGIN + PAD, y + SECTION.size, SECTION, INK, "head")
-        self.text(
-            note, MARGIN + PAD + width(title, SECTION.face, SECTION.size) + 12, y + SECTION.size, NOTE, MUTED, "note"
-        )
-
     # Work
 
     def work(self, work: Work, where: Place) -> None:
         x, y, wide, tall = where
-        role = f" r-{work.role.replace(' ', ' r-')}" if work.role else ""
-        self.out.append(f'<g class="node k-{work.kind}{role}" id="{escape(self.prefix + work.id)}">')
+        named = f"node k-{work.kind} {marks.classes(work.role)}".rstrip()
+        self.out.append(f'<g class="{named}" id="{escape(self.prefix + work.id)}">')
         self.out.append(f"<title>{escape(work.text or work.title)}</title>")
         paint = ROLES[work.role] if work.role else KINDS[work.kind]
         broken = ' stroke-dasharray="4 3"' if work.kind == "next" else ""
@@ -164,7 +151,7 @@ class _Pen:
             f'<g class="line l-{way.line}" data-value="{escape(" ".join(way.names) or way.source + way.target)}">'
             f"<title>{escape(said)}</title>"
             f'<path d="{_bent(path.points, y - 6)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}{thin}/>'
-            f'<path class="arrow" d="M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" fill="{colour}"/></g>'
+            f"{marks.arrow([(x, y)], colour)}</g>"
         )
 
     def label(self, path: Path) -> None:
@@ -181,10 +168,7 @@ class _Pen:
         x, y = x + entry.x, y + entry.y
         self.out.append(f'<g class="legend {entry.name}">')
         if entry.kind == "weights":
-            self.out.append(
-                f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
-                'stroke-dasharray="5 4" fill="none"/>'
-            )
+            self.out.append(marks.weights(x, y))
         elif entry.kind == "share":
             self.bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
         else:
@@ -220,7 +204,7 @@ def _legend(picture: Lanes) -> list[Entry]:
     roles = {work.role for work in works} | {each.role for lane in picture.lanes for each in lane.deployed}
     plain = Paint("", "", "", "")
     found = [
-        Entry("container", told, ROLES[role], name=f"r-{role.replace(' ', ' r-')}")
+        Entry("container", told, ROLES[role], name=marks.classes(role))
         for role, told in MODELS.items()
         if role in roles
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.viz.boxes import Box, Role
 from rlgraph.viz.layout import Drawing
+from rlgraph.viz.marks import classes
 from rlgraph.viz.measure import text
 from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
 
@@ -58,7 +59,7 @@ def _found(boxes: list[Box], weights: bool) -> list[Entry]:
     kinds = {box.kind for box in boxes}
     plain = Paint("", "", "", "")
     found = [
-        Entry("container", words, ROLES[role], "frozen" in role, f"r-{role.replace(' ', ' r-')}")
+        Entry("container", words, ROLES[role], "frozen" in role, classes(role))
         for role, words in MODELS.items()
         if role in roles
     ]

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
-from rlgraph.viz.fonts import FAMILY, WEIGHT
-from rlgraph.viz.theme import Paint, Style
+from rlgraph.viz import fonts
+from rlgraph.viz.boxes import Role
+from rlgraph.viz.fonts import FAMILY, WEIGHT, width
+from rlgraph.viz.theme import INK, MUTED, NOTE, PAPER, ROLES, Paint, Style
+
+NAMESPACE = "http://www.w3.org/2000/svg"
+
+
+def head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
+    """The lines with which a picture begins: its size, its title, its paper."""
+    named = f' id="{escape(id)}"' if id else ""
+    return [
+        f'<svg xmlns="{NAMESPACE}" class="rlgraph"{named} width="{wide}" height="{tall}" '
+        f'viewBox="0 0 {wide} {tall}" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect class="paper" width="{wide}" height="{tall}" fill="{PAPER}"/>',
+    ]
+
+
+def with_fonts(svg: str) -> str:
+    """The same picture for a browser, where a text fits its box in these fonts alone."""
+    first, end, rest = svg.partition(">\n")
+    return f"{first}{end}<style>\n{fonts.style()}\n</style>\n{rest}"
+
+
+def classes(role: Role) -> str:
+    """Of what belongs to a model: `r-policy r-frozen`."""
+    return f"r-{role.replace(' ', ' r-')}" if role else ""
 
 
 def words(text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> str:
@@ -23,4 +50,26 @@ def rectangle(x: float, y: float, w: float, h: float, r: float, paint: Paint, na
     return (
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
         f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
+    )
+
+
+def heading(text: str, note: str, x: float, y: float, style: Style) -> list[str]:
+    """A title and what is said beside it; y is their base line."""
+    found = [words(text, x, y, style, INK, "head")]
+    if note:
+        found.append(words(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
+    return found
+
+
+def arrow(ends: Iterable[tuple[float, float]], fill: str) -> str:
+    """The heads of a line that points down to each of its ends."""
+    heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in ends)
+    return f'<path class="arrow" d="{heads}" fill="{fill}"/>' if heads else ""
+
+
+def weights(x: float, y: float) -> str:
+    """The line of weights that travel, in a legend."""
+    return (
+        f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
+        'stroke-dasharray="5 4" fill="none"/>'
     )

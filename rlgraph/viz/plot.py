@@ -9,8 +9,8 @@ from math import floor, log10
 
 from rlgraph.viz.fonts import FAMILY, WEIGHT
 from rlgraph.viz.gantt import tick
+from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide
-from rlgraph.viz.svg import NAMESPACE
 from rlgraph.viz.theme import (
     BARRIER_TEXT,
     HEAD,
@@ -96,17 +96,9 @@ class _Pen:
 
     def page(self, width: float, height: float) -> str:
         """What was drawn, on paper with its title."""
-        head = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
-        wide_, tall = round(max(width, head)), round(height)
-        drawn, self.out = (
-            self.out,
-            [
-                f'<svg xmlns="{NAMESPACE}" class="rlgraph" width="{wide_}" height="{tall}" viewBox="0 0 {wide_} '
-                f'{tall}" role="img">',
-                f"<title>{escape(self.title)}</title>",
-                f'<rect class="paper" width="{wide_}" height="{tall}" fill="{PAPER}"/>',
-            ],
-        )
+        least = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
+        wide_, tall = round(max(width, least)), round(height)
+        drawn, self.out = self.out, head(self.title, wide_, tall)
         self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.text(self.note, MARGIN + wide(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"

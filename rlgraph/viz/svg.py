@@ -5,9 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz import fonts, marks
+from rlgraph.viz import marks
 from rlgraph.viz.boxes import Box
-from rlgraph.viz.fonts import width
 from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
 from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
@@ -18,14 +17,12 @@ from rlgraph.viz.theme import (
     CODE,
     FAINT,
     HEAD,
-    INK,
     KINDS,
     LABEL,
     LINE,
     MUTED,
     NAME,
     NOTE,
-    PAPER,
     ROLES,
     SECTION,
     SMALL,
@@ -34,20 +31,12 @@ from rlgraph.viz.theme import (
     Style,
 )
 
-NAMESPACE = "http://www.w3.org/2000/svg"
-
 
 def to_svg(program: Program, prefix: str = "", *, embed: bool = True) -> str:
     """The picture; all ids begin with the prefix, so that several pictures can stand in one page. embed: with its
     fonts, which what has them already can do without."""
     svg = draw(to_drawing(to_scene(program)), prefix)
-    return with_fonts(svg) if embed else svg
-
-
-def with_fonts(svg: str) -> str:
-    """The same picture for a browser, where a text fits its box in these fonts alone."""
-    head, end, rest = svg.partition(">\n")
-    return f"{head}{end}<style>\n{fonts.style()}\n</style>\n{rest}"
+    return marks.with_fonts(svg) if embed else svg
 
 
 def draw(drawing: Drawing, prefix: str = "") -> str:
@@ -65,18 +54,10 @@ class _Pen:
     def drawing(self, d: Drawing) -> str:
         legend, tall, wide = entries(d, max(d.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
-        self.out = [
-            f'<svg xmlns="{NAMESPACE}" class="rlgraph" id="{self.id("svg")}" width="{wide}" height="{tall}" '
-            f'viewBox="0 0 {wide} {tall}" role="img">',
-            f"<title>{escape(d.title)}</title>",
-            f'<rect class="paper" width="{wide}" height="{tall}" fill="{PAPER}"/>',
-        ]
+        self.out = marks.head(d.title, wide, tall, f"{self.prefix}svg")
         for heading in d.headings:
             style = HEAD if heading.large else SECTION
-            self.text(heading.text, heading.x, heading.y + style.size, style, INK, "head")
-            if heading.note:
-                x = heading.x + width(heading.text, style.face, style.size) + 12
-                self.text(heading.note, x, heading.y + style.size, NOTE, MUTED, "note")
+            self.out += marks.heading(heading.text, heading.note, heading.x, heading.y + style.size, style)
         for shape in d.shapes:
             if shape.box.body is not None:
                 self.shape(shape)
@@ -107,9 +88,8 @@ class _Pen:
 
     def shape(self, s: Shape) -> None:
         box = s.box
-        role = f" r-{box.role.replace(' ', ' r-')}" if box.role else ""
-        waits = " waits" if box.waits else ""
-        self.out.append(f'<g class="node k-{box.kind}{role}{waits}" id="{self.id(box.id)}" data-node="{box.id}">')
+        named = " ".join(filter(None, (f"node k-{box.kind}", marks.classes(box.role), "waits" if box.waits else "")))
+        self.out.append(f'<g class="{named}" id="{self.id(box.id)}" data-node="{box.id}">')
         self.out.append(f"<title>{escape(box.tip)}</title>")
         if box.kind in ("model", "train"):
             self.container(s)
@@ -242,14 +222,12 @@ class _Pen:
                 parts.append(
                     f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y:.1f}"
                 )
-        role = f" r-{s.link.role.replace(' ', ' r-')}" if s.link.role else ""
-        heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in s.arrows)
+        named = f"line l-{s.link.line} {marks.classes(s.link.role)}".rstrip()
         self.out.append(
-            f'<g class="line l-{s.link.line}{role}" data-value="{escape(s.link.out)}">'
+            f'<g class="{named}" data-value="{escape(s.link.out)}">'
             f"<title>{escape(s.link.out)}</title>"
             f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}/>'
-            + (f'<path class="arrow" d="{heads}" fill="{colour}"/>' if heads else "")
-            + "</g>"
+            f"{marks.arrow(s.arrows, colour)}</g>"
         )
 
     def label(self, label: Label) -> None:
@@ -280,10 +258,7 @@ class _Pen:
                 f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" stroke-linecap="round"/>'
             )
         elif entry.kind == "weights":
-            self.out.append(
-                f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
-                'stroke-dasharray="5 4" fill="none"/>'
-            )
+            self.out.append(marks.weights(x, y))
         else:
             paint = entry.paint
             self.rect(

@@ -12,8 +12,9 @@ import pytest
 from rlgraph.ir.graph import Program
 from rlgraph.viz.boxes import walk
 from rlgraph.viz.layout import Drawing, Shape, to_drawing
+from rlgraph.viz.marks import NAMESPACE
 from rlgraph.viz.scene import to_scene
-from rlgraph.viz.svg import NAMESPACE, to_svg
+from rlgraph.viz.svg import to_svg
 from tests.counting import grows_with_its_size
 from tests.viz.programs import ALL, AWKWARD, EMPTY, PPO, long_program, program, wide_program
 
