@@ -39,7 +39,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     head, pools, path, totals = (part.splitlines() for part in out.split("\n\n"))
     assert re.fullmatch(r"ppo on 2x8:a100-80gb: [\d,.]+ s a step by the simulator", head[0])
     assert [line.split()[0] for line in pools[1:]] == ["host", "learn", "play"]
-    assert re.search(r"play +8 .* train actor [\d,.]+ s", pools[3]), "it waits for the training"
+    assert re.search(r"learn +8 .* rollout from play [\d,.]+ s", pools[2]), "it waits for the rows"
+    assert re.search(r"play +8 .* credit \(end of step t-1\) [\d,.]+ s", pools[3]), "it waits for the training"
     assert [line.split()[0] for line in path] == ["start", "0", *(line.split()[0] for line in path[2:])]
     assert any("sync actor" in line and "learn and play" in line for line in path)
     assert any("train critic x16" in line for line in path)
@@ -52,13 +53,18 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and found["steps"] == 3 and found["cluster"] == "2x8:a100-80gb"
     for pool in found["pools"]:
         assert pool["busy"] + pool["idle"] == pytest.approx(found["seconds"])
-        assert sum(pool["waited"].values()) == pytest.approx(pool["idle"])
+        assert sum(wait["seconds"] for wait in pool["waited"]) == pytest.approx(pool["idle"])
     path = found["critical_path"]
     assert all(before["start"] + before["seconds"] == pytest.approx(after["start"]) for before, after in pairwise(path))
     assert path[0]["start"] == 0 and sum(work["seconds"] for work in path) == pytest.approx(found["step_seconds"][-1])
     assert sum(found["step_seconds"]) == pytest.approx(3 * found["seconds"])
     assert all(sum(work["parts"].values()) == pytest.approx(work["seconds"]) for work in path)
     assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
+    assert found["warm_up"]["steps"] == 1 and found["steady"] is None and found["under_way"] == pytest.approx(1)
+    bound = found["bound"]
+    assert 0 < bound["cycle"] < found["seconds"], "actor and critic could train at the same time"
+    assert bound["seconds"] == max(bound["load"], bound["cycle"]) <= found["seconds"]
+    assert found["staleness"] == {"mean": 0, "most": 0, "rows": {"0": 1024}} and found["trained_rows"] == 1024
     # 16 devices; a batch of 1,024 rows, prompts of 512 tokens and answers of a mean of less than 256.
     assert found["price_per_hour"] == pytest.approx(16 * read_cluster("1x1:a100-80gb").islands[0].device.price)
     assert found["price_per_million_tokens"] == pytest.approx(
@@ -173,20 +179,30 @@ def test_a_notebook_shows_the_picture() -> None:
 def test_the_page_shows_what_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    for path in PPO:
+    for path in (*PPO, str(ALGORITHMS / "async_grpo.rlf")):
         (tmp_path / Path(path).name).write_text(Path(path).read_text())
+    [apart] = re.findall(
+        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "async_grpo.rls").write_text(apart)
     monkeypatch.chdir(tmp_path)
     page, picture = ROOT / "docs" / "simulate.md", ROOT / "docs" / "img" / "simulate.svg"
-    text = page.read_text("utf-8")
-    [(arguments, shown)] = re.findall(r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL)
-    code, out, _ = told(capsys, *arguments.split())
-    assert code == 0 and f"rlgraph simulate {arguments}\n" in text
-    told(capsys, *arguments.split(), "--svg", "step.svg")
+    text = now = page.read_text("utf-8")
+    shown = re.findall(r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL)
+    assert len(shown) == 2
+    for arguments, block in shown:
+        code, out, _ = told(capsys, *arguments.split())
+        assert code == 0 and f"rlgraph simulate {arguments}\n" in text
+        now = now.replace(
+            f"rlgraph simulate {arguments}\n```\n\n```text\n{block}```",
+            f"rlgraph simulate {arguments}\n```\n\n```text\n{out}```",
+        )
+    told(capsys, *shown[0][0].split(), "--svg", "step.svg")
     if request.config.getoption("--update-golden"):
-        page.write_text(text.replace(f"```text\n{shown}```", f"```text\n{out}```", 1), "utf-8")
+        page.write_text(now, "utf-8")
         picture.write_text(Path("step.svg").read_text())
     else:
-        assert shown == out and picture.read_text() == Path("step.svg").read_text()
+        assert now == text and picture.read_text() == Path("step.svg").read_text()
 
 
 def test_compiling_loads_no_torch() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
 from rlgraph.analysis.tables import counted, shown_seconds, table
-from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time
+from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.works import Teller, Work
@@ -44,6 +45,8 @@ class Simulation:
     cluster: Cluster
     works: tuple[Work, ...] = field(repr=False)
     """Of all these steps, in the order in which they ended."""
+    pools: tuple[PoolTime, ...] = field(repr=False)
+    """Of each pool, over all steps."""
     began: float
     ends: tuple[float, ...]
     """Of each step."""
@@ -51,6 +54,18 @@ class Simulation:
     """That were sampled or encoded in all of them."""
     tokens: float
     """Of these rows, with their prompts."""
+    trained: float
+    """Rows that something was trained on."""
+    ages: Mapping[int, float]
+    """Of the rows that models sampled which are trained: how many, by how many versions their weights were behind."""
+    warm_up: int
+    """Steps before these, which took until `began`."""
+    steady: bool | None
+    """Their two halves take the same time; None: they are too few to tell."""
+    under_way: float
+    """How many steps were, on average."""
+    cycle: float | None = None
+    """Seconds of a step whose works do not wait for turns; None: not asked."""
     source: str = ""
     """Where the constants of the cost model are from."""
 
@@ -85,11 +100,15 @@ class Simulation:
         """US dollars for a million tokens."""
         return self.price / 3600 / self.tokens_per_second * MILLION
 
-    @cached_property
-    def pools(self) -> tuple[PoolTime, ...]:
-        """Of each pool, over all steps."""
-        names = [pool.name for pool in self.plan.pools]
-        return tuple(pool_time(name, self.works, self.began, self.ends[-1]) for name in names)
+    @property
+    def fullest(self) -> PoolTime:
+        """The pool that is at work for longest."""
+        return max(self.pools, key=lambda each: each.busy)
+
+    @property
+    def bound(self) -> float:
+        """Seconds that a step takes at least: what its fullest pool works for it, and its longest cycle."""
+        return max(self.fullest.busy / self.steps, self.cycle or 0.0)
 
     @cached_property
     def path(self) -> tuple[Work, ...]:
@@ -113,10 +132,25 @@ class Simulation:
             "cluster": self.cluster.text,
             "constants": self.source,
             "steps": self.steps,
+            "warm_up": {"steps": self.warm_up, "seconds": self.began},
+            "steady": self.steady,
+            "under_way": self.under_way,
             "seconds": self.seconds,
+            "bound": {
+                "seconds": self.bound,
+                "pool": self.fullest.pool,
+                "load": self.fullest.busy / self.steps,
+                "cycle": self.cycle,
+            },
             "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
             "tokens": self.tokens / self.steps,
             "rows": self.rows / self.steps,
+            "trained_rows": self.trained / self.steps,
+            "staleness": {
+                "mean": mean_age(self.ages),
+                "most": max(self.ages, default=0),
+                "rows": {str(age): rows / self.steps for age, rows in sorted(self.ages.items())},
+            },
             "tokens_per_second": self.tokens_per_second,
             "rows_per_second": self.rows_per_second,
             "price_per_hour": self.price,
@@ -126,7 +160,7 @@ class Simulation:
                     "pool": each.pool,
                     "busy": each.busy / self.steps,
                     "idle": each.idle / self.steps,
-                    "waited": {name: seconds / self.steps for name, seconds in each.waited},
+                    "waited": [{**asdict(wait), "seconds": seconds / self.steps} for wait, seconds in each.waited],
                 }
                 for each in self.pools
             ],
@@ -220,7 +254,11 @@ def simulate(
         constants = compiled.target.constants
     constants = constants or defaults(cluster.islands[0].device.name)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
-    return simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+    found = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+    if steps == 1:
+        return found
+    free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
+    return replace(found, cycle=longest_cycle(free))
 
 
 def simulated(
@@ -236,20 +274,42 @@ def simulated(
     """The same with whatever predicts the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
     phase = main_step(backend.program)
-    # A first step has weights that need not be brought; with staleness, the next ones do not know yet what they lag
-    # behind. Steps that are ahead of the last one are under way as in the middle of a run, and not waited for.
-    first = 1 + phase.staleness
+    before = first_of(phase)
     coming = ((phase, number) for number in count(1))
     ends, extra = [], []
     with closing(backend.run_steps(coming)) as running:
-        for _, told in islice(running, first + steps):
+        # Those ahead of the last one are under way as in the middle of a run, and one more says what its end waits for.
+        for _, told in islice(running, before + steps + 1):
             ends.append((backend.now(), len(backend.works)))
             extra.append(told)
-    (began, before), (ended, after) = ends[first - 1], ends[-1]
-    rows, tokens = (sum(each[name] for each in extra[first:]) for name in ("rows", "tokens"))
-    ahead = (work for work in backend.works[after:] if work.start < ended)
-    works, moments = (*backend.works[before:after], *ahead), tuple(moment for moment, _ in ends[first:])
-    return Simulation(compiled.name, plan, cluster, works, began, moments, rows, tokens, source)
+    seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
+    skipped = settled(seconds) if steps >= FEWEST else None
+    warm_up = before + (skipped or 0)
+    (began, first), (ended, after) = ends[warm_up - 1], ends[-2]
+    counts, works = extra[warm_up:-1], backend.works
+    rows, tokens, trained = (sum(each[name] for each in counts) for name in ("rows", "tokens", "trained"))
+    ages: dict[int, float] = {}
+    for name, found in (item for each in counts for item in each.items()):
+        if name.startswith("age/"):
+            age = int(name.removeprefix("age/"))
+            ages[age] = ages.get(age, 0.0) + found
+    return Simulation(
+        compiled.name,
+        plan,
+        cluster,
+        (*works[first:after], *(work for work in works[after:] if work.start < ended)),
+        tuple(pool_time(pool.name, works, began, ended) for pool in plan.pools),
+        began,
+        tuple(moment for moment, _ in ends[warm_up:-1]),
+        rows,
+        tokens,
+        trained,
+        ages,
+        warm_up,
+        None if steps < FEWEST else skipped is not None,
+        under_way(works, began, ended),
+        source=source,
+    )
 
 
 def _check(steps: int, workload: Workload) -> None:
@@ -293,8 +353,8 @@ def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
 
 
 def _lines(found: Simulation) -> Iterator[str]:
-    steps = f"{found.steps} steps, " if found.steps > 1 else ""
-    yield f"{found.program} on {found.cluster.text}: {steps}{shown_seconds(found.seconds)} a step by the simulator"
+    how = " in steady state" if found.steady else ""
+    yield f"{found.program} on {found.cluster.text}: {shown_seconds(found.seconds)} a step{how} by the simulator"
     yield ""
     devices = {pool.name: pool.devices for pool in found.plan.pools}
     rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
@@ -320,7 +380,34 @@ def _lines(found: Simulation) -> Iterator[str]:
     )
     if found.price:
         yield f"${found.price:,.2f} an hour: ${found.price_per_million:,.4g} for a million tokens"
+    if found.cycle is not None:
+        yield from _steady(found)
     yield f"constants of the cost model: {found.source}"
+
+
+def _steady(found: Simulation) -> Iterator[str]:
+    """Of several steps."""
+    judged = {None: "too few to say whether they are steady", False: "not steady: simulate more", True: "steady"}
+    yield (
+        f"{counted(found.steps, 'step')} after {found.warm_up} of warm-up, which took {shown_seconds(found.began)}: "
+        f"{judged[found.steady]}; {found.under_way:.2g} under way on average"
+    )
+    full, cycle = found.fullest, shown_seconds(found.cycle or 0.0)
+    yield (
+        f"bound: {shown_seconds(found.bound)} a step, {_share(found.bound, found.seconds)} of it: `{full.pool}` works "
+        f"{shown_seconds(full.busy / found.steps)} for it, the longest cycle of dependences takes {cycle}"
+    )
+    rows = sum(found.ages.values())
+    if rows:
+        told = ", ".join(f"{age} in {_share(found.ages[age], rows)} of the rows" for age in sorted(found.ages))
+        yield f"staleness: {told}; {mean_age(found.ages):.3g} on average"
+    if found.trained != found.rows:
+        yield f"{found.trained / found.steps:,.0f} of {found.rows / found.steps:,.0f} rows a step are trained on"
+
+
+def mean_age(ages: Mapping[int, float]) -> float:
+    rows = sum(ages.values())
+    return sum(age * count for age, count in ages.items()) / rows if rows else 0.0
 
 
 def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
@@ -339,8 +426,8 @@ def _because(work: Work, began: float) -> str:
 
 def _waits(time: PoolTime, steps: int) -> str:
     """The longest waits, down to a hundredth of the idle time."""
-    told = [(name, seconds) for name, seconds in time.waited[:3] if seconds > time.idle / 100]
-    return ", ".join(f"{name} {shown_seconds(seconds / steps)}" for name, seconds in told)
+    told = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
+    return ", ".join(f"{wait} {shown_seconds(seconds / steps)}" for wait, seconds in told)
 
 
 def _share(part: float, whole: float) -> str:

@@ -59,6 +59,8 @@ class Move:
     receiver: Group
     node: Node
     """Who needs them."""
+    step: Step
+    """In which step."""
     version: int | None = None
     """Which weights; None: as they are now."""
     average: float | None = None

@@ -79,13 +79,13 @@ class Weights:
         version = self.versions.at(model, step, 1 + lag) if lag else None
         wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
         if self._held.get((model, group.name), 0) != wanted:
-            self._move(Move(model, owner, model, group, node, version), step)
+            self._move(Move(model, owner, model, group, node, step, version), step)
             self._held[model, group.name] = wanted
 
     def update(self, target: str, source: str, node: Node, step: Step) -> None:
         """The `update` of a program: another model's weights, or a moving average with them."""
         sender, receiver = self.plan.owner(source), self.plan.owner(target)
-        move = Move(source, sender, target, receiver, node, average=node.attr("ema"), update=step)
+        move = Move(source, sender, target, receiver, node, step, average=node.attr("ema"), update=step)
         if sender.name == receiver.name:
             self.transport.adopt(move)
         else:

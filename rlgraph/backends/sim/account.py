@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rlgraph.backends.sim.works import Work
+from rlgraph.ir.plan import HOST
+from rlgraph.ops import NODES
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a pool waited for while it was idle."""
+
+    kind: Literal["rows", "weights", "turn", "order", "credit", "start"]
+    """rows: what a work makes; weights: an update of a model; turn: another pool, which takes part in its next work;
+    order: the end of the step before, since models are changed in the order of the steps; credit: the end of a step,
+    since so many may be under way; start: the first step."""
+    work: str = ""
+    """The one that had to end."""
+    pool: str = ""
+    """Where that was done."""
+    steps: int = 0
+    """How many steps before its own the work was done for."""
+
+    def __str__(self) -> str:
+        if self.kind == "rows":
+            return f"{self.work} from {self.pool}" + (f" of step t-{self.steps}" if self.steps else "")
+        return {
+            "weights": f"weights of step t-{self.steps}",
+            "turn": f"its turn on {self.pool}",
+            "order": f"the end of step t-{self.steps}",
+            "credit": f"credit (end of step t-{self.steps})",
+            "start": "the first step",
+        }[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,25 +44,89 @@ class PoolTime:
     busy: float
     """Seconds, as all times."""
     idle: float
-    waited: tuple[tuple[str, float], ...]
-    """What it waited for while it was idle: works by name, the longest wait first."""
+    waited: tuple[tuple[Wait, float], ...]
+    """What it waited for while it was idle, the longest wait first."""
 
 
-def pool_time(pool: str, works: Iterable[Work], began: float, ended: float) -> PoolTime:
-    """Of one pool from one moment to another. Before each of its works it waits for what that work waits for."""
+def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    """Of one pool from one moment to another. Before each of its works it waits for what that work waits for. Works
+    from before and after say what the first and the last wait was for."""
     at, busy = began, 0.0
-    waited: dict[str, float] = {}
-    ordered = sorted(works, key=lambda work: work.end)
-    for work in (work for work in ordered if pool in work.pools):
-        if work.start > at:
-            name = work.after.name if work.after else "the first step"
-            waited[name] = waited.get(name, 0.0) + work.start - at
-        busy, at = busy + work.within(began, ended), work.end
+    waited: dict[Wait, float] = {}
+    ends = step_ends(works)
+    own = sorted((work for work in works if pool in work.pools), key=lambda work: work.end)
+    for number, work in enumerate(own):
+        if work.end > began and at < ended:
+            if work.start > at:
+                for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), ends):
+                    waited[wait] = waited.get(wait, 0.0) + seconds
+            busy, at = busy + work.within(began, ended), work.end
     if at < ended:
-        last = ordered[-1].name
-        waited[last] = waited.get(last, 0.0) + ended - at
+        last = max((work for work in works if work.end <= ended), key=lambda work: work.end)
+        wait = Wait("rows", last.name, last.pools[0])
+        waited[wait] = waited.get(wait, 0.0) + ended - at
     found = sorted(waited.items(), key=lambda item: -item[1])
     return PoolTime(pool, busy, ended - began - busy, tuple(found))
+
+
+def _wanted(coming: Sequence[Work]) -> Work:
+    """The next work of a pool; if it hands over weights that had been there before, what the pool itself has to do."""
+    first = coming[0]
+    if first.op == "sync" and not _updates(first.input):
+        return next((work for work in coming if work.op != "sync" and work.fired <= first.start), first)
+    return first
+
+
+def _updates(work: Work | None) -> bool:
+    return work is not None and work.op in NODES and NODES[work.op].updates
+
+
+def _waits(work: Work, pool: str, since: float, until: float, ends: dict[int, float]) -> Iterator[tuple[Wait, float]]:
+    """What kept a work of a pool that was idle: first its last input, then another pool that it needs."""
+    ready = min(max(work.fired, since), until)
+    if ready > since:
+        yield _input(work, since, ends), ready - since
+    if until > ready:
+        assert work.after is not None
+        busy = next((other for other in work.pools if other != pool and other in work.after.pools), work.after.pools[0])
+        yield Wait("turn", work.after.name, busy), until - ready
+
+
+def _input(work: Work, since: float, ends: dict[int, float]) -> Wait:
+    """What the last input of a work came from. Mathematics in between is nobody's wait, unless there is nothing else
+    that went on meanwhile."""
+    cause = work.input
+    while cause is not None and set(cause.pools) == {HOST} and cause.step == work.step and cause.start > since:
+        if cause.input is None or cause.input.end <= since:
+            return Wait("rows", cause.name, HOST)
+        work, cause = cause, cause.input
+    if cause is None:
+        return Wait("start")
+    back, pool = work.step - cause.step, cause.pools[0]
+    if work.op == "sync" and _updates(cause):
+        return Wait("weights", cause.name, pool, back)
+    if back and cause.end == ends[cause.step]:
+        return Wait("order" if _updates(work) else "credit", cause.name, pool, back)
+    if work.op == "sync":
+        return Wait("turn", cause.name, pool, back)
+    return Wait("rows", cause.name, pool, back)
+
+
+def step_ends(works: Iterable[Work]) -> dict[int, float]:
+    """When the last work of each step ended."""
+    found: dict[int, float] = {}
+    for work in works:
+        found[work.step] = max(work.end, found.get(work.step, 0.0))
+    return found
+
+
+def under_way(works: Iterable[Work], began: float, ended: float) -> float:
+    """How many steps were under way, on average: from the beginning of their first work to the end of their last."""
+    spans: dict[int, tuple[float, float]] = {}
+    for work in works:
+        first, last = spans.get(work.step, (work.start, work.end))
+        spans[work.step] = min(first, work.start), max(last, work.end)
+    return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans.values()) / (ended - began)
 
 
 def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,11 +33,14 @@ class SimBackend(Placed):
         workload: Workload,
         seed: int = 0,
         observer: Observer | None = None,
+        turns: bool = True,
     ) -> None:
+        """turns: works of a pool take turns; without, nothing waits but for what it needs."""
         program, observer = numbered(program), observer or Silent()
         self.clock = Virtual()
         self.log = Log(self.clock, predictor, observer)
-        transport = SimTransport(program, Queues(plan, self.clock), workload, seed, self.log)
+        queues = Queues(plan, self.clock) if turns else Aside(plan, self.clock)
+        transport = SimTransport(program, queues, workload, seed, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
         first = {thing_name(value): _first(value) for value in things}
         super().__init__(program, plan, transport, self.clock, observer, first, seed=seed, dtype=torch.float32)
@@ -47,6 +52,14 @@ class SimBackend(Placed):
 
     def now(self) -> float:
         return self.clock.now
+
+
+class Aside(Queues):
+    """No queues: a pool does all works at the same time, as if each had devices of its own."""
+
+    @contextmanager
+    def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
+        yield
 
 
 def _first(thing: Value) -> Any:

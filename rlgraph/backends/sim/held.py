@@ -16,7 +16,8 @@ from rlgraph.cost.time import Batch
 from rlgraph.ir.types import Table, Tensor, Type
 
 
-def _none() -> np.ndarray:
+def none() -> np.ndarray:
+    """Numbers of no row, int64 [0]."""
     return np.zeros(0, dtype=np.int64)
 
 
@@ -28,11 +29,11 @@ class Held(StandIn):
     """Of the value that a node made: rows of it that were sent once are there."""
     where: str
     """The group that has it."""
-    numbers: np.ndarray = field(default_factory=_none)
+    numbers: np.ndarray = field(default_factory=none)
     """int64 [rows]: which row of the run each is, whatever block or slice it came in."""
-    prompt: np.ndarray = field(default_factory=_none)
+    prompt: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens."""
-    response: np.ndarray = field(default_factory=_none)
+    response: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens that carry loss."""
     period: int = 1
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rlgraph.backends.clocks import Virtual
@@ -40,6 +41,15 @@ class Prediction(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A work that has all its inputs, and waits for its turn."""
+
+    at: float
+    input: Work | None
+    """What made the last of them."""
+
+
 class Log:
     """Lets time pass, and keeps what was done in it."""
 
@@ -48,23 +58,32 @@ class Log:
         self.works: list[Work] = []
         self._teller = Teller(observer)
 
+    def fired(self) -> Fired:
+        """Work whose inputs are there now."""
+        return Fired(self.clock.now, self._cause())
+
+    def _cause(self) -> Work | None:
+        cause = self.clock.cause
+        assert cause is None or isinstance(cause, Work)
+        return cause
+
     def take(
         self,
         name: str,
         op: str,
         groups: Sequence[Group],
-        fired: float,
+        step: int,
+        fired: Fired,
         parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
     ) -> Work:
         """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
         tokens."""
         clock = self.clock
-        start, after = clock.now, clock.cause
-        assert after is None or isinstance(after, Work)
+        start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
-        work = Work(name, op, names, pools, fired, start, clock.now, after, *counts, dict(parts))
+        work = Work(name, op, names, pools, step, fired.at, start, clock.now, fired.input, after, *counts, dict(parts))
         clock.note(work)
         self.works.append(work)
         self._teller.tell(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -20,14 +21,16 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.shares import needed
 from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Versions
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
+from rlgraph.ir.steps import distance
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, model_of, table_of
 
@@ -40,6 +43,11 @@ class _Books:
     """That were generated or encoded."""
     tokens: int = 0
     """Of them, with their prompts."""
+    ages: Counter[int] = field(default_factory=Counter)
+    """Rows that a model sampled which the program trains: how many, by how many versions its weights were behind those
+    that the step trains."""
+    trained: dict[str, np.ndarray] = field(default_factory=dict)
+    """For each table the numbers of the rows that something was trained on."""
     sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     """For each value and group the numbers of the rows that have come there."""
 
@@ -49,6 +57,7 @@ class SimTransport:
 
     def __init__(self, program: Program, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
         self.program, self.queues, self.workload, self.seed, self.log = program, queues, workload, seed, log
+        self.versions = Versions(program)
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
         self._onloaded: dict[str, tuple[str, str]] = {}
@@ -69,23 +78,34 @@ class SimTransport:
             rows, books = made.values[node.name], self.books(order.step)
             books.rows += rows.rows
             books.tokens += int(rows.prompt.sum() + rows.response.sum())
+        if NODES[node.op].generates:
+            model, step = order.frame.values[model_of(node)], order.step
+            if self.versions.after(model, step.number):
+                sampled = self.versions.at(model, step, distance(node, node.inputs[0]))
+                books.ages[self.versions.at(model, step) - sampled] += rows.rows
+        if NODES[node.op].trains:
+            books = self.books(order.step)
+            for table in _tables(node, order.frame):
+                books.trained[table.name] = np.union1d(books.trained.get(table.name, none()), table.numbers)
 
     def work(self, order: Order, made: Made) -> None:
         """Waits for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
-        fired = self.log.clock.now
+        fired = self.log.fired()
         with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
             spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
-            work = self.log.take(_title(node), node.op, [group], fired, spent, _counts(node, frame, made))
+            work = self.log.take(
+                _title(node), node.op, [group], order.step.number, fired, spent, _counts(node, frame, made)
+            )
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         """All rows are sampled side by side: a part is there when its longest row is, and the parts before are."""
         node, frame, group = order.node, order.frame, order.group
         assert node.unit is not None and node.unit.axis is not None
-        fired = self.log.clock.now
+        fired = self.log.fired()
         with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             model, whole = frame.values[model_of(node)], self.made(node, frame, group)
@@ -99,10 +119,12 @@ class SimTransport:
                 cut = replace(batch, response=batch.response.capped(longest))
                 until = self.log.predictor.work(model, node.op, [cut]).seconds
                 spent["sampling"] = max(0.0, until - there)
-                work = self.log.take(_title(node), node.op, [group], fired, spent, _counts(node, part, made))
+                work = self.log.take(
+                    _title(node), node.op, [group], order.step.number, fired, spent, _counts(node, part, made)
+                )
                 there, tokens = max(there, until), tokens + work.tokens
                 # The next part goes on where this one ended.
-                spent, fired = {}, self.log.clock.now
+                spent, fired = {}, self.log.fired()
                 self.count(order, made)
                 yield made
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
@@ -133,18 +155,23 @@ class SimTransport:
         return self._books.setdefault(step.number, _Books())
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        """Rows and tokens that the step was about."""
+        """Rows and tokens that the step was about; of the rows, how many were trained on, and how many were of which
+        age."""
         books = self._books.pop(step.number, _Books())
-        return {"rows": float(books.rows), "tokens": float(books.tokens)}
+        trained = sum(numbers.shape[0] for numbers in books.trained.values())
+        found = {"rows": books.rows, "tokens": books.tokens, "trained": trained}
+        return {name: float(value) for name, value in found.items()} | {
+            f"age/{age}": float(rows) for age, rows in books.ages.items()
+        }
 
     # Weights
 
     def move(self, move: Move) -> Moved:
-        fired = self.log.clock.now
+        fired = self.log.fired()
         with self.queues.turn(move.sender.pool, move.receiver.pool):
             seconds = self.log.predictor.sync(move.source, move.sender.name, move.receiver.name).seconds
             groups = (move.sender, move.receiver)
-            work = self.log.take(f"sync {move.source}", "sync", groups, fired, {"sync": seconds})
+            work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
         return Moved(work.seconds)
 
     def adopt(self, move: Move) -> None:
@@ -188,7 +215,7 @@ class SimTransport:
     def fresh(self, value: Held, order: Order) -> Held:
         """The rows that the group does not have yet; now it has them."""
         sent, key = self.books(order.step).sent, (value.name, order.group.name)
-        there = sent.get(key, np.zeros(0, dtype=np.int64))
+        there = sent.get(key, none())
         sent[key] = np.union1d(there, value.numbers)
         return value.take(~np.isin(value.numbers, there))
 
@@ -307,8 +334,13 @@ def _batches(node: Node, frame: Frame, made: Made) -> list[Batch]:
     """The rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
         return [made.values[node.name].batch(node.attr("n"))]
+    return [table.batch() for table in _tables(node, frame)]
+
+
+def _tables(node: Node, frame: Frame) -> list[Held]:
+    """Those that an update, or a call of a model, reads."""
     calls = [call for call in (node.region.nodes if NODES[node.op].trains else [node]) if NODES[call.op].scores]
-    return [frame.values[table].batch() for table in dict.fromkeys(table_of(call) for call in calls)]
+    return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
 
 
 def _counts(node: Node, frame: Frame, made: Made) -> tuple[int, int]:

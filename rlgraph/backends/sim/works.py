@@ -17,12 +17,16 @@ class Work:
     groups: tuple[str, ...]
     pools: tuple[str, ...]
     """Of each group."""
+    step: int
+    """The number of the step that it is done for."""
     fired: float
     """When it could have begun, had its pools been free; in seconds, as all times."""
     start: float
     end: float
+    input: Work | None
+    """What it waited for until then: the work that made its last input."""
     after: Work | None
-    """What it waited for last: the work that made its last input, or the one that its pool did before."""
+    """What it waited for last: this, or the work that its pool did before."""
     rows: int = 0
     tokens: int = 0
     """Sampled."""
@@ -61,7 +65,8 @@ class Teller:
         self._spans: dict[int, int] = {}
 
     def tell(self, work: Work) -> None:
-        args = {name: value for name, value in (("rows", work.rows), ("tokens", work.tokens)) if value}
+        counts = (("step", work.step), ("rows", work.rows), ("tokens", work.tokens))
+        args = {name: value for name, value in counts if value}
         for pool, group in zip(work.pools, work.groups, strict=True):
             span = self.watcher.span(pool, group, work.name, work.op, work.start, work.end, **args, **work.parts)
             self._spans[id(work)] = span

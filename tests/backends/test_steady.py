@@ -1,0 +1,93 @@
+"""What a simulation of many steps says: where steady state begins, who waits for whom, how old rows are, and the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_flight import AHEAD, APART, ONE, Seconds, program
+from tiny import data_folder
+
+from rlgraph.analysis.simulate import Simulation, simulated
+from rlgraph.analysis.steady import longest_cycle, settled
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.tasks import Workload
+
+WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)), kept=0.6)
+FILTERED = AHEAD.replace("    train actor", "    keep rollout where score > 0\n    train actor")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("steady"))
+
+
+def simulation(made: Compiled, seconds: Seconds, steps: int = 8) -> Simulation:
+    return simulated(made, made.plan, read_cluster("1x2:cpu"), seconds, WORKLOAD, steps)
+
+
+def cycle(made: Compiled, seconds: Seconds) -> float:
+    return longest_cycle(SimBackend(made.program, made.plan, seconds, WORKLOAD, turns=False))
+
+
+def waits(found: Simulation, pool: str) -> dict[str, float]:
+    [own] = [each for each in found.pools if each.pool == pool]
+    return {str(wait): round(seconds / found.steps, 6) for wait, seconds in own.waited}
+
+
+@pytest.mark.parametrize(
+    "seconds, skipped",
+    [
+        ([5.0] * 6, 0),
+        ([9.0, 7.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0], 2),
+        ([4.0, 6.0] * 4, 0),
+        ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0], None),
+        ([5.0, 5.0, 5.0, 5.04, 5.04, 5.04], 0),
+    ],
+)
+def test_steady_state_begins_where_both_halves_of_the_rest_take_the_same(
+    seconds: list[float], skipped: int | None
+) -> None:
+    assert settled(seconds) == skipped
+
+
+def test_who_waits_for_whom(folder: Path) -> None:
+    """Generation takes 10 s, training 4 s, weights 1 s on both."""
+    in_turn = simulation(program(folder, 0), Seconds(10.0, 4.0))
+    assert in_turn.seconds == 15.0 and in_turn.steady and in_turn.warm_up == 1 and in_turn.under_way == 1.0
+    assert waits(in_turn, "learn") == {"rollout from play": 10.0}
+    assert waits(in_turn, "play") == {"credit (end of step t-1)": 4.0}
+    ahead = simulation(program(folder, 1), Seconds(10.0, 4.0))
+    assert ahead.seconds == 11.0 and ahead.steady and ahead.warm_up == 2
+    assert waits(ahead, "learn") == {"rollout from play": 6.0} and waits(ahead, "play") == {}
+    # Where training is slower, weights wait for it, and then for their turn on its devices.
+    slow = simulation(program(folder, 1), Seconds(4.0, 10.0))
+    assert slow.seconds == 11.0
+    assert waits(slow, "play") == {"weights of step t-2": 6.0} and waits(slow, "learn") == {}
+
+
+def test_the_bound_is_the_load_or_the_longest_cycle(folder: Path) -> None:
+    for generate, train in ((10.0, 4.0), (4.0, 10.0)):
+        seconds = Seconds(generate, train)
+        # Rows of step t need the weights of the step before: the whole step is a cycle.
+        assert cycle(program(folder, 0), seconds) == 15.0
+        made = program(folder, 1)
+        found = simulation(made, seconds)
+        assert found.fullest.busy / found.steps == 11.0 == found.bound
+        # Over two steps generation, training and the weights; over one the training, or the sampler's next rows.
+        assert 10.0 <= cycle(made, seconds) <= found.seconds
+    # On one pool that all work shares, its load is the bound, whatever the lag.
+    seconds = Seconds(3.0, 5.0)
+    found = simulation(program(folder, 2, ONE), seconds)
+    assert found.bound == found.seconds == 8.0 and cycle(program(folder, 2, ONE), seconds) < 8.0
+
+
+def test_how_old_the_rows_are_and_which_are_trained_on(folder: Path) -> None:
+    for lag in (0, 1, 2):
+        found = simulation(program(folder, lag), Seconds(4.0, 10.0), 4)
+        assert found.ages == {lag: 4 * 10.0} and found.trained == found.rows == 40
+    half = simulation(program(folder, 0, APART, FILTERED), Seconds(4.0, 10.0), 4)
+    assert half.rows == 40 and half.trained == 40 * WORKLOAD.kept
