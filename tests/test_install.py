@@ -135,20 +135,23 @@ def ran(bare: Path, folder: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_without_torch_programs_are_checked_compiled_planned_and_drawn(bare: Path, tmp_path: Path) -> None:
+def test_without_torch_programs_are_checked_compiled_planned_drawn_and_simulated(bare: Path, tmp_path: Path) -> None:
     program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
     for command in (
         ["check", program],
         ["compile", program, "--visualize", "grpo.png"],
         ["compile", program, "--cluster", "1x8:a100-80gb", "--explain", "--emit", "plan", "--out", "."],
         ["diff", "grpo.plan.json", "grpo.plan.json"],
+        ["simulate", "grpo.plan.json", "--steps", "2", "--trace", "step.json", "--svg", "step.svg"],
+        ["simulate", str(ROOT / "rlgraph/algorithms/dapo.rlf"), "--cluster", "4x8:a100-80gb", "--kept", "0.5"],
+        ["simulate", str(ROOT / "rlgraph/algorithms/online_dpo.rlf"), "--cluster", "4x8:a100-80gb"],
     ):
         code, _, err = ran(bare, tmp_path, *command)
         assert code == 0, err
     assert (tmp_path / "grpo.png").exists()
 
 
-@pytest.mark.parametrize("command", [["run", "PROGRAM"], ["simulate", "PROGRAM"], ["profile"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("command", [["run", "PROGRAM"], ["profile"]], ids=lambda c: c[0])
 def test_what_computes_says_what_to_install(command: list[str], bare: Path, tmp_path: Path) -> None:
     program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
     code, out, err = ran(bare, tmp_path, *(program if word == "PROGRAM" else word for word in command))

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.ir.graph import Graph, Node
@@ -58,7 +57,7 @@ def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tup
         full = [
             end
             for count, rows in counts
-            if done < len(count) and (end := int(torch.searchsorted(count, count[done] + rows))) < len(count)
+            if done < len(count) and (end := int(np.searchsorted(count, count[done] + rows))) < len(count)
         ]
         if not full:
             return
@@ -66,19 +65,19 @@ def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tup
         yield done
 
 
-def _count(node: Node, table: str, unit: Axis, frame: Frame, ready: int) -> Tensor | None:
+def _count(node: Node, table: str, unit: Axis, frame: Frame, ready: int) -> np.ndarray | None:
     """The rows of a table that lie before each row of the unit's axis, and before the next one that will come, int64;
     of a unit inside of the table's rows, in how many of them the rows before it lie. None where they are other rows."""
     if NODES[node.op].generates and _table(node.name) == table:
         # They are not there yet, and as many for each.
-        return torch.arange(ready + 1) * attr(node, "n")
+        return np.arange(ready + 1) * attr(node, "n")
     axis = _axis(node, table, unit, frame)
     if axis is None:
         return None
     if unit.within(axis):
-        return torch.arange(ready + 1) if unit.key == axis.key else frame.index(unit.key, axis.key)[:ready]
-    rows = frame.index(axis.key, unit.key).bincount(minlength=frame.size(unit.key))[:ready]
-    return torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+        return np.arange(ready + 1) if unit.key == axis.key else frame.index(unit.key, axis.key)[:ready]
+    rows = np.bincount(frame.index(axis.key, unit.key), minlength=frame.size(unit.key))[:ready]
+    return np.concatenate([[0], rows.cumsum()])
 
 
 def _axis(node: Node, table: str, unit: Axis, frame: Frame) -> Axis | None:

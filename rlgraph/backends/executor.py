@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 
 from rlgraph.backends.blocks import Blocks, Cut, cuts, ends
 from rlgraph.backends.clocks import Clock, Crew, InLine
@@ -222,7 +222,7 @@ class GraphRun:
         frame, node, start = self.frame, task.node, task.done
         block, firsts = frame, [dict[str, int]()]
         if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.closed(axis)):
-            block, _ = frame.slice(axis, torch.arange(start, ends[-1]), node.inputs)
+            block, _ = frame.slice(axis, np.arange(start, ends[-1]), node.inputs)
             firsts = [self.first(axis, a, b) for a, b in pairwise([start, *ends])]
 
         def part_done(number: int, made: Made) -> None:
@@ -239,7 +239,7 @@ class GraphRun:
 
     def first(self, axis: str, start: int, end: int) -> dict[str, int]:
         """The first row of some rows of an axis, and of what lies in them, on each axis."""
-        _, places = self.frame.slice(axis, torch.arange(start, end), ())
+        _, places = self.frame.slice(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
 
     def made(self, made: Made, first: dict[str, int]) -> None:

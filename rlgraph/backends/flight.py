@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
-
 from rlgraph.backends.clocks import Crew
 from rlgraph.backends.executor import Await, Executor, GraphRun
 from rlgraph.backends.frame import Frame
@@ -158,16 +156,15 @@ class Flights:
         oldest.take()
         # All that it waited for was there when the step before it was over.
         oldest.run.awaited.clear()
-        with torch.no_grad():
-            while not oldest.run.over:
-                moved = False
-                for flight in self.under_way:
-                    flight.take()
-                    moved |= flight.run.advance()
-                if not moved and not oldest.run.over:
-                    waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
-                    assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
-                    oldest.run.crew.next()()
+        while not oldest.run.over:
+            moved = False
+            for flight in self.under_way:
+                flight.take()
+                moved |= flight.run.advance()
+            if not moved and not oldest.run.over:
+                waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
+                assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
+                oldest.run.crew.next()()
 
 
 def _not_yet(node: Node) -> bool:

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
 from rlgraph.backends.step import Step
-from rlgraph.engines.sequences import ragged_index
+from rlgraph.engines.ragged import ragged_places
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
-Places = dict[str, Tensor]
+Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
 
 
@@ -26,7 +25,6 @@ Places = dict[str, Tensor]
 class Frame:
     types: Mapping[str, Type]
     """Of every value of the phase, by name."""
-    dtype: torch.dtype
     step: Step
     elsewhere: bool = False
     """Its values are in other processes."""
@@ -34,7 +32,7 @@ class Frame:
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """What its own nodes reported."""
-    _indexes: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
+    _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
 
     def size(self, axis: str) -> int:
         return self.rows[axis].size
@@ -43,10 +41,10 @@ class Frame:
         """Whether rows of this axis are counted here: what lies inside of rows is not, where the rows are elsewhere."""
         return not (self.elsewhere and axis.inner)
 
-    def index(self, child: str, ancestor: str) -> Tensor:
-        """For each row of `child`, the row of `ancestor` that it lies in."""
+    def index(self, child: str, ancestor: str) -> np.ndarray:
+        """For each row of `child`, the row of `ancestor` that it lies in: int64 [rows of child], ascending."""
         if child == ancestor:
-            return torch.arange(self.size(child))
+            return np.arange(self.size(child))
         if (child, ancestor) not in self._indexes:
             rows = self.rows[child]
             assert rows.parent is not None and rows.axis.parent is not None, f"{child} does not lie in {ancestor}"
@@ -59,7 +57,7 @@ class Frame:
         """Rows of a new axis, or more rows of a known one (their parents counted from the first row of all)."""
         key, old = rows.axis.key, self.rows.get(rows.axis.key)
         if old is not None:
-            parent = None if rows.parent is None or old.parent is None else torch.cat([old.parent, rows.parent])
+            parent = None if rows.parent is None or old.parent is None else np.concatenate([old.parent, rows.parent])
             ids = None if rows.ids is None or old.ids is None else join([old.ids, rows.ids])
             rows = Rows(rows.axis, old.size + rows.size, parent, ids)
         self.rows[key] = rows
@@ -70,7 +68,7 @@ class Frame:
         """A frame that sees the same rows and values and can add its own."""
         return replace(self, rows=dict(self.rows), values=dict(self.values), metrics={}, _indexes=dict(self._indexes))
 
-    def slice(self, axis: str, places: Tensor, names: Iterable[str]) -> tuple[Frame, Places]:
+    def slice(self, axis: str, places: np.ndarray, names: Iterable[str]) -> tuple[Frame, Places]:
         """The named values for some rows of an axis and all that lies in them; outer axes stay whole."""
         chosen: Places = {}
         kept: dict[str, Rows] = {}
@@ -81,10 +79,10 @@ class Frame:
             elif rows.axis.parent and rows.axis.parent.key in chosen:
                 # Children lie one behind the other under their parent, whatever the parents' order becomes.
                 above = chosen[rows.axis.parent.key]
-                counts = torch.bincount(self._parent(rows), minlength=self.size(rows.axis.parent.key))
-                starts = counts.cumsum(0) - counts
-                chosen[key] = ragged_index(starts[above], counts[above])
-                parent = torch.repeat_interleave(torch.arange(above.shape[0]), counts[above])
+                counts = np.bincount(self._parent(rows), minlength=self.size(rows.axis.parent.key))
+                starts = counts.cumsum() - counts
+                chosen[key] = ragged_places(starts[above], counts[above])
+                parent = np.repeat(np.arange(above.shape[0]), counts[above])
                 kept[key] = rows.take(chosen[key], parent)
             else:
                 kept[key] = rows
@@ -97,7 +95,7 @@ class Frame:
         return sorted(self.rows.items(), key=lambda item: item[1].axis.depth)
 
     @staticmethod
-    def _parent(rows: Rows) -> Tensor:
+    def _parent(rows: Rows) -> np.ndarray:
         assert rows.parent is not None
         return rows.parent
 
@@ -155,26 +153,26 @@ class Frame:
         if key in order:
             return
         if all(key in places for _, places in parts):
-            order[key] = torch.cat([places[key] for _, places in parts]).argsort(stable=True)
+            order[key] = np.concatenate([places[key] for _, places in parts]).argsort(kind="stable")
             return
         assert axis.parent
         self._order(parts, axis.parent, order)
         above = self._places(parts, axis.parent, order)
-        parents = torch.cat([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
-        order[key] = parents.argsort(stable=True)
+        parents = np.concatenate([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
+        order[key] = parents.argsort(kind="stable")
         ids = [part.rows[key].ids for part, _ in parts]
         kept = None if any(part is None for part in ids) else pick(join(ids), order[key])
         if key not in self.rows:
             self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], kept))
 
     @staticmethod
-    def _places(parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> list[Tensor]:
+    def _places(parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> list[np.ndarray]:
         """Where each slice's rows of an axis are in this frame."""
         if all(axis.key in places for _, places in parts):
             return [places[axis.key] for _, places in parts]
         # Made in the slices: `order` says which of their joined rows each row of this frame is.
         sizes = [part.size(axis.key) for part, _ in parts]
-        return list(torch.split(order[axis.key].argsort(), sizes))
+        return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
 
 
 def is_handle(kind: Type) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+import numpy as np
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
@@ -119,8 +119,8 @@ def minibatch(loop: Loop) -> Frame:
         if node.attr("shuffle"):
             frame.step.shuffler(node.attr("key"), epoch).shuffle(order)
         parts = []
-        for chosen in torch.tensor(order, dtype=torch.long).tensor_split(max(1, min(node.attr("parts"), size))):
-            body, places = frame.slice(axis, chosen.sort().values, node.captured)
+        for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
+            body, places = frame.slice(axis, np.sort(chosen), node.captured)
             parts.append((loop.run(body), places))
     return assembled(node, frame, parts, axis)
 
@@ -144,8 +144,8 @@ def collect(loop: Loop) -> Frame:
     whole.append(parts, names)
     top = list(whole.rows[axis].axis.path())[-1].key
     last = int(whole.index(axis, top)[wanted - 1]) + 1
-    now, _ = whole.slice(top, torch.arange(last), names)
-    later, _ = whole.slice(top, torch.arange(last, whole.size(top)), names)
+    now, _ = whole.slice(top, np.arange(last), names)
+    later, _ = whole.slice(top, np.arange(last, whole.size(top)), names)
     loop.carried[place] = later if later.size(top) else None
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now

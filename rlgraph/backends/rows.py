@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.types import Axis, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlgraph.engines.sequences import Sequences
 
 RowId = tuple[Any, ...]
 """Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change
@@ -22,8 +25,8 @@ class Elsewhere(ABC):
     """Entries that another process has: here it is only known how many there are, and which."""
 
     @abstractmethod
-    def pick(self, places: Tensor) -> Elsewhere:
-        """Some of them."""
+    def pick(self, places: np.ndarray) -> Elsewhere:
+        """Some of them; `places` is int64."""
 
     @abstractmethod
     def join(self, others: Sequence[Elsewhere]) -> Elsewhere:
@@ -36,7 +39,7 @@ class Rows:
 
     axis: Axis
     size: int
-    parent: Tensor | None = None
+    parent: np.ndarray | None = None
     """int64 [size]: the row of the parent axis that each lies in, ascending; None for a root."""
     ids: tuple[RowId, ...] | Elsewhere | None = None
     """Of row axes; rows of inner axes are known by their place."""
@@ -50,7 +53,7 @@ class Rows:
         """A row, for a message."""
         return show_id(self.known[place]) if self.known else f"row {place}"
 
-    def take(self, places: Tensor, parent: Tensor | None) -> Rows:
+    def take(self, places: np.ndarray, parent: np.ndarray | None) -> Rows:
         """Some rows, with their places in the parent's rows that are left."""
         ids = None if self.ids is None else pick(self.ids, places)
         return Rows(self.axis, int(places.shape[0]), parent, ids)
@@ -77,7 +80,7 @@ class TableData:
     owner: str = ""
     """The model whose tokenizer made the tokens; of sampled rows, the one that sampled them."""
 
-    def take(self, kind: Table, places: Mapping[str, Tensor]) -> TableData:
+    def take(self, kind: Table, places: Mapping[str, np.ndarray]) -> TableData:
         """Some rows; `places` has those of the table's axis, of its tokens and of its turns."""
         own = places[kind.axis.key]
         listed = own.tolist()
@@ -85,7 +88,7 @@ class TableData:
         return TableData(
             tuple(self.data[i] for i in listed),
             tuple(self.prompts[i] for i in listed) if self.prompts else (),
-            None if self.sequences is None else self.sequences.take(own),
+            None if self.sequences is None else self.sequences.take(_tensor(own)),
             {name: pick(value, places[axes[name]]) for name, value in self.columns.items()},
             self.owner,
         )
@@ -101,7 +104,7 @@ class TableData:
             first,
             data=tuple(row for part in parts for row in part.data),
             prompts=tuple(prompt for part in parts for prompt in part.prompts),
-            sequences=Sequences.concat(sequences) if sequences else None,
+            sequences=sequences[0].concat(sequences) if sequences else None,
             columns={name: join([part.columns[name] for part in parts]) for name in first.columns},
         )
 
@@ -110,14 +113,14 @@ def _column_axes(kind: Table) -> dict[str, str]:
     return {name: tensor.axis.key for name, tensor in kind.columns().items() if tensor.axis}
 
 
-def pick(value: Any, places: Tensor) -> Any:
-    """Entries of a tensor, a list or a tuple."""
-    if isinstance(value, Tensor):
-        return value[places]
+def pick(value: Any, places: np.ndarray) -> Any:
+    """Entries of a tensor, a list or a tuple; `places` is int64."""
     if isinstance(value, Elsewhere):
         return value.pick(places)
-    found = [value[i] for i in places.tolist()]
-    return tuple(found) if isinstance(value, tuple) else found
+    if isinstance(value, list | tuple):
+        found = [value[i] for i in places.tolist()]
+        return tuple(found) if isinstance(value, tuple) else found
+    return value[_tensor(places)]
 
 
 def join(parts: Sequence[Any]) -> Any:
@@ -126,9 +129,18 @@ def join(parts: Sequence[Any]) -> Any:
         return parts[0]
     if isinstance(parts[0], Elsewhere):
         return parts[0].join(parts[1:])
-    if isinstance(parts[0], Tensor):
-        return torch.cat(list(parts))
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)
-    found = [item for part in parts for item in part]
-    return tuple(found) if isinstance(parts[0], tuple) else found
+    if isinstance(parts[0], list | tuple):
+        found = [item for part in parts for item in part]
+        return tuple(found) if isinstance(parts[0], tuple) else found
+    import torch
+
+    return torch.cat(list(parts))
+
+
+def _tensor(places: np.ndarray) -> Tensor:
+    """For values that are tensors: who has none, because others compute, needs no torch."""
+    import torch
+
+    return torch.from_numpy(places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
@@ -13,12 +13,12 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, Table, axes_of
 
 
-def selected(node: Node, frame: Frame, places: Tensor) -> Made:
+def selected(node: Node, frame: Frame, places: np.ndarray) -> Made:
     """What a node makes that only selects rows; `places`, int64: which it takes."""
     return _SELECT[node.op](node, frame, places)
 
 
-def _kept(node: Node, frame: Frame, places: Tensor) -> Made:
+def _kept(node: Node, frame: Frame, places: np.ndarray) -> Made:
     inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
     made = Made()
     names: dict[str, Axis] = {}
@@ -34,12 +34,12 @@ def _kept(node: Node, frame: Frame, places: Tensor) -> Made:
     return made
 
 
-def _picked(node: Node, frame: Frame, places: Tensor) -> Made:
+def _picked(node: Node, frame: Frame, places: np.ndarray) -> Made:
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
     picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
     return Made({node.name: picked.values[node.inputs[0]]})
 
 
-_SELECT: Mapping[str, Callable[[Node, Frame, Tensor], Made]] = {"keep": _kept, "pick": _picked}
+_SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], Made]] = {"keep": _kept, "pick": _picked}
 """By operation."""

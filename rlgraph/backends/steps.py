@@ -9,8 +9,6 @@ from functools import cached_property
 from itertools import count, islice
 from typing import Protocol
 
-import torch
-
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
@@ -91,7 +89,6 @@ class Steps:
     seed: int
     executor: Executor
     observer: Observer
-    dtype: torch.dtype
     elsewhere = False
     """The values of its frames are in other processes."""
     first: Things
@@ -138,7 +135,7 @@ class Steps:
 
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""
-        return Frame(phase.graph.values(), self.dtype, Step(number, phase.name, self.seed), self.elsewhere)
+        return Frame(phase.graph.values(), Step(number, phase.name, self.seed), self.elsewhere)
 
     def fire(self, node: Node, frame: Frame) -> Made:
         """Does the work of a node on the rows of a frame."""

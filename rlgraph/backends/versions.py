@@ -11,13 +11,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from rlgraph.backends.loops import LOOPS, Policy
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import State
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.steps import reach
 from rlgraph.ir.types import is_model
+
+if TYPE_CHECKING:
+    from rlgraph.engines.base import State
 
 
 class Versions:

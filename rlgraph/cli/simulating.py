@@ -10,7 +10,6 @@ import click
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
-from rlgraph.runs.options import LOCAL, need_installed
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -49,9 +48,6 @@ def simulate(
 
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
-    with telling(form):
-        # It is the executor that is simulated, which keeps its rows in tensors.
-        need_installed(LOCAL)
     from rlgraph.analysis.simulate import simulate
     from rlgraph.clusters.read import read_cluster
     from rlgraph.compilation.target import workload

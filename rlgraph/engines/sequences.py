@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rlgraph.engines.ragged import ragged_places
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -105,7 +107,5 @@ class Sequences:
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The places starts[i], starts[i] + 1, ... (lengths[i] of them) for each i in turn, int64
-    [sum(lengths)]."""
-    offset = starts - (lengths.cumsum(0) - lengths)
-    return torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()))
+    """`ragged_places` of tensors on the CPU."""
+    return torch.from_numpy(ragged_places(starts.numpy(), lengths.numpy()))

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.blocks import Blocks
@@ -112,7 +112,7 @@ def test_a_blocks_frame_holds_whole_groups(folder: Path) -> None:
 
     def note(node: Node, frame: Frame) -> None:
         if node.name == "adv":
-            groups.append(frame.index("rollout", "prompts").bincount(minlength=frame.size("prompts")).tolist())
+            groups.append(np.bincount(frame.index("rollout", "prompts"), minlength=frame.size("prompts")).tolist())
 
     run = Run(compile_text(STREAM), folder, block=2)
     run.also = note
@@ -310,7 +310,7 @@ class InParts(LocalBackend):
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         for start, stop in pairwise(accumulate(sizes, initial=0)):
             self.early.append(start == 0 or self.scored.wait(20))
-            block, _ = frame.slice("prompts", torch.arange(start, stop), node.inputs)
+            block, _ = frame.slice("prompts", np.arange(start, stop), node.inputs)
             yield self.fire(node, block)
 
     def fire(self, node: Node, frame: Frame) -> Made:

@@ -33,7 +33,7 @@ ragged = st.lists(st.lists(st.integers(0, 99), max_size=3), min_size=1, max_size
 
 def flat(rows: Ragged) -> Piece:
     """A number for each token."""
-    counts = torch.tensor([len(row) for row in rows])
+    counts = np.array([len(row) for row in rows])
     values = torch.tensor([float(number) for row in rows for number in row], dtype=torch.float64)
     return Piece(Tensor("float", TOKEN), values, (counts,))
 
@@ -45,7 +45,7 @@ def table(rows: Ragged) -> Piece:
     columns = {"logprobs": flat(rows).value, "finished": counts > 1, "version": counts}
     sequences = Sequences.from_pairs([[7] * len(row) for row in rows], rows)
     data = tuple({"prompt": str(row)} for row in rows)
-    return Piece(kind, TableData(data, tuple(map(str, rows)), sequences, columns, "actor"), (None, counts))
+    return Piece(kind, TableData(data, tuple(map(str, rows)), sequences, columns, "actor"), (None, counts.numpy()))
 
 
 def told(piece: Piece) -> list[Any]:
@@ -135,7 +135,7 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
         else:
             remote, rows = data.draw(st.sampled_from(known))
             places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5)) if rows else []
-            made = remote.pick(torch.tensor(places, dtype=torch.long)), [rows[place] for place in places]
+            made = remote.pick(np.array(places, dtype=np.int64)), [rows[place] for place in places]
         known.append(made)
     for remote, rows in known:
         assert _rows(remote) == rows
@@ -201,9 +201,9 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
                 store.retain(over.number, [remote.pieces[0].key for remote, _ in values])
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
         step = data.draw(st.sampled_from(steps))
-        frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(step, "step"), elsewhere=True)
+        frame = Frame({"x": Tensor("float", PROMPTS)}, Step(step, "step"), elsewhere=True)
         frame.add_rows(Rows(PROMPTS, len(places)))
-        frame.values["x"] = whole.pick(torch.tensor(places))
+        frame.values["x"] = whole.pick(np.array(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
         deliveries = ledger.deliver(to, frame, Needs(("x",), [PROMPTS], ids=False))
         ledger.send(deliveries)
@@ -226,7 +226,7 @@ def test_what_two_ranks_need_is_packed_once() -> None:
     processes = Stores(WHO)
     remote, _ = _remote(0, 4, ("b", 0))
     processes.stores["b", 0].put(1, remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.arange(4.0), (None,)))
-    frame = Frame({"x": Tensor("float", PROMPTS)}, torch.float64, Step(1, "step"), elsewhere=True)
+    frame = Frame({"x": Tensor("float", PROMPTS)}, Step(1, "step"), elsewhere=True)
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
     ledger = Ledger(processes)  # type: ignore[arg-type]
@@ -264,9 +264,9 @@ def test_what_a_step_made_and_got_goes_with_it() -> None:
 )
 def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     """Every row is in one share, with its own prompt; prompts of no row are in none where rows are shared out."""
-    parents = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    parents = np.repeat(np.arange(len(counts)), counts)
     types = {"p": Tensor("float", PROMPTS), "r": Tensor("float", ROLLOUT), "one": Tensor("float")}
-    frame = Frame(types, torch.float64, Step(1, "step"))
+    frame = Frame(types, Step(1, "step"))
     frame.add_rows(Rows(PROMPTS, len(counts), None, tuple(("p", 0, place) for place in range(len(counts)))))
     frame.add_rows(Rows(ROLLOUT, len(parents), parents, tuple(("r", 0, place) for place in range(len(parents)))))
     frame.values |= {
@@ -279,7 +279,7 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1
     assert [row for share, _ in shares for row in share.values["r"].tolist()] == frame.values["r"].tolist()
     for share, places in shares:
-        own = share.values["r"].long()
+        own = share.values["r"].numpy().astype(np.int64)
         above = share.index("rollout", "prompts")
         assert torch.equal(share.values["p"][above], frame.values["p"][parents[own]])
         assert [row[2] for row in share.rows["rollout"].ids] == own.tolist()  # type: ignore[index, union-attr]

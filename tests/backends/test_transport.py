@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from scheduled import apart, compiled
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
-from torch import Tensor
 
 from rlgraph.backends.clocks import InLine
 from rlgraph.backends.executor import Made
@@ -38,12 +39,13 @@ class Here:
     def fire(self, order: Order) -> Made:
         node = order.node
         self.carried.append(f"{order.step.number}: {node.op} {node.id} on {order.group.name}")
-        return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
+        with torch.no_grad():
+            return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         raise NotImplementedError("nothing streams in one process")
 
-    def choose(self, order: Order) -> Tensor:
+    def choose(self, order: Order) -> np.ndarray:
         return chosen_places(order.node, order.frame)
 
     def move(self, move: Move) -> Moved:
@@ -84,8 +86,7 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
     program, settings = numbered(made.program), Settings(folder=folder)
     transport = Here(Session(program, settings))
-    first, dtype = transport.session.first, transport.session.dtype
-    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), first, seed=0, dtype=dtype)
+    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), transport.session.first, seed=0)
     local = LocalBackend(made.program, settings)
     try:
         for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):

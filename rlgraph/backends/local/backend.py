@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Things
@@ -30,7 +32,7 @@ class LocalBackend(Steps):
         self.observer = observer or Silent()
         self.session = Session(program, settings, self.observer.opening)
         self.program, self.seed = program, settings.seed
-        self.dtype, self.first = self.session.dtype, self.session.first
+        self.first = self.session.first
         self.executor = Executor(self, Blocks(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Sees the frame after each node, for tests and debugging."""
@@ -69,7 +71,8 @@ class LocalBackend(Steps):
         return made
 
     def work(self, node: Node, frame: Frame) -> Made:
-        return _WORK[node.op](node, frame, self.session)
+        with torch.no_grad():
+            return _WORK[node.op](node, frame, self.session)
 
 
 def _after(frame: Frame, made: Made) -> Frame:

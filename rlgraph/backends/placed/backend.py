@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made
@@ -39,7 +37,6 @@ class Placed(Steps):
         first: Things,
         *,
         seed: int,
-        dtype: torch.dtype,
         block: int | None = None,
         replays: bool = False,
     ) -> None:
@@ -47,7 +44,7 @@ class Placed(Steps):
         unit that every node takes at a time; None: what the plan says of tables. replays: what is generated comes from
         a recording."""
         self.program, self.plan, self.transport, self.observer = program, plan, transport, observer
-        self.seed, self.dtype, self.replays = seed, dtype, replays
+        self.seed, self.replays = seed, replays
         # A model is known by its name, wherever it is; what `collect` has left over is a frame.
         named: dict[str, Any] = {model.name: model.name for model in program.models}
         surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
@@ -94,7 +91,7 @@ class Placed(Steps):
             self.weights.update(target, source, node, frame.step)
             return Made({node.name: target})
         if op.counts and node.attr("axis") in frame.rows:
-            return Made({node.name: torch.tensor(frame.size(node.attr("axis")))})
+            return Made({node.name: frame.size(node.attr("axis"))})
         # An age is that of a step, which who has the rows is not told when he is asked for them.
         if op.selects and op.chooses is None and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]

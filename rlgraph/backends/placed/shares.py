@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
@@ -126,19 +125,19 @@ def split(frame: Frame, axis: str, copies: int, names: Sequence[str]) -> list[tu
     them and the outer rows that they lie in. Names without rows are the same in each."""
     size = frame.size(axis)
     ranges = (share(size, copies, index) for index in range(copies))
-    return [part(frame, axis, torch.arange(start, stop), names) for start, stop in ranges]
+    return [part(frame, axis, np.arange(start, stop), names) for start, stop in ranges]
 
 
-def part(frame: Frame, axis: str, rows: Tensor, names: Sequence[str]) -> tuple[Frame, Places]:
+def part(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
     """Some rows of an axis, ascending, and of the outer axes only the rows that these lie in."""
     path = [above.key for above in frame.rows[axis].axis.path()]
     used: Places = {axis: rows}
     for outer in path[1:]:
-        used[outer] = torch.unique(frame.index(axis, outer)[rows])
+        used[outer] = np.unique(frame.index(axis, outer)[rows])
     kept: Places = {}
     for key in reversed(path):
         # Outer cuts have moved the rows: what is left of them is ascending.
-        here = torch.searchsorted(kept[key], used[key]) if key in kept else used[key]
+        here = np.searchsorted(kept[key], used[key]) if key in kept else used[key]
         frame, chosen = frame.slice(key, here, names)
         for other, places in chosen.items():
             kept[other] = kept[other][places] if other in kept else places

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.flight import Things
@@ -90,7 +90,7 @@ class Transport(Protocol):
         and so on, each as soon as it is there."""
         ...
 
-    def choose(self, order: Order) -> Tensor:
+    def choose(self, order: Order) -> np.ndarray:
         """Which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 

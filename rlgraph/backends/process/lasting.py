@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.sampling import inner_rows
 from rlgraph.backends.process.session import Session
 from rlgraph.backends.rows import Rows, TableData, join
-from rlgraph.engines.sequences import ragged_index
+from rlgraph.engines.ragged import ragged_places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table
 from rlgraph.ir.types import Tensor as TensorType
@@ -24,7 +25,7 @@ def lookup(node: Node, frame: Frame, session: Session) -> Made:
     kind: Any = frame.types[node.inputs[0]]
     initial = session.initial[kind.name]
     found = [known.get(key, initial) for key in _keys(keys)]
-    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
 
 
 def assign(node: Node, frame: Frame, session: Session) -> Made:
@@ -48,9 +49,7 @@ def push(node: Node, frame: Frame, session: Session) -> Made:
     named = dict(zip(node.attr("names"), extra, strict=True))
     table = replace(table, columns={**table.columns, **named})
     axis = kind.axis
-    lengths = {
-        k.key: torch.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k
-    }
+    lengths = {k.key: np.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k}
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
@@ -73,24 +72,24 @@ def _capacity(node: Node, session: Session) -> int:
 class _Stored:
     """What a buffer holds: rows of a table that have left their batch."""
 
-    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: Tensor) -> None:
+    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: np.ndarray) -> None:
         self.kind, self.table, self.ids, self.lengths = kind, table, ids, lengths
 
     def after(self, held: _Stored | None, capacity: int) -> _Stored:
         """These rows behind those that were there; the oldest leave."""
         if held is not None:
             table = join([held.table, self.table])
-            joined = _Stored(self.kind, table, held.ids + self.ids, torch.cat([held.lengths, self.lengths]))
+            joined = _Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
         else:
             joined = self
         over = len(joined.ids) - capacity
-        return joined.take(torch.arange(over, len(joined.ids))) if over > 0 else joined
+        return joined.take(np.arange(over, len(joined.ids))) if over > 0 else joined
 
-    def take(self, places: Tensor) -> _Stored:
-        starts = self.lengths.cumsum(0) - self.lengths
+    def take(self, places: np.ndarray) -> _Stored:
+        starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:
-            chosen[self.kind.token.key] = ragged_index(starts[places], self.lengths[places])
+            chosen[self.kind.token.key] = ragged_places(starts[places], self.lengths[places])
         table = self.table.take(self.kind, chosen)
         return _Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
 
@@ -103,7 +102,7 @@ def sample(node: Node, frame: Frame, session: Session) -> Made:
     assert held is not None, "the checker has seen a push above"
     count = min(node.attr("rows"), len(held.ids))
     places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
-    taken = held.take(torch.tensor(sorted(places), dtype=torch.long))
+    taken = held.take(np.array(sorted(places), dtype=np.int64))
     assert kind.token
     rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
     return Made({node.outputs[0].name: taken.table}, rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +62,7 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
     assert kind.token
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
-    return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts())])
+    return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
 
 
 def column(node: Node, frame: Frame, session: Session) -> Made:
@@ -135,7 +136,7 @@ def forward(node: Node, frame: Frame, session: Session) -> Made:
         value = getattr(engine, node.op)(sequences, **options(node))
     except EngineError as error:
         raise engine_failure(node, f"`{node.op}` failed", error) from None
-    return Made({node.outputs[0].name: value.to("cpu", frame.dtype)})
+    return Made({node.outputs[0].name: value.to("cpu", session.dtype)})
 
 
 def call(node: Node, frame: Frame, session: Session) -> Made:
@@ -157,7 +158,7 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
     found = session.functions[node.attr("func")](
         list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown
     )
-    return Made({node.outputs[0].name: torch.tensor(found, dtype=frame.dtype)})
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
 
 
 @cache
@@ -166,27 +167,44 @@ def _lowered(node: Node) -> Lowered:
 
 
 def tensor(node: Node, frame: Frame, session: Session) -> Made:
-    values = {name: _number(name, node, frame) for name in node.inputs}
-    found = dict(_lowered(replace(node, unit=None))(values, frame))
+    values = {name: _number(name, node, frame, session.dtype) for name in node.inputs}
+    found = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
     exprs = {let.name: let.expr for let in node.body}
     for value in node.outputs:
         expr = exprs[value.name]
         if isinstance(expr, Apply) and expr.type.dtype == "row" and expr.type.axis and expr.args[0].type.axis:
             # A chosen row is known by its place in its group: that is the same in every slice and block.
-            starts = _starts(frame, expr.args[0].type.axis, expr.type.axis)
+            starts = torch.from_numpy(_starts(frame, expr.args[0].type.axis, expr.type.axis))
             found[value.name] = torch.where(found[value.name] < 0, -1, found[value.name] - starts)
     return Made(found)
 
 
-def _starts(frame: Frame, axis: Axis, group: Axis) -> Tensor:
-    """The first row of an axis in each row of the group's."""
-    counts = torch.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
-    return counts.cumsum(0) - counts
+@dataclass(frozen=True)
+class _AxisRows:
+    """The rows of a frame, for tensors."""
+
+    frame: Frame
+    dtype: torch.dtype
+
+    def index(self, child: str, ancestor: str) -> Tensor:
+        return torch.from_numpy(self.frame.index(child, ancestor))
+
+    def size(self, axis: str) -> int:
+        return self.frame.size(axis)
 
 
-def _number(name: str, node: Node, frame: Frame) -> Any:
+def _starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
+    """The first row of an axis in each row of the group's, int64."""
+    counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
+    first: np.ndarray = counts.cumsum() - counts
+    return first
+
+
+def _number(name: str, node: Node, frame: Frame, dtype: torch.dtype) -> Any:
     """An input of a tensor node; a data column is turned into numbers, unless it holds texts that are only compared."""
     value, kind = frame.values[name], frame.types[name]
+    if isinstance(value, int):
+        return torch.tensor(value)
     if not isinstance(value, list):
         return value
     assert isinstance(kind, TensorType)
@@ -199,7 +217,7 @@ def _number(name: str, node: Node, frame: Frame) -> Any:
             return value
         who = frame.rows[kind.axis.key].who(place) if kind.axis else f"row {place}"
         raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
-    return torch.tensor([float(item) for item in value], dtype=frame.dtype)
+    return torch.tensor([float(item) for item in value], dtype=dtype)
 
 
 def _compared(expr: Expr, name: str) -> bool:
@@ -212,7 +230,7 @@ def _compared(expr: Expr, name: str) -> bool:
 
 
 def size(node: Node, frame: Frame, session: Session) -> Made:
-    return Made({node.outputs[0].name: torch.tensor(frame.size(node.attr("axis")))})
+    return Made({node.outputs[0].name: frame.size(node.attr("axis"))})
 
 
 def keep(node: Node, frame: Frame, session: Session) -> Made:
@@ -220,20 +238,17 @@ def keep(node: Node, frame: Frame, session: Session) -> Made:
     return selected(node, frame, _kept_places(node, frame))
 
 
-def chosen_places(node: Node, frame: Frame) -> Tensor:
+def chosen_places(node: Node, frame: Frame) -> np.ndarray:
     """Which rows a node takes that only selects some, int64."""
     return _CHOOSE[node.op](node, frame)
 
 
-def _kept_places(node: Node, frame: Frame) -> Tensor:
+def _kept_places(node: Node, frame: Frame) -> np.ndarray:
     """Which rows of the axis are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
-    if isinstance(mask, list):
-        mask = torch.tensor([bool(item) for item in mask])
     axis = axis_of(kind)
     assert axis is not None
-    places: Tensor = mask.bool()[frame.index(node.attr("axis"), axis.key)].nonzero()[:, 0]
-    return places
+    return np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
@@ -241,19 +256,19 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
     made = selected(node, frame, _picked_places(node, frame))
     table, kind = made.values[node.name], _table(node)
     assert kind.token
-    made.rows.append(inner_rows(kind.token, table.sequences.counts()))
+    made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
     if kind.turn:
-        made.rows.append(inner_rows(kind.turn, table.columns["turns"]))
+        made.rows.append(inner_rows(kind.turn, table.columns["turns"].numpy()))
     return made
 
 
-def _picked_places(node: Node, frame: Frame) -> Tensor:
+def _picked_places(node: Node, frame: Frame) -> np.ndarray:
     """Which row of the table each group's chosen one is, int64."""
-    index: Tensor = frame.values[node.inputs[1]]
+    index: np.ndarray = frame.values[node.inputs[1]].numpy()
     kind, made = frame.types[node.inputs[0]], _table(node)
     assert isinstance(kind, Table)
     if bool((index < 0).any()):
-        place = int((index < 0).nonzero()[0, 0])
+        place = int((index < 0).argmax())
         who = frame.rows[made.axis.key].who(place)
         raise RunError(
             Diagnostic(
@@ -263,7 +278,8 @@ def _picked_places(node: Node, frame: Frame) -> Tensor:
                 f"drop it first: `keep {made.axis.name} where ...`",
             )
         )
-    return index + _starts(frame, kind.axis, made.axis)
+    places: np.ndarray = index + _starts(frame, kind.axis, made.axis)
+    return places
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:
@@ -296,7 +312,7 @@ def _table(node: Node) -> Table:
     return kind
 
 
-_CHOOSE: Mapping[str, Callable[[Node, Frame], Tensor]] = {"keep": _kept_places, "pick": _picked_places}
+_CHOOSE: Mapping[str, Callable[[Node, Frame], np.ndarray]] = {"keep": _kept_places, "pick": _picked_places}
 """By operation."""
 
 WORK: dict[str, Work] = {

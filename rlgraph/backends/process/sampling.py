@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
@@ -48,13 +47,13 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     ):
         own = ids[start * count : stop * count]
         columns = {
-            "logprobs": made.logprobs.to(frame.dtype),
+            "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
             "version": torch.full((len(own),), version),
         }
         asked = _repeat(data[start:stop], count), _repeat(prompts[start:stop], count)
         table = TableData(*asked, made.sequences, columns, model.model.name)
-        part = parents.take(torch.arange(start, stop), None)
+        part = parents.take(np.arange(start, stop), None)
         yield part, _made(node, kind, part, own, table, count)
 
 
@@ -214,23 +213,23 @@ def _made(
     ids: tuple[RowId, ...],
     table: TableData,
     count: int,
-    turns: Tensor | None = None,
+    turns: np.ndarray | None = None,
 ) -> Made:
     """The table, and the rows of the axes that it brings."""
     rows: list[Rows] = []
     if kind.axis.key != parents.axis.key:
-        above = torch.repeat_interleave(torch.arange(parents.size), count)
+        above = np.repeat(np.arange(parents.size), count)
         rows.append(Rows(kind.axis, len(ids), above, ids))
     assert kind.token and table.sequences is not None
-    rows.append(inner_rows(kind.token, table.sequences.counts()))
+    rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
     if kind.turn and turns is not None:
         rows.append(inner_rows(kind.turn, turns))
     return Made({node.outputs[0].name: table}, rows)
 
 
-def inner_rows(axis: Axis, counts: Tensor) -> Rows:
-    """Rows of an inner axis, from how many there are in each row."""
-    return Rows(axis, int(counts.sum()), torch.repeat_interleave(torch.arange(counts.shape[0]), counts))
+def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
+    """Rows of an inner axis, from how many there are in each row, int64."""
+    return Rows(axis, int(counts.sum()), np.repeat(np.arange(counts.shape[0]), counts))
 
 
 def interact(node: Node, frame: Frame, session: Session) -> Made:
@@ -261,13 +260,13 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
         for game in games:
             game.close()
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
-    turns = torch.tensor([len(e.rewards) for e in episodes], dtype=torch.long)
+    turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
     columns = {
-        "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=frame.dtype),
+        "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
         "version": torch.full((len(ids),), version),
-        "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=frame.dtype),
-        "turns": turns,
+        "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
+        "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
     return _made(node, kind, parents, ids, table, count, turns)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
             for inner, answer in zip(asked, answers, strict=True):
-                body.values[inner.name] = answer.to("cpu", frame.dtype)
+                body.values[inner.name] = answer.to("cpu", session.dtype)
             [value] = run_region(partial(_straight, session), region, body, [model])
             body.values = {name: _detached(body.values[name]) for name, _ in node.exported}
             with lock:
@@ -68,7 +69,7 @@ def _call(node: Node, body: Frame, session: Session) -> Call:
     return Call(node.op, sequences, **options(node))  # type: ignore[arg-type]
 
 
-def _part(frame: Frame, axis: str | None, places: Tensor | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
+def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
     if axis is None or places is None:
         return frame.child(), {}
     return frame.slice(axis, places, names)
@@ -89,8 +90,8 @@ def _detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
-    """Rows of the unit for each micro-batch, by the padded tokens of what the model reads for them."""
+def _blocks(node: Node, frame: Frame, session: Session) -> list[np.ndarray]:
+    """Rows of the unit for each micro-batch, int64, by the padded tokens of what the model reads for them."""
     axis = node.attr("micro")
     lengths = torch.zeros(frame.size(axis), dtype=torch.long)
     for inner in node.region.nodes:
@@ -98,14 +99,15 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[Tensor]:
             continue
         kind, table = frame.types[inner.inputs[1]], frame.values[inner.inputs[1]]
         assert isinstance(kind, Table)
-        lengths.index_add_(0, frame.index(kind.axis.key, axis), table.sequences.lengths)
+        lengths.index_add_(0, torch.from_numpy(frame.index(kind.axis.key, axis)), table.sequences.lengths)
     settings = session.settings
     if settings.micro_rows:
-        return list(torch.split(torch.arange(frame.size(axis)), settings.micro_rows)) or [torch.arange(0)]
+        rows = np.arange(frame.size(axis))
+        return np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows))
     state = session.models[frame.values[node.inputs[0]]]
     blocks = state.engine.plan_blocks(lengths, settings.token_budget)
     # Ascending within a block: rows of one parent stay together.
-    return [block.sort().values for block in blocks] or [torch.arange(0)]
+    return [np.sort(block.numpy()) for block in blocks] or [np.arange(0)]
 
 
 def _options(node: Node) -> TrainOptions:

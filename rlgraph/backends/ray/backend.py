@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.backends.clocks import InLine, Queues, Threads
 from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.process.session import Settings, width
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.remote import PieceRef, Single
 from rlgraph.backends.ray.transport import RayTransport
@@ -64,7 +64,6 @@ class RayBackend(Placed):
             observer,
             {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},
             seed=settings.seed,
-            dtype=width(program),
             block=settings.block,
             replays=settings.replay is not None,
         )

@@ -9,8 +9,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
@@ -59,11 +57,11 @@ class Dispatch:
         self.ledger.finish(step)
         self._work.pop(step.number, None)
 
-    def choose(self, order: Order) -> Tensor:
+    def choose(self, order: Order) -> np.ndarray:
         _, receipts = self.ask(order, {0: order.frame})
         chosen = receipts[0].chosen
         assert chosen is not None
-        return torch.tensor(chosen)
+        return chosen
 
     def ask(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
@@ -139,7 +137,7 @@ class Dispatch:
                 mine = range(copy, len(sizes), len(copies))
                 if not mine:
                     continue
-                body, _ = part(frame, axis, torch.cat([torch.arange(*bounds[index]) for index in mine]), node.inputs)
+                body, _ = part(frame, axis, np.concatenate([np.arange(*bounds[index]) for index in mine]), node.inputs)
                 parts = tuple((numbers[index], sizes[index]) for index in mine)
                 addressed = list(self.addressed(order, ranks, body))
                 self.ledger.send([delivery for _, delivery in addressed])
@@ -206,9 +204,7 @@ class Dispatch:
             ids = None
             if told.axis in receipt.named:
                 ids = Remote.of(PieceRef((number, holder[1], f"ids:{told.axis}"), holder, told.size))
-            parent = (
-                None if told.counts is None else torch.from_numpy(np.repeat(np.arange(len(told.counts)), told.counts))
-            )
+            parent = None if told.counts is None else np.repeat(np.arange(len(told.counts)), told.counts)
             rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
         values: dict[str, Any] = {}
         for value in node.outputs:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from rlgraph.backends.placed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
@@ -45,9 +44,8 @@ class Remote(StandIn):
         """All rows of one piece."""
         return cls((ref,), np.zeros(ref.rows, dtype=np.int32), np.arange(ref.rows))
 
-    def pick(self, places: Tensor) -> Remote:
-        index = places.numpy()
-        return replace(self, piece=self.piece[index], place=self.place[index])
+    def pick(self, places: np.ndarray) -> Remote:
+        return replace(self, piece=self.piece[places], place=self.place[places])
 
     def select(self, column: int) -> Remote:
         return replace(self, column=column)

@@ -141,7 +141,7 @@ def _rows_of(frame: Frame, axis: Axis, ids: Source | None) -> RowsOf:
     rows = frame.rows[axis.key]
     counts = None
     if rows.parent is not None and axis.parent is not None:
-        counts = np.bincount(rows.parent.numpy(), minlength=frame.size(axis.parent.key))
+        counts = np.bincount(rows.parent, minlength=frame.size(axis.parent.key))
     assert ids is None or isinstance(ids, Wanted)
     return RowsOf(axis.key, rows.size, counts, ids)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.rows import TableData, join, pick
-from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.ragged import ragged_places
+from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 
 Places = range | np.ndarray
@@ -44,7 +45,7 @@ class Piece:
 
     kind: Type
     value: Any
-    counts: tuple[Tensor | None, ...] = ()
+    counts: tuple[np.ndarray | None, ...] = ()
     """For each of the value's axes that runs inside a row, how many entries each row has; None for the axis of the
     rows."""
 
@@ -57,17 +58,16 @@ class Piece:
 
     def take(self, rows: np.ndarray) -> Piece:
         """Some rows, in the order of `rows`."""
-        places = torch.from_numpy(rows)
-        chosen: dict[str, Tensor] = {}
-        kept: list[Tensor | None] = []
+        chosen: dict[str, np.ndarray] = {}
+        kept: list[np.ndarray | None] = []
         for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
             if counts is None:
-                chosen[axis.key] = places
+                chosen[axis.key] = rows
                 kept.append(None)
                 continue
-            starts = counts.cumsum(0) - counts
-            chosen[axis.key] = ragged_index(starts[places], counts[places])
-            kept.append(counts[places])
+            starts = counts.cumsum() - counts
+            chosen[axis.key] = ragged_places(starts[rows], counts[rows])
+            kept.append(counts[rows])
         if isinstance(self.kind, Table):
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(kept))
         inner = axis_of(self.kind)
@@ -80,13 +80,15 @@ class Piece:
         if len(parts) == 1:
             return parts[0]
         counts = tuple(
-            None if any(each is None for each in column) else torch.cat([each for each in column if each is not None])
+            None
+            if any(each is None for each in column)
+            else np.concatenate([each for each in column if each is not None])
             for column in zip(*(part.counts for part in parts), strict=True)
         )
         return Piece(parts[0].kind, join([part.value for part in parts]), counts)
 
 
-def inner_axes(kind: Type, counts: Sequence[Tensor | None]) -> Iterable[tuple[Axis, Tensor]]:
+def inner_axes(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
     """The axes inside the rows of a value, with how many entries each row has."""
     return ((axis, found) for axis, found in zip(axes_of(kind), counts, strict=True) if found is not None)
 
@@ -147,13 +149,12 @@ class Store:
 
 
 def to_wire(piece: Piece) -> tuple[Any, ...]:
-    counts = [None if each is None else each.numpy() for each in piece.counts]
-    return piece.kind, _flat(piece.value), counts
+    return piece.kind, _flat(piece.value), piece.counts
 
 
 def from_wire(wire: tuple[Any, ...]) -> Piece:
     kind, value, counts = wire
-    return Piece(kind, _full(value), tuple(None if each is None else _tensor(each) for each in counts))
+    return Piece(kind, _full(value), counts)
 
 
 def size(wire: Any) -> int:

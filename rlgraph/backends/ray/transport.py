@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
@@ -35,7 +35,7 @@ class RayTransport:
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         return self.dispatch.parts(order, sizes)
 
-    def choose(self, order: Order) -> Tensor:
+    def choose(self, order: Order) -> np.ndarray:
         return self.dispatch.choose(order)
 
     def move(self, move: Move) -> Moved:

@@ -17,8 +17,8 @@ from torch import Tensor
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
-from rlgraph.backends.process.sampling import generate_parts, sampled_tokens
-from rlgraph.backends.process.session import Session, Settings, width
+from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
+from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import train
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
@@ -60,7 +60,6 @@ class Worker:
         self.spec = spec
         self.nodes = list(spec.program.walk())
         self.types = {phase.name: phase.graph.values() for phase in spec.program.phases}
-        self.dtype = width(spec.program)
         self.axes = _axes(self.types)
         self.store = Store()
         self.session: Session
@@ -136,7 +135,7 @@ class Worker:
         session = self.session
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
-                return Receipt(start, time.time(), chosen=chosen_places(node, frame).numpy(), came=came)
+                return Receipt(start, time.time(), chosen=chosen_places(node, frame), came=came)
             if order.parts:
                 self.parts = self.in_parts(order, node, frame, start, came)
                 return next(self.parts)
@@ -158,7 +157,7 @@ class Worker:
         for (number, _), (rows, made) in zip(
             order.parts, generate_parts(node, frame, self.session, sizes), strict=True
         ):
-            asked = Frame(frame.types, self.dtype, order.step)
+            asked = Frame(frame.types, order.step)
             asked.add_rows(rows)
             yield self.receipt(number, order.keeps, node, asked, made, start, came)
             start, came = time.time(), ()
@@ -174,13 +173,9 @@ class Worker:
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
-        frame, number = Frame(self.types[phase], self.dtype, order.step), order.step.number
+        frame, number = Frame(self.types[phase], order.step), order.step.number
         for told in order.rows:
-            parent = (
-                None
-                if told.counts is None
-                else torch.from_numpy(np.repeat(np.arange(told.counts.shape[0]), told.counts))
-            )
+            parent = None if told.counts is None else np.repeat(np.arange(told.counts.shape[0]), told.counts)
             ids = None if told.ids is None else self.wanted(told.ids, number).value
             frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
         for name, source in order.inputs.items():
@@ -191,8 +186,7 @@ class Worker:
             frame.values[name] = piece.value
             for axis, counts in inner_axes(frame.types[name], piece.counts):
                 if axis.key not in frame.rows:
-                    parent = torch.repeat_interleave(torch.arange(counts.shape[0]), counts)
-                    frame.add_rows(Rows(axis, int(counts.sum()), parent))
+                    frame.add_rows(inner_rows(axis, counts))
         return frame
 
     def wanted(self, wanted: Wanted, step: int) -> Piece:
@@ -225,7 +219,7 @@ class Worker:
                 continue
             counts = None
             if rows.parent is not None and rows.axis.parent is not None:
-                counts = torch.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key)).numpy()
+                counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
             told.append(RowsOf(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
@@ -336,9 +330,9 @@ def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
     }
 
 
-def _counts(axis: Axis, frame: Frame) -> Tensor | None:
+def _counts(axis: Axis, frame: Frame) -> np.ndarray | None:
     """Entries of an inner axis in each row; None for an axis of rows."""
     if not axis.inner:
         return None
     assert axis.parent is not None
-    return torch.bincount(frame.index(axis.key, axis.parent.key), minlength=frame.size(axis.parent.key))
+    return np.bincount(frame.index(axis.key, axis.parent.key), minlength=frame.size(axis.parent.key))

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from rlgraph.backends.clocks import Queues, Virtual
 from rlgraph.backends.flight import thing_name
 from rlgraph.backends.placed.backend import Placed
@@ -43,7 +41,7 @@ class SimBackend(Placed):
         transport = SimTransport(program, queues, workload, seed, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
         first = {thing_name(value): _first(value) for value in things}
-        super().__init__(program, plan, transport, self.clock, observer, first, seed=seed, dtype=torch.float32)
+        super().__init__(program, plan, transport, self.clock, observer, first, seed=seed)
 
     @property
     def works(self) -> list[Work]:

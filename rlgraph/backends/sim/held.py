@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor as Places
 
 from rlgraph.backends.placed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
@@ -44,10 +43,7 @@ class Held(StandIn):
     def rows(self) -> int:
         return int(self.numbers.shape[0])
 
-    def pick(self, places: Places) -> Held:
-        return self.take(places.numpy())
-
-    def take(self, places: np.ndarray) -> Held:
+    def pick(self, places: np.ndarray) -> Held:
         return replace(self, numbers=self.numbers[places], prompt=self.prompt[places], response=self.response[places])
 
     def select(self, column: int) -> Held:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
@@ -113,7 +111,7 @@ class SimTransport:
             spent, began, tokens = self.begun(order, [batch]), self.log.clock.now, 0
             there, longest = 0.0, 0
             for start, stop in pairwise(accumulate(sizes, initial=0)):
-                part, _ = frame.slice(node.unit.axis, torch.arange(start, stop), node.inputs)
+                part, _ = frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)
                 made = self.made(node, part, group)
                 longest = max(longest, int(made.values[node.name].response.max(initial=0)))
                 cut = replace(batch, response=batch.response.capped(longest))
@@ -129,23 +127,24 @@ class SimTransport:
                 yield made
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
-    def choose(self, order: Order) -> Tensor:
+    def choose(self, order: Order) -> np.ndarray:
         """A share of the rows for `keep`, and one of each group for `pick`."""
         node, frame = order.node, order.frame
         self.work(order, Made())
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
-            kept = torch.from_numpy(mask.shares(self.key(node, frame.step)) < self.workload.kept)
-            return kept[frame.index(node.attr("axis"), axis.key)].nonzero()[:, 0]
+            kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
+            return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
-        counts = torch.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
+        counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
         if bool((counts == 0).any()):
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
-        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts.numpy()
-        return counts.cumsum(0) - counts + torch.from_numpy(places.astype(np.int64))
+        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts
+        found: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
+        return found
 
     def key(self, node: Node, step: Step) -> str:
         """Of what is random about a node in this step."""
@@ -217,7 +216,7 @@ class SimTransport:
         sent, key = self.books(order.step).sent, (value.name, order.group.name)
         there = sent.get(key, none())
         sent[key] = np.union1d(there, value.numbers)
-        return value.take(~np.isin(value.numbers, there))
+        return value.pick(~np.isin(value.numbers, there))
 
     def cost(self, node: Node, frame: Frame, made: Made, batches: Sequence[Batch]) -> Cost:
         """Of the work itself."""
@@ -272,7 +271,7 @@ class SimTransport:
         )
         rows = []
         if axis.key != above.key:
-            rows.append(Rows(axis, made.rows, torch.repeat_interleave(torch.arange(asked.rows), count)))
+            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), count)))
         return Made({node.name: made}, rows)
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
@@ -280,7 +279,7 @@ class SimTransport:
         assert axis is not None
         count = min(node.attr("rows"), held.rows)
         taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
-        return Made({node.name: replace(held.take(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
+        return Made({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
         """What lives across steps, after a node."""
@@ -291,7 +290,7 @@ class SimTransport:
         held, table = (frame.values[name] for name in node.inputs[:2])
         full = replace(held.join([table]), name=kind.name, where=group.name)
         rule = next(each for each in self.program.outside if each.name == kind.name)
-        return full.take(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
+        return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
 
     def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> Held:
         """A value with the rows of an input that lies on the same axis, or else on the same rows."""
