@@ -67,7 +67,7 @@ def program(lag: int, epochs: int) -> str:
     body, report = ("    train actor" + train).split("\n    report", 1)
     inner = "\n".join(f"    {line}" if line.strip() else line for line in body.rstrip().splitlines())
     loop = f"    minibatch prompts(parts=1, epochs={epochs}):\n{inner}\n"
-    how = f"step async(staleness={lag}):" if lag else "step:"
+    how = f"step async(lag={lag}):" if lag else "step:"
     return f"{head}\n{how}\n{before}{loop}\n    report{report}"
 
 

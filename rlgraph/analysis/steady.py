@@ -30,7 +30,7 @@ def settled(seconds: Sequence[float]) -> int | None:
 def first_of(phase: Phase) -> int:
     """Steps after which a simulation is in the middle of a run: a first step has weights that need not be brought, and
     the next ones do not know yet what they lag behind."""
-    return 1 + phase.staleness
+    return 1 + phase.staleness.steps
 
 
 def longest_cycle(backend: SimBackend) -> float:

@@ -1,6 +1,6 @@
 """Steps in flight: when one begins, what it waits for, and whose turn it is to change models.
 
-A step begins when there is credit: `step async(staleness=k)` lets it begin before the k steps before it are over. What
+A step begins when there is credit: `step async(lag=k)` lets it begin before the k steps before it are over. What
 it reads of things that live across steps comes from the step before as soon as that has made it, and weights from the
 step that made the version which it works with. Models are changed by the oldest step alone, once whoever runs the steps
 has seen the end of the one before: between two steps there are no weights but those that the first one left. So all
@@ -79,7 +79,8 @@ class Flights:
         """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
         one that has all but the weights it waits for, so that it gets them before the next training begins. Where one
         node runs at a time, nothing is gained by more than one."""
-        return 2 + phase.staleness if phase.staleness and self.executor.clock.together else 1
+        ahead = phase.staleness.steps if phase.staleness.exact else 0
+        return 2 + ahead if ahead and self.executor.clock.together else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
         """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are

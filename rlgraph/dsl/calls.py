@@ -125,8 +125,8 @@ def _generated(
     attrs = {**options, "key": label}
     if isinstance(attrs.get("stop"), str):
         attrs["stop"] = (attrs["stop"],)
-    if context.phase.staleness and not model.frozen:
-        attrs["lag"] = context.phase.staleness
+    if context.phase.staleness.steps and not model.frozen:
+        attrs[context.phase.staleness.word] = context.phase.staleness.steps
     handle = context.block.versions[model.name]
     emit(context, Node(name, (handle.name, given), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
     return TableValue(label, kind)

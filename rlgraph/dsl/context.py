@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Meaning, Reporter
 from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import Expr, Node, Record, Ref, Value
+from rlgraph.ir.graph import Expr, Node, Record, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
 
 Columns = Callable[[Record], tuple[str, ...] | None]
@@ -44,7 +44,7 @@ class Block:
 class PhaseContext:
     """What is known of the phase whose graph is being written."""
 
-    staleness: int = 0
+    staleness: Staleness = Staleness()
     collected: frozenset[str] = frozenset()
     """Data that some `collect` of it reads."""
     taken: dict[str, int] = field(default_factory=dict)

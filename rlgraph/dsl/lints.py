@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rlgraph.dsl.offpolicy import off_policy
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Program, Ref, axes
+from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import Axis, Handle, Type
 from rlgraph.ops import NODES, TENSOR
 
@@ -25,6 +27,7 @@ def lint(program: Program) -> list[Diagnostic]:
         found += _groups_of_one(phase.graph, known)
         found += _broken_groups(phase.graph, known)
         found += _Losses(phase).warnings
+        found += off_policy(phase)
     return list({(d.code, str(d.span)): d for d in found}.values())
 
 
@@ -308,7 +311,7 @@ class _Losses:
         against the policy that sampled.
         """
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
-            if ratio.live and ratio.above and ratio.below and self.generated[ratio.table].attr("lag"):
+            if ratio.live and ratio.above and ratio.below and oldest(self.generated[ratio.table]):
                 self.warnings.append(
                     Diagnostic(
                         "W0502",

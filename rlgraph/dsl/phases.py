@@ -12,7 +12,7 @@ from rlgraph.dsl.nodes import version
 from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Related, Span
-from rlgraph.ir.graph import Constant, Graph, Phase, Value
+from rlgraph.ir.graph import Constant, Graph, Phase, Staleness, Value
 from rlgraph.ir.types import Handle, Tensor
 
 
@@ -59,12 +59,12 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     return Phase(item.name, graph, steps, staleness)
 
 
-def _options(context: Context, item: tree.Phase) -> tuple[int | None, int]:
-    """How many steps a phase has, and by how many its weights may be stale."""
+def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]:
+    """How many steps a phase has, and how old the weights are that sample."""
     steps: Constant = None
-    staleness: Constant = 0
+    staleness = Staleness()
     if item.asynchronous:
-        staleness = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)["staleness"]
+        staleness = _staleness(context, item)
     elif item.name != "step":
         steps = constants.options(context, STATEMENTS["phase"], item.options, item.span, context.scope)["steps"]
     elif item.options:
@@ -72,10 +72,39 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, int]:
             "E0401",
             f"`step` has no option `{item.options[0].name}`",
             item.options[0].name_span,
-            "write `step async(staleness=2):` to let sampling run ahead",
+            "write `step async(lag=2):` to let sampling run ahead",
         )
-    assert isinstance(staleness, int) and (steps is None or isinstance(steps, int))
+    assert steps is None or isinstance(steps, int)
     return steps, staleness
+
+
+_TO_COME = {
+    "span": "to come: the tokens of a row are of one version",
+    "late": "to come: no row is older than `staleness` says, since generating waits",
+    "unit": "to come: `staleness` counts the training steps between a row's weights and those it is trained with",
+    "order": "to come: rows are trained on in the order of the data",
+}
+"""Options of `async` that the language means to have."""
+
+
+def _staleness(context: Context, item: tree.Phase) -> Staleness:
+    """Of the weights that sample: `lag` is exact, `staleness` a bound."""
+    for option in item.options:
+        if option.name in _TO_COME:
+            message = f"`async` has no option `{option.name}` yet"
+            raise context.stop("E0401", message, option.name_span, _TO_COME[option.name])
+    found = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
+    given = [option for option in item.options if found[option.name] is not None]
+    hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
+    if not given:
+        raise context.stop("E0402", "`async` needs `lag` or `staleness`", item.span, hint)
+    first, *more = given
+    if more:
+        message = "`lag` is an age, and `staleness` a bound of it: only one of them can be said"
+        raise context.stop("E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),))
+    steps = found[first.name]
+    assert isinstance(steps, int)
+    return Staleness(steps, first.name == "lag" or steps == 0)
 
 
 def _is_data(context: Context, name: str) -> bool:

@@ -245,7 +245,10 @@ STATEMENTS = _table(
     ),
     Signature(
         "async",
-        options=(Attribute("staleness", "int", REQUIRED, 0, 1024, "steps that the weights which sample lag behind"),),
+        options=(
+            Attribute("lag", "int", None, 0, 1024, "steps that the weights which sample are behind"),
+            Attribute("staleness", "int", None, 0, 1024, "steps that the weights which sample are behind at most"),
+        ),
     ),
     Signature(
         "phase", options=(Attribute("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)

@@ -96,7 +96,7 @@ class _Unexpected:
         if word == "from" and "import" in self.tokens:
             return self.say("E0113", words.PYTHON["import"], word)
         if word == "async":
-            return self.say("E0101", "`async` cannot begin a line", word, "write `step async(staleness=1):`")
+            return self.say("E0101", "`async` cannot begin a line", word, "write `step async(lag=1):`")
         if word in words.HOMES:
             message = f"`{word}` cannot stand {self.place()}"
             return self.say("E0115", message, word, f"it belongs {words.HOMES[word]}")

@@ -276,7 +276,7 @@ class Def:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`step:`, `step async(staleness=2):` or `phase NAME(steps=100):`"""
+    """`step:`, `step async(lag=2):` or `phase NAME(steps=100):`"""
 
     name: str
     """`step` for the main one."""

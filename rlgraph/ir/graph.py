@@ -220,6 +220,23 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Staleness:
+    """How old the weights are that sample, in steps that changed them."""
+
+    steps: int = 0
+    exact: bool = True
+    """Exactly so old, as soon as there have been so many; otherwise at most."""
+
+    @property
+    def word(self) -> str:
+        """Of the language."""
+        return "lag" if self.exact else "staleness"
+
+    def __str__(self) -> str:
+        return f"{self.word}={self.steps}"
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One kind of step. Its graph is given the first version of each thing that lives across steps and returns the
     last."""
@@ -228,8 +245,8 @@ class Phase:
     graph: Graph
     steps: int | None = None
     """How often it runs before the next phase; None for the main step."""
-    staleness: int = 0
-    """Updates by which the weights that sample lag behind."""
+    staleness: Staleness = Staleness()
+    """Of the weights that sample."""
 
 
 @dataclass(frozen=True, slots=True)

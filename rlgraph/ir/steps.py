@@ -16,8 +16,8 @@ class StepEdge:
     model: str
     reader: Node
     distance: int
-    """In step t the reader has the weights that step t - distance left, or the first ones. Only steps that change the
-    model count; the step before is 1 away."""
+    """In step t the reader has the weights that step t - distance left, or the first ones; where their age is bounded,
+    these or newer ones. Only steps that change the model count; the step before is 1 away."""
 
 
 def step_edges(program: Program) -> Iterator[StepEdge]:
@@ -26,18 +26,23 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
-            lag = node.attr("lag", 0)
-            if lag:
+            age = oldest(node)
+            if age:
                 model = types[node.inputs[0]]
                 assert isinstance(model, Handle)
-                yield StepEdge(model.name, node, 1 + lag)
+                yield StepEdge(model.name, node, 1 + age)
+
+
+def oldest(node: Node) -> int:
+    """How many versions old the weights are, or may be, that a node samples with."""
+    return int(node.attr("lag", 0) + node.attr("staleness", 0))
 
 
 def distance(node: Node, name: str) -> int:
-    """How far back the weights are from which a node works that reads this handle: of several readers in a loop the
+    """How far back the weights may be from which a node works that reads this handle: of several readers in a loop the
     nearest counts."""
     if not node.regions:
-        return 1 + int(node.attr("lag", 0))
+        return 1 + oldest(node)
     if name in node.carried_in:
         return 1
     return min(distance(inner, name) for inner in node.region.nodes if name in inner.inputs)

@@ -20,6 +20,7 @@ from rlgraph.ir.graph import (
     Program,
     Record,
     Ref,
+    Staleness,
     State,
     Unit,
     Value,
@@ -315,9 +316,10 @@ class _Parser:
         options = dict(line.options())
         self.values.update({value.name: value.type for value in given})
         graph = self.graph(tuple(given), 2)
-        steps, staleness = options.get("steps"), options.get("staleness", 0)
+        exact = "staleness" not in options
+        steps, staleness = options.get("steps"), options.get("lag" if exact else "staleness", 0)
         assert (steps is None or isinstance(steps, int)) and isinstance(staleness, int)
-        return Phase(name, graph, steps, staleness)
+        return Phase(name, graph, steps, Staleness(staleness, exact))
 
     def graph(self, given: tuple[Value, ...], indent: int) -> Graph:
         nodes: list[Node] = []

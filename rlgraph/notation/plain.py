@@ -1,7 +1,7 @@
 """The graph as plain data, for tools: what `--emit json` writes.
 
     {"format": 1, "program": "grpo", "axes": [...], "models": [...], "outside": [...], "states": [...],
-     "phases": [{"name": "step", "steps": null, "staleness": 0, "graph": {"inputs", "nodes", "outputs"}}]}
+     "phases": [{"name": "step", "steps": null, "lag": 0, "graph": {"inputs", "nodes", "outputs"}}]}
 
 Types, constants and expressions are texts, as in the printed graph.
 """
@@ -60,7 +60,7 @@ def to_plain(program: Program) -> dict[str, Any]:
             {
                 "name": phase.name,
                 "steps": phase.steps,
-                "staleness": phase.staleness,
+                phase.staleness.word: phase.staleness.steps,
                 "graph": _graph(phase.graph),
             }
             for phase in program.phases

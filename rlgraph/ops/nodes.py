@@ -115,7 +115,10 @@ _SAMPLING = (
     Attribute("top_k", "int", 0, 0, None, "sample from this many of the likeliest tokens; 0: from all"),
 )
 _KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
-_LAG = Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker")
+_LAG = (
+    Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker"),
+    Attribute("staleness", "int", 0, 0, 1024, "steps that its weights may be behind", by="checker"),
+)
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
@@ -151,7 +154,7 @@ _ALL = (
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
             _KEY,
-            _LAG,
+            *_LAG,
         ),
         work="generates",
         pure=False,
@@ -169,7 +172,7 @@ _ALL = (
             Attribute("max_tokens", "int", low=1, doc="tokens of an episode at most, the environment's included"),
             Attribute("env", "name", doc="the environment", by="checker"),
             _KEY,
-            _LAG,
+            *_LAG,
         ),
         work="generates",
         pure=False,

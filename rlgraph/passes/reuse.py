@@ -2,8 +2,8 @@
 
 `actor.logprobs(rollout)` is `rollout.logprobs` where the same engine holds the same weights at the same temperature.
 The version of the weights is in the names: `actor@0` generated the rows and `actor@0` is asked. Rows of an older
-version (`lag`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose probabilities
-are taken at 1.
+version (`lag`, `staleness`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose
+probabilities are taken at 1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, region_node
+from rlgraph.ir.steps import oldest
 from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
 
 
@@ -43,5 +44,5 @@ def _same(node: Node, source: Node | None) -> bool:
         source is not None
         and model_of(source) == model_of(node)
         and attr(source, "temperature") == attr(node, "temperature")
-        and not attr(source, "lag")
+        and not oldest(source)
     )

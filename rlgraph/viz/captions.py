@@ -75,9 +75,9 @@ def _read(node: Node) -> str:
 
 
 def phase(found: Phase) -> str:
-    """How often a phase's step runs, and how far it runs ahead: `3 steps`, `async, staleness 1`."""
+    """How often a phase's step runs, and how far it runs ahead: `3 steps`, `async, lag 1`."""
     note = [f"{found.steps} steps"] if found.steps is not None else []
-    note += [f"async, staleness {found.staleness}"] if found.staleness else []
+    note += [f"async, {found.staleness.word} {found.staleness.steps}"] if found.staleness.steps else []
     return ", ".join(note)
 
 

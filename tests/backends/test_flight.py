@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def program(folder: Path, lag: int, schedule: str = APART, text: str = AHEAD) -> Compiled:
-    step = f"step async(staleness={lag})" if lag else "step"
+    step = f"step async(lag={lag})" if lag else "step"
     return compiled(text.replace("STEP", step), {}, schedule, folder)
 
 

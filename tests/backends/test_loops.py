@@ -263,7 +263,7 @@ def test_phases_come_one_after_the_other_and_share_what_lives(folder: Path) -> N
 ASYNC = (
     HEAD
     + """
-step async(staleness=LAG):
+step async(lag=LAG):
     rollout = actor.generate(prompts, n=2, max_tokens=4)
     now     = actor.logprobs(rollout)
     minibatch prompts(parts=2):

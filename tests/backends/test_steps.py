@@ -44,7 +44,7 @@ func spread = python("rewards.py:spread")
 AHEAD = (
     HEAD
     + """
-step async(staleness=LAG):
+step async(lag=LAG):
     rollout = actor.generate(prompts, n=2, max_tokens=4)
     score   = spread(rollout)
     minibatch prompts(parts=2, shuffle=true):
@@ -228,7 +228,7 @@ phase warm(steps=2):
     train twin(lr=0.1):
         minimize mean(-twin.logprobs(rollout))
 
-step async(staleness=2):
+step async(lag=2):
     rollout = actor.generate(prompts, max_tokens=2)
     every 3:
         train actor(lr=0.1):
@@ -283,7 +283,7 @@ def test_weights_of_before_the_first_step_are_the_first_ones(folder: Path) -> No
         + """
 data held = jsonl("gsm8k.jsonl", batch=5)
 
-step async(staleness=1):
+step async(lag=1):
     first = actor.generate(prompts, max_tokens=4)
     train actor(lr=0.5):
         minimize mean(-actor.logprobs(first))

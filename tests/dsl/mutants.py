@@ -54,7 +54,7 @@ phase warm(steps=3):
     train critic(lr=cosine(1e-3, steps=10, warmup=2)):
         minimize mean((critic.values(rollout) - value)**2)
 
-step async(staleness=1):
+step async(lag=1):
     rollout = actor.generate(prompts, n=n, max_tokens=8, top_p=0.9, stop=["a", "b"])
     episode = actor.interact(shell, others, n=2, max_turns=3, max_tokens=9)
     score = correct(rollout, hint=rollout.answer, length=rollout.length) + both(rollout)

@@ -57,8 +57,8 @@ def test_blanks_in_a_line(loose: str, tight: str) -> None:
 
 
 def test_headers() -> None:
-    loose = "step   async ( staleness=2 ) :\n  train a ( lr=1 ) :\n    minimize b\n  every(20) :\n    report b\n"
-    tight = "step async(staleness=2):\n    train a(lr=1):\n        minimize b\n"
+    loose = "step   async ( lag=2 ) :\n  train a ( lr=1 ) :\n    minimize b\n  every(20) :\n    report b\n"
+    tight = "step async(lag=2):\n    train a(lr=1):\n        minimize b\n"
     tight += "    every (20):\n        report b\n"
     assert tidy(loose) == tight
     assert tidy("def f( a,b ):\n\treturn a") == "def f(a, b):\n    return a\n"

@@ -236,8 +236,8 @@ def test_schedules() -> None:
 
 
 def test_spans_of_a_block_are_of_its_header() -> None:
-    step = step_of("step async(staleness=2):\n    train actor(lr=1):\n        minimize a\n")
-    assert step.span.text == "step async(staleness=2)"
+    step = step_of("step async(lag=2):\n    train actor(lr=1):\n        minimize a\n")
+    assert step.span.text == "step async(lag=2)"
     assert step.body[0].span.text == "train actor(lr=1)"
 
 

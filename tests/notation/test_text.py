@@ -23,6 +23,7 @@ from rlgraph.ir.graph import (
     Program,
     Record,
     Ref,
+    Staleness,
     State,
     Unit,
     Value,
@@ -175,7 +176,8 @@ class Programs:
     def phase(self, name: str) -> Phase:
         self.known, self.names = {}, 0
         steps = self.draw(st.one_of(st.none(), st.integers(1, 9)))
-        return Phase(name, self.graph(2), steps, self.draw(st.integers(0, 2)))
+        staleness = self.draw(st.sampled_from([Staleness(), Staleness(1), Staleness(2, exact=False)]))
+        return Phase(name, self.graph(2), steps, staleness)
 
 
 OPTIONS = st.lists(st.tuples(NAMES, constants()), max_size=2).map(tuple)

@@ -203,7 +203,7 @@ def test_the_log_probabilities_of_the_sampler_are_used_where_they_are_the_same(c
 
 
 def test_they_are_not_used_for_rows_of_an_older_policy() -> None:
-    made = [node.op for node in nodes(ROLLOUT + OLD, "step async(staleness=1):")]
+    made = [node.op for node in nodes(ROLLOUT + OLD, "step async(lag=1):")]
     assert "logprobs" in made
 
 

@@ -106,7 +106,7 @@ phase warmup(actor@0: model<actor>, prompts@0: cursor<prompts>) {steps=100}:
     yield loss
   yield actor@1, prompts@1
 
-phase step(actor@0: model<actor>, ref@0: model<ref>, scale@0: float, seen@0: keyed<seen>, prompts@0: cursor<prompts>) {staleness=2}:
+phase step(actor@0: model<actor>, ref@0: model<ref>, scale@0: float, seen@0: keyed<seen>, prompts@0: cursor<prompts>) {lag=2}:
   prompts@2: cursor<prompts>, rollout: table[rollout; token=rollout.token; sampled=1.0; data=?], hit: float[rollout] <- collect(prompts@0, actor@0) {rows=8, rounds=64, axis="prompts"} per batch because "how many rows are kept is known at the end":
     given prompts@1: cursor<prompts>
     prompts: table[prompts; data=?], prompts@3: cursor<prompts> <- read(prompts@1)

@@ -40,7 +40,7 @@ phase warmup(steps=100):
     answer = encode(pairs.prompt, pairs.answer)
     train actor(lr=1e-5):
         minimize -mean(actor.logprobs(answer))
-step async(staleness=1):
+step async(lag=1):
     rollout = actor.generate(prompts, n=8, max_tokens=256)
     adv     = center(rollout.length, prompts)
     kl      = k3(rollout.logprobs, ref.logprobs(rollout))

@@ -132,7 +132,7 @@ phase step(m@0: model<m>, rows@0: cursor<rows>):
 
 def test_phases_are_sections() -> None:
     sections = to_scene(program(LOOPS)).sections
-    assert [(s.title, s.note) for s in sections] == [("warmup", "100 steps"), ("step", "async, staleness 2")]
+    assert [(s.title, s.note) for s in sections] == [("warmup", "100 steps"), ("step", "async, lag 2")]
 
 
 def test_an_empty_graph_is_an_empty_section() -> None:

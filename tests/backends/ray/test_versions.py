@@ -26,7 +26,7 @@ model ref    = frozen(actor)
 model target = frozen(actor)
 data prompts = jsonl("prompts.jsonl", batch=5)
 
-step async(staleness=2):
+step async(lag=2):
     rollout = actor.generate(prompts, n=3, max_tokens=5)
     now     = actor.logprobs(rollout)
     old     = ref.logprobs(rollout)
