@@ -4,11 +4,13 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
     python benchmarks/overlap.py
     python benchmarks/overlap.py --lags 0 1 --steps 20 --epochs 2
     python benchmarks/overlap.py --json
+    rlgraph profile here.json && python benchmarks/overlap.py --calibration here.json
 
     step       seconds of a step in steady state, from the end of one to the end of the next, the median
     generate   seconds in which the process that generates is at work in it; train: the same
     slower     the slower one's share of the step: 100% is all that overlap can do
     speedup    samples a second, beside those without a lag
+    predicted  seconds of a step by the simulator, with a calibration of this machine, and their error
 
 Batch, answers and passes over the rows are such that both take about as long on two cores (`--new`, `--epochs`). Two
 processes on two cores: leave the machine alone meanwhile.
@@ -21,10 +23,14 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
 
 HERE = Path(__file__).resolve().parent
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +43,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHO
 
 SKIPPED = 4
 """Steps at the beginning: lazy initialisation, and nothing that is ahead."""
+
+COLUMNS = ("lag", "step", "generate", "train", "slower", "speedup", "predicted")
 
 SCHEDULE = """schedule toy_grpo
 pool learn = 1 devices
@@ -55,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the rows of a step")
     parser.add_argument("--generates", default="vllm", help="the engine that generates")
+    parser.add_argument("--calibration", help="of this machine: what the simulator says is shown beside")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each run instead of the table")
     return parser.parse_args()
 
@@ -74,14 +83,13 @@ def program(lag: int, epochs: int) -> str:
 def measured(options: argparse.Namespace, folder: Path, lag: int) -> dict[str, Any]:
     import rlgraph
 
-    trace, source = folder / f"trace-{lag}.json", HERE / "peers" / f".overlap-{os.getpid()}.rlf"
-    source.write_text(program(lag, options.epochs))
+    trace = folder / f"trace-{lag}.json"
     changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
-    try:
-        made = rlgraph.compile(source, set=changes, schedule=SCHEDULE.format(generates=options.generates))
+    # Files that a program in a text names are looked for where one is.
+    with chdir(HERE / "peers"):
+        text = program(lag, options.epochs)
+        made = rlgraph.compile(text, set=changes, schedule=SCHEDULE.format(generates=options.generates))
         run = made.run(options.steps, threads=1, progress=False, trace=trace, backend="ray")
-    finally:
-        source.unlink()
     slices = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
     ends = sorted(each["ts"] + each["dur"] for each in slices if each["cat"] == "step")
     # The last steps have nothing ahead of them.
@@ -104,7 +112,26 @@ def measured(options: argparse.Namespace, folder: Path, lag: int) -> dict[str, A
         "samples_per_s": options.prompts * options.n / step,
         "steps": len(windows),
         "age": run.metrics[-1].get("age"),
+        "predicted_s": predicted(options, made) if options.calibration else None,
     }
+
+
+def predicted(options: argparse.Namespace, made: Compiled) -> float:
+    """Seconds of a step in steady state; all answers are of the same length."""
+    from toy import make_tokenizer
+    from toy_task import prompts
+
+    from rlgraph.analysis.simulate import simulate
+    from rlgraph.clusters.read import read_cluster
+    from rlgraph.cost.lengths import Lengths
+    from rlgraph.cost.tasks import Workload
+    from rlgraph.profiles.calibration import read_calibration
+
+    calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()
+    asked = Lengths.of(len(tokenizer(row["prompt"])["input_ids"]) for row in prompts())
+    rows = Workload(asked, Lengths((float(options.new),)))
+    cluster = read_cluster(f"1x2:{calibration.device.name}")
+    return simulate(made, cluster, steps=8, workload=rows, calibration=calibration).seconds
 
 
 def main() -> None:
@@ -118,7 +145,7 @@ def main() -> None:
         toy.make_model(0).save_pretrained(folder / "model")
         toy.make_tokenizer().save_pretrained(folder / "model")
         if not options.json:
-            print("".join(f"{each:>12}" for each in ("lag", "step", "generate", "train", "slower", "speedup")))
+            print("".join(f"{each:>12}" for each in COLUMNS[: 7 if options.calibration else 6]))
         first: float | None = None
         for lag in options.lags:
             found = measured(options, folder, lag)
@@ -126,9 +153,11 @@ def main() -> None:
             if options.json:
                 print(json.dumps(found), flush=True)
                 continue
+            told = found["predicted_s"]
             print(
                 f"{lag:>12}{found['step_s']:>10.2f} s{found['generate_s']:>10.2f} s{found['train_s']:>10.2f} s"
-                f"{found['slower']:>12.0%}{found['samples_per_s'] / first:>11.2f}x",
+                f"{found['slower']:>12.0%}{found['samples_per_s'] / first:>11.2f}x"
+                + (f"{told:>10.2f} s, {told / found['step_s'] - 1:+.0%}" if told else ""),
                 flush=True,
             )
 

@@ -1,0 +1,40 @@
+"""docs/asynchrony.md has what benchmarks/asynchrony.py prints: all of its cases, and, of the cheap ones, the figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.asynchrony import EXPERIMENTS, HEAD, Experiment, rows, shown
+from tests.documents import ROOT
+
+TABLES = dict(
+    re.findall(
+        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->", (ROOT / "docs/asynchrony.md").read_text("utf-8"), re.DOTALL
+    )
+)
+
+
+def test_every_case_is_on_the_page() -> None:
+    assert list(TABLES) == list(EXPERIMENTS)
+    for name, experiment in EXPERIMENTS.items():
+        lines = TABLES[name].splitlines()
+        assert "\n".join(lines[:2]) == HEAD
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+        assert [(row[0], row[1], row[2], row[7]) for row in cells] == [
+            (answers, case.plan, str(case.lag), case.published)
+            for answers in experiment.answers
+            for case in experiment.cases
+        ]
+
+
+@pytest.mark.parametrize("name, cases", [("areal", 2), ("streamrl", 1)])
+def test_the_page_has_what_is_printed(name: str, cases: int) -> None:
+    whole = EXPERIMENTS[name]
+    few: Experiment = replace(whole, answers=whole.answers[:1], cases=whole.cases[:cases])
+    printed = [shown(row) for row in rows(few)]
+    assert printed == TABLES[name].splitlines()[2 : 2 + cases], (
+        "put what `python benchmarks/asynchrony.py` prints there"
+    )
