@@ -11,7 +11,7 @@ from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
 from rlgraph.cost.lengths import Lengths
-from rlgraph.dsl.schedule import Placement, Schedule
+from rlgraph.dsl.schedule import Placement
 from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question
 
@@ -156,7 +156,7 @@ def _freed(asked: Question) -> Iterator[Other]:
         rest = tuple(other for other in placements if other is not line)
         yield Other(f"`{shown(line)}` left out", "", replace(asked, schedule=replace(asked.schedule, placements=rest)))
     if len(placements) > 1 or asked.schedule.pools:
-        free = Schedule((), (), asked.schedule.streams, asked.schedule.span)
+        free = replace(asked.schedule, pools=(), placements=(), sends=())
         yield Other("a schedule without pools and placements", "", replace(asked, schedule=free))
 
 

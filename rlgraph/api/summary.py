@@ -66,7 +66,9 @@ def _placement(plan: Plan) -> Iterator[str]:
             yield f"{counted(pool.devices, 'device')} in `{pool.name}`"
             here = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
-    yield from (f"weights of {model}: {source} to {target}" for model, source, target in plan.syncs())
+    for model, source, target in plan.syncs():
+        how = ", what changed of them" if plan.holding(model, target).delta else ""
+        yield f"weights of {model}: {source} to {target}{how}"
 
 
 def _does(group: Group, plan: Plan) -> str:

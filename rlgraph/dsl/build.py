@@ -188,6 +188,9 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def stream(self, c: list[Any]) -> tree.Stream:
         return tree.Stream(self._name(c[1]), self._options("stream", c[2]), self._line(c))
 
+    def send(self, c: list[Any]) -> tree.Send:
+        return tree.Send(self._name(c[1]), self._name(c[3]), self._options("send", c[4]), self._line(c))
+
     # Expressions
 
     def _binary(self, c: list[Any]) -> tree.Binary:

@@ -73,10 +73,22 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """How a model's weights travel to those who need them on a pool."""
+
+    model: str
+    pool: str
+    delta: bool = False
+    """Only what changed."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     pools: tuple[Pool, ...] = ()
     placements: tuple[Placement, ...] = ()
     streams: tuple[Stream, ...] = ()
+    sends: tuple[Send, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """Of its head; that of no text if the user gave none."""
 
@@ -130,6 +142,7 @@ class _Checker(Reporter):
         self.pools: dict[str, Pool] = {}
         self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
+        self.sent: dict[tuple[str, str], Span] = {}
         self.unclear: set[str] = set()
         """Pools that are declared, and wrong."""
 
@@ -161,7 +174,7 @@ class _Checker(Reporter):
         for other in others:
             self.say(
                 "E0901",
-                "only pools, places and streams can stand in a schedule",
+                "only pools, places, streams and sends can stand in a schedule",
                 other.span,
                 "move this line into the program",
             )
@@ -169,6 +182,7 @@ class _Checker(Reporter):
     def schedule(self, item: tree.Schedule) -> Schedule:
         placements: list[Placement] = []
         streams: list[Stream] = []
+        sends: list[Send] = []
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
@@ -188,7 +202,12 @@ class _Checker(Reporter):
                     streams.append(self.stream(line))
                 except Stop:
                     continue
-        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams), item.span)
+            if isinstance(line, tree.Send):
+                try:
+                    sends.append(self.send(line))
+                except Stop:
+                    continue
+        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams), tuple(sends), item.span)
 
     # Pools
 
@@ -236,10 +255,7 @@ class _Checker(Reporter):
     def one_work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
-        if base.id not in self.uses:
-            hint = nearest(base.id, self.uses) or f"it has {', '.join(f'`{name}`' for name in self.uses) or 'none'}"
-            raise self.stop("E0904", f"the program has no model `{base.id}`", base.span, hint)
-        used = self.uses[base.id]
+        used = self.model(base)
         work = Work(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):
             work = replace(work, operation=self.operation(expr, base.id))
@@ -250,6 +266,13 @@ class _Checker(Reporter):
             raise self.stop("E0905", f"`{work}` is placed twice", expr.span, "keep one of them", (first,))
         self.placed[str(work)] = work
         return work
+
+    def model(self, name: tree.Name) -> set[str]:
+        """What the program does with a model that the schedule names."""
+        if name.id not in self.uses:
+            hint = nearest(name.id, self.uses) or f"it has {', '.join(f'`{each}`' for each in self.uses) or 'none'}"
+            raise self.stop("E0904", f"the program has no model `{name.id}`", name.span, hint)
+        return self.uses[name.id]
 
     def operation(self, expr: tree.Attribute, model: str) -> str:
         used = sorted(self.uses[model], key=MODEL_OPERATIONS.index)
@@ -387,3 +410,17 @@ class _Checker(Reporter):
         assert isinstance(block, int)
         self.streamed[name] = line.table.span
         return Stream(name, block, line.span)
+
+    # Weights
+
+    def send(self, line: tree.Send) -> Send:
+        self.model(line.model)
+        pool = self.pool_named(line.pool)
+        way = line.model.id, pool.name
+        if way in self.sent:
+            first = Related(self.sent[way], "the first time")
+            message = f"two lines say how `{way[0]}` is sent to `{way[1]}`"
+            raise self.stop("E0905", message, line.span, "keep one of them", (first,))
+        self.sent[way] = line.span
+        delta = constants.options(self, STATEMENTS["send"], line.options, line.span, self.scope)["delta"]
+        return Send(*way, delta=bool(delta), span=line.span)

@@ -266,4 +266,9 @@ STATEMENTS = _table(
     Signature(
         "stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows of the table that travel together"),)
     ),
+    Signature(
+        "send",
+        options=(Attribute("delta", "bool", False, doc="only the elements that changed travel, to the bit"),),
+        doc="How the weights of a model travel to those who need them on a pool.",
+    ),
 )

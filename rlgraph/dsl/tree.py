@@ -327,12 +327,22 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """`send MODEL to POOL(delta=true)`"""
+
+    model: Name
+    pool: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name`
     empty)."""
 
     name: str
-    body: tuple[Pool | Place | Stream, ...]
+    body: tuple[Pool | Place | Stream | Send, ...]
     span: Span = _span()
 
 

@@ -14,13 +14,13 @@ BLOCKS = ("train", "minibatch", "collect", "every")
 STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")
 """They begin a line inside a step."""
 
-PLACEMENTS = ("pool", "place", "stream")
+PLACEMENTS = ("pool", "place", "stream", "send")
 """They begin a line of a schedule."""
 
 HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
 """Their line ends in `:` and an indented block follows."""
 
-INSIDE = ("async", "where", "from", "on", "devices", "and", "or", "not", "true", "false", "True", "False")
+INSIDE = ("async", "where", "from", "on", "to", "devices", "and", "or", "not", "true", "false", "True", "False")
 """They stand inside a line."""
 
 KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))

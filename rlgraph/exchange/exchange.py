@@ -2,7 +2,7 @@
 
 Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of
 memory is sent from where it is, and received where it belongs; the others go through a buffer, which is kept for the
-next time.
+next time. Where only changes travel, both ends keep the last messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError
-from rlgraph.exchange.mailbox import Mailbox, Post
+from rlgraph.exchange.changes import Changes
+from rlgraph.exchange.mailbox import Mail, Mailbox, Post
 from rlgraph.ir.layout import Box, Local, Piece, common, volume, without
 from rlgraph.ir.transfer import TensorBox, Transfer
 
@@ -80,9 +81,10 @@ class Exchange:
         source: Sequence[Local] = (),
         destination: Sequence[Local] = (),
         dtype: torch.dtype = torch.float32,
+        delta: bool = False,
     ) -> None:
         """The layouts are those of this place on both sides, and `dtype` is the one that travels: the narrower of both
-        sides'."""
+        sides'. delta: from the second time on only the elements that changed travel; the same at all places."""
         if dtype.itemsize != transfer.itemsize:
             raise EngineError(
                 f"the transfer was planned for elements of {transfer.itemsize} bytes, and {dtype} has {dtype.itemsize}"
@@ -93,6 +95,7 @@ class Exchange:
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffer = torch.empty(0, dtype=dtype)
+        self._changes = Changes(mailbox) if delta else None
 
     @torch.no_grad()
     def run(
@@ -110,14 +113,14 @@ class Exchange:
         began = time.perf_counter()
         for have, need in self._kept:
             _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
+        mail = self._changes.run() if self._changes else self._mailbox
         sent = received = peak = 0
         for each in self._rounds:
-            used = self._round(each, source, destination, ema)
-            sent += sum(each.sends[index].elements for _, index in each.posts)
-            received += sum(message.elements for _, message in each.receives)
+            leaving, arriving, used = self._round(each, mail, source, destination, ema)
+            sent += sum(post.size for post in leaving)
+            received += sum(post.size for post in arriving)
             peak = max(peak, used)
-        size = self._dtype.itemsize
-        return Moved(sent * size, received * size, time.perf_counter() - began, peak * size)
+        return Moved(sent, received, time.perf_counter() - began, peak)
 
     # Schedule
 
@@ -154,9 +157,14 @@ class Exchange:
     # Work
 
     def _round(
-        self, each: _Round, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None
-    ) -> int:
-        """Run one round; how many elements of the buffer it took."""
+        self,
+        each: _Round,
+        mail: Mail,
+        source: Mapping[str, Tensor],
+        destination: Mapping[str, Tensor],
+        ema: float | None,
+    ) -> tuple[list[Post], list[Post], int]:
+        """Run one round: what left, what arrived, and how many bytes of the buffer it took."""
         places = [destination if message.forwarded else source for message in each.sends]
         ready = [self._direct(message, tensors) for message, tensors in zip(each.sends, places, strict=True)]
         open_ = [self._direct(message, destination) if ema is None else None for _, message in each.receives]
@@ -166,7 +174,7 @@ class Exchange:
             for message, direct in zip(messages, [*ready, *open_], strict=True)
         )
         arriving = [
-            self._mailbox.receive(buffer if direct is None else direct, peer)
+            mail.receive(buffer if direct is None else direct, peer)
             for (peer, _), direct, buffer in zip(each.receives, open_, buffers[len(ready) :], strict=True)
         ]
         leaving: list[Post] = []
@@ -178,7 +186,7 @@ class Exchange:
                 if direct is None:
                     for view, part in _views(each.sends[index], buffers[index], places[index]):
                         part.copy_(view)
-            leaving.append(self._mailbox.send(packed[index], peer))
+            leaving.append(mail.send(packed[index], peer))
         for (_, message), direct, post in zip(each.receives, open_, arriving, strict=True):
             post.wait()
             if direct is None:
@@ -186,7 +194,7 @@ class Exchange:
                     _store(view, part, ema)
         for post in leaving:
             post.wait()
-        return sum(buffer.numel() for buffer in buffers)
+        return leaving, arriving, sum(buffer.nbytes for buffer in buffers)
 
     def _direct(self, message: _Message, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """Where the message lies in one piece of memory, as it travels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,13 +12,38 @@ from torch import Tensor
 from rlgraph.engines.base import EngineError
 
 _TAG = 7
+_HEADS = 8
+
+
+class Post(Protocol):
+    """A message on its way."""
+
+    message: Tensor
+
+    @property
+    def size(self) -> int:
+        """Bytes that travelled, once it is through."""
+        ...
+
+    def wait(self) -> None:
+        """Until it is through; raises EngineError when the peer is gone, or late."""
+        ...
+
+
+class Mail(Protocol):
+    """How messages go. Two between the same processes arrive in the order in which they were sent."""
+
+    def send(self, message: Tensor, to: int) -> Post:
+        """A contiguous tensor that must not change until the post is through."""
+        ...
+
+    def receive(self, message: Tensor, source: int) -> Post:
+        """Into a contiguous tensor."""
+        ...
 
 
 class Mailbox:
-    """A gloo group of its own, beside the default group of each process.
-
-    Two messages between the same processes arrive in the order in which they were sent.
-    """
+    """A gloo group of its own, beside the default group of each process."""
 
     def __init__(
         self, place: int, places: Sequence[int], store: dist.Store, *, name: str = "mail", seconds: float = 120.0
@@ -33,31 +59,33 @@ class Mailbox:
         except RuntimeError as error:
             raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
 
-    def send(self, message: Tensor, to: int) -> Post:
-        """A contiguous tensor that must not change until the post is through."""
-        return self._post("send", message, to)
+    def send(self, message: Tensor, to: int, *, head: bool = False) -> Whole:
+        """head: it says how long another message is; heads have an order of their own."""
+        return self._post("send", message, to, head)
 
-    def receive(self, message: Tensor, source: int) -> Post:
-        """Into a contiguous tensor."""
-        return self._post("recv", message, source)
+    def receive(self, message: Tensor, source: int, *, head: bool = False) -> Whole:
+        return self._post("recv", message, source, head)
 
-    def _post(self, call: str, message: Tensor, peer: int) -> Post:
+    def _post(self, call: str, message: Tensor, peer: int, head: bool) -> Whole:
         try:
-            work = getattr(self._group, call)([message], self._ranks[peer], _TAG)
+            work = getattr(self._group, call)([message], self._ranks[peer], _HEADS if head else _TAG)
         except RuntimeError as error:
             raise _failed(self.place, peer, error) from None
-        return Post(work, message, self.place, peer, self._limit)
+        return Whole(work, message, self.place, peer, self._limit)
 
 
-class Post:
-    """A message on its way."""
+class Whole:
+    """A message that goes as it is."""
 
     def __init__(self, work: dist.Work, message: Tensor, place: int, peer: int, limit: timedelta) -> None:
         self._work, self._place, self._limit = work, place, limit
         self.message, self.peer = message, peer
 
+    @property
+    def size(self) -> int:
+        return self.message.nbytes
+
     def wait(self) -> None:
-        """Until it is through; raises EngineError when the peer is gone, or late."""
         try:
             self._work.wait(self._limit)
         except RuntimeError as error:

@@ -69,6 +69,8 @@ class Holding:
     """It is in the host's memory while the group does nothing with it."""
     kv_bytes: int = 0
     """Of each rank's cache of keys and values while it generates; 0: as the engine chooses."""
+    delta: bool = False
+    """Of new weights that come to it only the elements travel that changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.dsl.schedule import Placement, Pool, Schedule, Work
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import HOST, Holding, Plan
+from rlgraph.ir.plan import HOST, Plan
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Option, Options
@@ -114,20 +114,19 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         for number in block.components
     )
     pools = tuple(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True))
-    whole = Schedule(pools, lines, question.schedule.streams, question.schedule.span)
+    whole = replace(question.schedule, pools=pools, placements=lines)
     plan = place(question.program, whole, Machine(), question.shapes, question.engines)
     first = _firsts(question.cluster, found)
     located = tuple(
         pool if pool.name == HOST else replace(pool, first=first[names.index(pool.name)]) for pool in plan.pools
     )
     holdings = tuple(
-        Holding(
-            component.model,
-            plan.role(component.model, component.operations[0]).name,
-            option.deployment.micro_tokens,
-            option.deployment.recompute,
-            option.offload,
-            option.deployment.kv_bytes,
+        replace(
+            plan.holding(component.model, plan.role(component.model, component.operations[0]).name),
+            micro_tokens=option.deployment.micro_tokens,
+            recompute=option.deployment.recompute,
+            offload=option.offload,
+            kv_bytes=option.deployment.kv_bytes,
         )
         for component, option in zip(problem.components, found.options, strict=True)
     )

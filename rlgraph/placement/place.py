@@ -16,19 +16,19 @@ Work with the same pool, engine and mesh is done by the same processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.dsl.schedule import Placement, Schedule, operations
+from rlgraph.dsl.schedule import Placement, Schedule, Send, operations
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
-from rlgraph.errors import Diagnostic, ProgramError, Span
+from rlgraph.errors import Diagnostic, ProgramError, Span, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
+from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
@@ -64,10 +64,30 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     """
     placer = _Placer(program, schedule, machine, shapes, installed)
     placer.sit()
-    wrong = dict.fromkeys(placer.problems())
+    _refuse(placer.problems())
+    plan = placer.plan()
+    _refuse(_idle(schedule.sends, plan))
+    return plan
+
+
+def _refuse(problems: Iterable[Diagnostic]) -> None:
+    wrong = dict.fromkeys(problems)
     if wrong:
         raise ProgramError(sorted(wrong, key=lambda found: (found.span.line, found.span.column)))
-    return placer.plan()
+
+
+def _idle(sends: Sequence[Send], plan: Plan) -> Iterator[Diagnostic]:
+    """Lines about weights that do not travel."""
+    ways = {(model, plan.group(group).pool) for model, _, group in plan.syncs()}
+    for each in sends:
+        if (each.model, each.pool) not in ways:
+            others = [f"send {model} to {pool}" for model, pool in sorted(ways)]
+            yield Diagnostic(
+                "E0915",
+                f"no weights of `{each.model}` are sent to `{each.pool}`",
+                each.span,
+                f"write {listed(others, 'or')}" if others else "no weights travel: leave the line out",
+            )
 
 
 def dtype_of(model: Model, program: Program) -> str:
@@ -209,7 +229,7 @@ class _Placer:
         seats = {name: seat for seat, name in names.items()}
         groups = [self.group(name, seat, roles, owners) for name, seat in seats.items()]
         groups = [replace(group, devices=self.devices(group, owners, seats)) for group in groups]
-        return Plan(
+        plan = Plan(
             self.program.name,
             (Pool(HOST, 0), *(Pool(name, devices) for name, devices in self.pools.items())),
             (host, *groups),
@@ -217,6 +237,9 @@ class _Placer:
             tuple((model, owners[model]) for model in self.work if model in owners),
             tuple((stream.table, stream.block) for stream in self.schedule.streams),
         )
+        deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
+        ways = [(model, group) for model, _, group in plan.syncs() if (model, plan.group(group).pool) in deltas]
+        return replace(plan, holdings=tuple(Holding(model, group, delta=True) for model, group in ways))
 
     def names(self) -> dict[_Seat, str]:
         """`POOL.ENGINE`; with the split, where a pool has several groups of an engine: `POOL.ENGINE.tp4pp2`."""

@@ -98,6 +98,7 @@ Return = node("Return")
 Schedule = node("Schedule")
 State = node("State")
 Store = node("Store")
+Send = node("Send")
 Stream = node("Stream")
 String = node("String")
 Train = node("Train")
@@ -226,9 +227,9 @@ def test_declarations() -> None:
 
 
 def test_schedules() -> None:
-    lines = ["pool a = b devices", "place a.train, c on a(b=c)", "stream a(b=c)"]
+    lines = ["pool a = b devices", "place a.train, c on a(b=c)", "stream a(b=c)", "send a to b(b=c)"]
     option = (Option("b", C),)
-    placed = (Pool("a", B), Place((Attribute(A, "train"), C), A, option), Stream(A, option))
+    placed = (Pool("a", B), Place((Attribute(A, "train"), C), A, option), Stream(A, option), Send(A, B, option))
     assert shape(file("schedule a\n" + "\n".join(lines)).declarations) == (Schedule("a", placed),)
     block = "".join(f"    {line}\n" for line in lines)
     both = file(f"schedule:\n{block}param a = b\n").declarations

@@ -89,6 +89,26 @@ def exchange(
     return moved, into
 
 
+def exchange_changes(
+    mailbox: Mailbox,
+    transfer: Transfer,
+    source: tuple[Local, ...],
+    destination: tuple[Local, ...],
+    times: list[dict[str, Tensor]],
+    into: dict[str, Tensor],
+    dtype: torch.dtype,
+) -> list[tuple[Moved, dict[str, Tensor]]]:
+    """What a place did and what it had each time. Between them somebody else writes to what it has."""
+    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
+    found = []
+    for tensors in times:
+        for tensor in into.values():
+            tensor.fill_(-1)
+        moved = end.run(tensors, into)
+        found.append((moved, {name: tensor.clone() for name, tensor in into.items()}))
+    return found
+
+
 def redistribute(
     mailbox: Mailbox, full: Tensor, mesh: tuple[int, ...], before: tuple[Any, ...], after: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.models.families import parameters
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.reshard import reshard
-from tests.engines.exchanging import Crew, crew, exchange, redistribute
+from tests.engines.exchanging import Crew, crew, exchange, exchange_changes, redistribute
 
 WORLD = 4
 
@@ -155,6 +155,40 @@ def test_a_broadcast_that_is_passed_on(four: Crew) -> None:
     for place, layout in destination.items():
         expected = filled(layout, full, torch.float32)
         assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtype) -> None:
+    """The same weights arrive, whole the first time, and then as the few numbers that changed."""
+    source = side(LARGE, *(("transformers", mesh()) if passed_on else ("megatron", mesh(1, 1, 2))))
+    destination = side(LARGE, "vllm", mesh(3, 1, 1) if passed_on else mesh(2, 1, 1), 1 if passed_on else 2)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    size = narrow.itemsize
+    transfer = reshard(source, destination, itemsize=size, topology=slow, bucket=1 << 22, forward=passed_on)
+    assert transfer.forwards == passed_on
+    generator = torch.Generator().manual_seed(1)
+    times = [content(LARGE)]
+    for share in (0.01, 0.0, 0.5):
+        change = {name: torch.rand(full.shape, generator=generator) < share for name, full in times[-1].items()}
+        times.append({name: torch.where(change[name], full + 1, full) for name, full in times[-1].items()})
+    jobs = []
+    for place in range(WORLD):
+        before, after = source.get(place, ()), destination.get(place, ())
+        held = [filled(before, full, torch.float32) for full in times]
+        jobs.append((transfer, before, after, held, filled(after, None, narrow), narrow))
+    answers = four.ask(exchange_changes, *jobs)
+    sent = []
+    for time, full in enumerate(times):
+        for place, layout in destination.items():
+            expected = filled(layout, full, narrow)
+            assert all(torch.equal(expected[name], answers[place][time][1][name]) for name in expected)
+        sent.append(sum(each[time][0].sent for each in answers))
+        assert sent[time] == sum(each[time][0].received for each in answers)
+    heads = sent[2]
+    assert heads < transfer.bound / 1000 and sent[0] == transfer.bound + heads
+    assert sent[1] < transfer.bound * (0.01 * (size + 1) + 1 / 255) / size * 1.05 + heads
+    assert sent[1] < sent[3] < transfer.bound
 
 
 def test_a_moving_average(four: Crew) -> None:

@@ -53,10 +53,11 @@ class Links:
         source: Sequence[Local],
         destination: Sequence[Local],
         dtype: torch.dtype,
+        delta: bool = False,
     ) -> None:
-        """Works out this place's part of a transfer."""
+        """Works out this place's part of a transfer. delta: only what changed travels."""
         self._exchanges[name] = Exchange(
-            transfer, self._mailboxes[link], source=source, destination=destination, dtype=dtype
+            transfer, self._mailboxes[link], source=source, destination=destination, dtype=dtype, delta=delta
         )
 
     def run(

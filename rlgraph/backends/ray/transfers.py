@@ -95,8 +95,10 @@ class Transfers:
         forward = move.average is None
         transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
         self.meet(name, request)
+        delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
         preparing = [
-            self.processes.call(each, Worker.prepare, name, name, transfer, *_ends(each, move), dtype) for each in who
+            self.processes.call(each, Worker.prepare, name, name, transfer, *_ends(each, move), dtype, delta)
+            for each in who
         ]
         self.processes.get(preparing, request)
         self._planned[name] = transfer.pairs()

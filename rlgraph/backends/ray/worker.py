@@ -253,9 +253,11 @@ class Worker:
         source: str | None,
         destination: str | Sequence[Local] | None,
         dtype: torch.dtype,
+        delta: bool = False,
     ) -> None:
-        """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own."""
-        self.links.prepare(link, name, transfer, self._layout(source), self._layout(destination), dtype)
+        """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own.
+        delta: only what changed travels."""
+        self.links.prepare(link, name, transfer, self._layout(source), self._layout(destination), dtype, delta)
 
     def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
         """Of a model here, or of tensors that are named."""

@@ -48,6 +48,7 @@ pool judge = 1 devices
 place actor.train, actor.logprobs on learn(engine=transformers)
 place actor.generate on play(engine=transformers)
 place ref, target on judge(engine=transformers)
+send actor to play(delta=true)
 """
 
 
