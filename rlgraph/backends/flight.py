@@ -1,10 +1,12 @@
 """Steps in flight: when one begins, what it waits for, and whose turn it is to change models.
 
-A step begins when there is credit: `step async(lag=k)` lets it begin before the k steps before it are over. What
-it reads of things that live across steps comes from the step before as soon as that has made it, and weights from the
-step that made the version which it works with. Models are changed by the oldest step alone, once whoever runs the steps
-has seen the end of the one before: between two steps there are no weights but those that the first one left. So all
-that overlaps is what does not depend on it, and the numbers are those of one step after the other.
+A step begins when there is credit: `step async(lag=k)`, or `staleness=k`, lets it begin before the k steps before it
+are over. What it reads of things that live across steps comes from the step before as soon as that has made it, and
+weights from the step that made the version which it works with. Models are changed by the oldest step alone, once
+whoever runs the steps has seen the end of the one before: between two steps there are no weights but those that the
+first one left. So all that overlaps is what does not depend on it, and with `lag` the numbers are those of one step
+after the other. With `staleness` a step that samples waits for the oldest weights that it may have, and gets the newest
+that are there when it begins to.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import Any
 from rlgraph.backends.clocks import Crew
 from rlgraph.backends.executor import Await, Executor, GraphRun
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.loops import Policy
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program, Value
 from rlgraph.ir.steps import distance
@@ -67,10 +68,9 @@ class Flights:
         program: Program,
         executor: Executor,
         frame: Callable[[Phase, int], Frame],
-        loops: Mapping[str, Policy],
+        versions: Versions,
     ) -> None:
-        self.executor, self.frame = executor, frame
-        self.versions = Versions(program, loops)
+        self.executor, self.frame, self.versions = executor, frame, versions
         self.under_way: deque[_Flight] = deque()
         """The oldest first."""
         self.threads = max(len(phase.graph.nodes) * self.credit(phase) for phase in program.phases)
@@ -79,7 +79,7 @@ class Flights:
         """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
         one that has all but the weights it waits for, so that it gets them before the next training begins. Where one
         node runs at a time, nothing is gained by more than one."""
-        ahead = phase.staleness.steps if phase.staleness.exact else 0
+        ahead = phase.staleness.steps
         return 2 + ahead if ahead and self.executor.clock.together else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
@@ -159,6 +159,7 @@ class Flights:
         oldest.run.awaited.clear()
         while not oldest.run.over:
             moved = False
+            self._note(oldest)
             for flight in self.under_way:
                 flight.take()
                 moved |= flight.run.advance()
@@ -166,6 +167,13 @@ class Flights:
                 waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
                 assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
                 oldest.run.crew.next()()
+        self._note(oldest)
+
+    def _note(self, oldest: _Flight) -> None:
+        """Which weights are there: of a model that changes several times in a step, those after the last one."""
+        for model in self.versions.newest:
+            if model in oldest.lasts and oldest.run.has_made(oldest.lasts[model]):
+                self.versions.newest[model] = self.versions.after(model, oldest.number)
 
 
 def _not_yet(node: Node) -> bool:

@@ -28,6 +28,8 @@ class Frame:
     step: Step
     elsewhere: bool = False
     """Its values are in other processes."""
+    version: int | None = None
+    """Of the weights that sample, where whoever handed the work out has chosen it."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS, Policy, run_loop
 from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program
 
 
@@ -131,7 +132,11 @@ class Steps:
 
     @cached_property
     def _flights(self) -> Flights:
-        return Flights(self.program, self.executor, self.frame, self.loops)
+        return Flights(self.program, self.executor, self.frame, self.versions)
+
+    @cached_property
+    def versions(self) -> Versions:
+        return Versions(self.program, self.loops)
 
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""

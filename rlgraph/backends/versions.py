@@ -2,7 +2,8 @@
 
 Version 0 are the first weights; every step that changes a model makes its next version. Which steps do is read off the
 program. So every process knows the version that a step works with, also of steps that are not over, and nobody has to
-be told.
+be told. But where a program only bounds the age of weights that sample, whoever hands the work out chooses the version
+and says it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rlgraph.backends.loops import LOOPS, Policy
 from rlgraph.backends.step import Step
-from rlgraph.ir.graph import Graph, Program
-from rlgraph.ir.steps import reach
+from rlgraph.ir.graph import Graph, Node, Program
+from rlgraph.ir.steps import oldest, reach
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Versions:
         self._changed: dict[str, list[int]] = {model.name: [] for model in program.models}
         """The steps up to the last one seen that change a model."""
         self._lock = Lock()
+        self.newest = dict.fromkeys(self._changed, 0)
+        """Of each model the last version that has been made: whoever runs the steps notes it."""
 
     def after(self, model: str, number: int) -> int:
         """The version that a step leaves; step 0 is before the first one."""
@@ -46,6 +49,14 @@ class Versions:
     def at(self, model: str, step: Step, distance: int = 1) -> int:
         """The version that an edge of this length brings into a step."""
         return max(0, self.after(model, step.number - 1) + 1 - distance)
+
+    def chosen(self, model: str, step: Step, node: Node) -> int:
+        """The version that a node of a step samples with now: where only a bound is said of its age, the newest that
+        there is."""
+        last = self.at(model, step)
+        if not node.attr("staleness", 0):
+            return self.at(model, step, 1 + oldest(node))
+        return max(self.at(model, step, 1 + oldest(node)), min(last, self.newest[model]))
 
     def made_in(self, model: str, version: int) -> int:
         """The step that made a version which `after` or `at` has told of; 0: it was there before the first one."""

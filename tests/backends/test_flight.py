@@ -178,6 +178,38 @@ def test_a_step_that_failed_begins_again(folder: Path) -> None:
     assert [(step.number, "seen" in step.metrics) for step in again] == [(2, True), (3, True)]
 
 
+BOUND = AHEAD.replace("STEP", "step async(staleness=2)").replace(
+    "minimize mean(-actor.logprobs(rollout) * score)",
+    "logp = actor.logprobs(rollout)\n"
+    "        minimize mean(-min(exp(detach(logp) - rollout.logprobs), 2.0) * logp * score)",
+)
+
+
+@pytest.mark.parametrize("generate, train, oldest", [(10.0, 4.0, 1), (4.0, 10.0, 2), (4.0, 3.0, 1)])
+def test_rows_of_a_bounded_age_come_from_the_newest_weights(
+    folder: Path, generate: float, train: float, oldest: int
+) -> None:
+    """The slower half sets the pace, and rows are as old as they have to be: where generating is the slower one, no
+    step is ahead of the one before by more than itself."""
+    made = program(folder, 2, text=BOUND)
+    backend = SimBackend(made.program, made.plan, Seconds(generate, train), WORKLOAD)
+    ages = []
+    for frame, extra in backend.run_steps(backend.coming(12)):
+        [age] = (int(name.removeprefix("age/")) for name in extra if name.startswith("age/"))
+        ages.append(age)
+        assert age <= min(2, frame.step.number - 1)
+    assert ages[3:] == [oldest] * 9
+    starts = [work.start for work in backend.works if work.op == "generate"]
+    ends = [work.end for work in backend.works if work.op == "train"]
+    for number, age in enumerate(ages):
+        assert sum(end <= starts[number] for end in ends) >= number - age, "these weights had been made"
+
+
+def test_a_bound_of_0_is_no_step_ahead(folder: Path) -> None:
+    made = program(folder, 0, text=BOUND.replace("staleness=2", "staleness=0"))
+    assert made.program == program(folder, 0, text=BOUND.replace("staleness=2", "lag=0")).program
+
+
 PHASES = (
     HEAD
     + """

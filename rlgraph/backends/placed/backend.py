@@ -49,7 +49,7 @@ class Placed(Steps):
         named: dict[str, Any] = {model.name: model.name for model in program.models}
         surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
         self.first = {**first, **named, **surplus}
-        self.weights = Weights(program, plan, transport, clock, observer)
+        self.weights = Weights(program, plan, transport, clock, observer, self.versions)
         self.executor = Executor(self, Blocks(block) if block else Blocks(tables=dict(plan.blocks)), clock)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
@@ -79,8 +79,8 @@ class Placed(Steps):
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
-        with self.weights.lent(model, group, node, frame.step):
-            yield from self.transport.parts(Order(node, frame, group), sizes)
+        with self.weights.lent(model, group, node, frame.step) as version:
+            yield from self.transport.parts(Order(node, frame, group, version), sizes)
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]
@@ -106,9 +106,9 @@ class Placed(Steps):
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         group, model, trains = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].trains
-        with self.weights.lent(model, group, node, frame.step):
+        with self.weights.lent(model, group, node, frame.step) as version:
             try:
-                made = self.transport.fire(Order(node, frame, group))
+                made = self.transport.fire(Order(node, frame, group, version))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if trains:

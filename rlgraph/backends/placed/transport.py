@@ -42,6 +42,8 @@ class Order:
     """Its values are what the transport made of earlier orders: stand-ins, or the values themselves."""
     group: Group
     """Who does it."""
+    version: int | None = None
+    """Of the weights that it samples with."""
 
     @property
     def step(self) -> Step:

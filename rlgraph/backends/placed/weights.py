@@ -13,15 +13,17 @@ from rlgraph.backends.steps import Observer
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
+from rlgraph.ir.steps import oldest
 
 
 class Weights:
     """The ledger: counts changes of every model, and which of them each group has."""
 
-    def __init__(self, program: Program, plan: Plan, transport: Transport, clock: Clock, observer: Observer) -> None:
-        self.plan, self.transport, self.observer = plan, transport, observer
+    def __init__(
+        self, program: Program, plan: Plan, transport: Transport, clock: Clock, observer: Observer, versions: Versions
+    ) -> None:
+        self.plan, self.transport, self.observer, self.versions = plan, transport, observer, versions
         names = [model.name for model in program.models]
-        self.versions = Versions(program)
         self.updates = dict.fromkeys(names, 0)
         """Optimizer steps."""
         self._changes = dict.fromkeys(names, 0)
@@ -59,24 +61,23 @@ class Weights:
     # Moving
 
     @contextmanager
-    def lent(self, model: str, group: Group, node: Node, step: Step) -> Iterator[None]:
+    def lent(self, model: str, group: Group, node: Node, step: Step) -> Iterator[int]:
         """A group has the weights that a node works with, until that is done: the present ones, or a version before.
-        Meanwhile nobody brings others, for another step."""
+        Meanwhile nobody brings others, for another step. Which version it is is said now, and not before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
-            yield
+            yield self.versions.chosen(model, step, node)
             return
         with ExitStack() as lent:
             lent.enter_context(self._lent[model, group.name].take(step.number))
-            self._bring(model, owner, group, node, step)
+            version = self.versions.chosen(model, step, node)
+            self._bring(model, owner, group, node, step, version if oldest(node) else None)
             if not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
-            yield
+            yield version
 
-    def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step) -> None:
-        lag = node.attr("lag", 0)
-        version = self.versions.at(model, step, 1 + lag) if lag else None
+    def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step, version: int | None) -> None:
         wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
         if self._held.get((model, group.name), 0) != wanted:
             self._move(Move(model, owner, model, group, node, step, version), step)

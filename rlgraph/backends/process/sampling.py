@@ -19,6 +19,7 @@ from rlgraph.engines.base import EngineError, Generation, Sampling, State, Strea
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
+from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import Axis, Table
 from rlgraph.ops.nodes import work_of
 
@@ -39,7 +40,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     count = node.attr("n")
     ids = _ids(parents, kind, count)
     encoded = _encoded(node, model, prompts, parents)
-    weights, version = _weights(node, frame.step, session, model)
+    weights, version = _weights(node, frame, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
     sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights)
     for (start, stop), made in zip(
@@ -152,11 +153,13 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
         raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
 
 
-def _weights(node: Node, step: Step, session: Session, model: ModelState) -> tuple[State | None, int]:
-    """The weights that generate, where they are not the present ones, and their version."""
-    lag = node.attr("lag", 0)
-    version = session.versions.at(model.model.name, step, 1 + lag)
-    return model.past.get(version) if lag else None, version
+def _weights(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
+    """The weights that generate, where they are not the present ones, and their version. In one process the last ones
+    are there when a step samples: a bound of their age is kept by them."""
+    version = frame.version
+    if version is None:
+        version = session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
+    return model.past.get(version) if oldest(node) else None, version
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     parents, data, prompts = _asked(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
     ids = _ids(parents, kind, count)
-    weights, version = _weights(node, frame.step, session, model)
+    weights, version = _weights(node, frame, session, model)
     started = _encoded(node, model, prompts, parents)
     rows, asked = _repeat(data, count), _repeat(prompts, count)
     environment = session.environments[node.attr("env")]

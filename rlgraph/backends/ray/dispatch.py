@@ -117,6 +117,7 @@ class Dispatch:
             delivery.rows,
             idle,
             keeps,
+            order.version,
             parts,
         )
 

@@ -67,6 +67,8 @@ class RankOrder:
     """There are no rows for it: it takes part in an update all the same."""
     keeps: bool
     """Its results are read by others: it is the one of its copy that has them."""
+    version: int | None = None
+    """Of the weights that it samples with."""
     parts: tuple[tuple[int, int], ...] = ()
     """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
     about."""

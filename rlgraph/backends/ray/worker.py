@@ -173,7 +173,7 @@ class Worker:
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
-        frame, number = Frame(self.types[phase], order.step), order.step.number
+        frame, number = Frame(self.types[phase], order.step, version=order.version), order.step.number
         for told in order.rows:
             parent = None if told.counts is None else np.repeat(np.arange(told.counts.shape[0]), told.counts)
             ids = None if told.ids is None else self.wanted(told.ids, number).value

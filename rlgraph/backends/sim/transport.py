@@ -28,7 +28,6 @@ from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
-from rlgraph.ir.steps import distance
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, model_of, table_of
 
@@ -79,8 +78,8 @@ class SimTransport:
         if NODES[node.op].generates:
             model, step = order.frame.values[model_of(node)], order.step
             if self.versions.after(model, step.number):
-                sampled = self.versions.at(model, step, distance(node, node.inputs[0]))
-                books.ages[self.versions.at(model, step) - sampled] += rows.rows
+                assert order.version is not None
+                books.ages[self.versions.at(model, step) - order.version] += rows.rows
         if NODES[node.op].trains:
             books = self.books(order.step)
             for table in _tables(node, order.frame):

@@ -82,3 +82,52 @@ def test_staleness_copies_and_averages(cluster: None, tmp_path: Path) -> None:
     assert len({round(metrics["slow"] - metrics["old"], 6) for metrics in expected}) == STEPS
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=0, abs=1e-12)
+
+
+BOUND = f"""
+algorithm bounded
+model actor  = causal_lm({weights(0)}, dtype="float64")
+model before = frozen(actor)
+model first  = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=5)
+func late    = python("late.py:late")
+
+step async(staleness=2):
+    rollout = actor.generate(prompts, n=3, max_tokens=5)
+    score   = late(rollout)
+    now     = actor.logprobs(rollout)
+    then    = where(rollout.age == 0, now, where(rollout.age == 1, before.logprobs(rollout), first.logprobs(rollout)))
+    update first from before
+    update before from actor
+    weight  = min(exp(now - rollout.logprobs), 5.0)
+    minibatch prompts(parts=2):
+        train actor(lr=0.02, eps={EPS}):
+            minimize mean(-weight * actor.logprobs(rollout) * score)
+    report age = max(rollout.age), gap = max(abs(then - rollout.logprobs)), far = max(abs(now - rollout.logprobs))
+"""
+LATE = """
+import random, time
+
+def late(prompts, completions):
+    time.sleep(random.choice([0.0, 0.0, 0.3]))
+    return [float(len(text)) for text in completions]
+"""
+
+
+def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(cluster: None, tmp_path: Path) -> None:
+    """Whatever takes how long: two models keep the weights of one and of two steps ago."""
+    settings = Settings(folder=data_folder(tmp_path))
+    (tmp_path / "late.py").write_text(LATE)
+    made = compiled(BOUND, {}, SCHEDULE.replace("ref, target", "before, first"), tmp_path)
+    fires = Fires()
+    backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(8)]
+    finally:
+        backend.close()
+    assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
+    assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 8
+    assert max(metrics["age"] for metrics in found) > 0, "rows were made while others were trained on"
+    for metrics in found:
+        assert metrics["gap"] < 1e-12
+        assert (metrics["far"] > 1e-6) == (metrics["age"] > 0)
