@@ -14,7 +14,7 @@ import numpy as np
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, Table, Type, axis_of
-from rlgraph.ops.nodes import NODES, attr
+from rlgraph.ops.nodes import NODES, rows_each
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _count(node: Node, table: str, unit: Axis, frame: Frame, ready: int) -> np.n
     of a unit inside of the table's rows, in how many of them the rows before it lie. None where they are other rows."""
     if NODES[node.op].generates and _table(node.name) == table:
         # They are not there yet, and as many for each.
-        return np.arange(ready + 1) * attr(node, "n")
+        return np.arange(ready + 1) * rows_each(node)
     axis = _axis(node, table, unit, frame)
     if axis is None:
         return None

@@ -153,7 +153,8 @@ class Replay:
         """Raises UsageMistake where the folder is no recording of this program."""
         self.folder = folder
         recorded = read_header(folder, program)["seed"]
-        self._hint = f"replay with the data, the seed and the `n` that were recorded: its seed was {recorded}"
+        self._hint = "replay with the data, the seed and the `n` (and `first`) that were recorded: "
+        self._hint += f"its seed was {recorded}"
         self._hint += f", this run's is {seed}" if recorded != seed else ""
         self._rows: dict[int, dict[_Key, dict[str, Any]]] = {}
         """By step."""
@@ -174,6 +175,10 @@ class Replay:
             torch.tensor([chance for record in found for chance in record["logprobs"]], dtype=torch.float64),
             torch.tensor([record["finished"] for record in found], dtype=torch.bool),
         )
+
+    def has(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
+        """Whether a row was recorded."""
+        return (node.attr("key"), turn, row) in self._of_step(step)
 
     def finish(self, step: Step) -> None:
         """This step and those before are over."""

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
@@ -79,6 +79,37 @@ class Lengths:
     def capped(self, limit: float) -> Lengths:
         """What is longer ends at the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
+
+    def first(self, count: int, of: int) -> Lengths:
+        """Of groups of `of` rows those that end first, `count` of each: on average, the lower ones of the order
+        statistics."""
+        return self._mixed(lambda below: sum(min(k, count) * p for k, p in _binomial(of, below)) / count)
+
+    def until(self, count: int, of: int) -> Lengths:
+        """Of groups of `of` rows, all of which end when `count` of each have."""
+
+        def ended(below: float) -> float:
+            return sum((min(k, count) + (of - count) * (k >= count)) * p for k, p in _binomial(of, below)) / of
+
+        return self._mixed(ended)
+
+    def _mixed(self, ended: Callable[[float], float]) -> Lengths:
+        """Lengths that other shares of rows have; `ended`: which share has at most the length that a share of these
+        rows does not exceed."""
+        count = len(self.values)
+        if count == 1:
+            return self
+        places = [ended(number / count) * STEPS for number in range(count + 1)]
+        found, total, share = [], 0.0, 0.0
+        for value, low, high in zip(self.values, places, places[1:], strict=False):
+            # Shares that lie in several values' have their mean.
+            while low < high:
+                part = min(high - low, 1 - share)
+                total, share, low = total + part * value, share + part, low + part
+                if share > 1 - 1e-9:
+                    found.append(total / share)
+                    total, share = 0.0, 0.0
+        return Lengths(tuple(found + [self.values[-1]] * (STEPS - len(found))))
 
     def over(self, length: float) -> float:
         """The share of rows that are longer."""
@@ -230,6 +261,17 @@ def _shares(mean: float, s: float) -> tuple[float, ...]:
     bounds = [-math.inf, *(NormalDist().inv_cdf(number / STEPS) for number in range(1, STEPS)), math.inf]
     below = [0.5 * math.erfc((s - bound) / math.sqrt(2)) for bound in bounds]
     return tuple(sorted(STEPS * mean * (high - low) for low, high in zip(below, below[1:], strict=False)))
+
+
+def _binomial(count: int, chance: float) -> Iterator[tuple[int, float]]:
+    """How many of so many rows something is true of, with its probability; what is all but impossible is left out."""
+    if chance in (0, 1):
+        yield round(count * chance), 1.0
+        return
+    near = 10 * math.sqrt(count * chance * (1 - chance)) + 10
+    for k in range(max(0, int(count * chance - near)), min(count, int(count * chance + near)) + 1):
+        ways = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        yield k, math.exp(ways + k * math.log(chance) + (count - k) * math.log1p(-chance))
 
 
 def _percent(name: str) -> float:

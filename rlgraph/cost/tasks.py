@@ -15,7 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES
+from rlgraph.ops.nodes import NODES, rows_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,12 @@ class _Laying:
         if NODES[node.op].generates:
             made = node.outputs[0].type
             assert isinstance(made, Table)
-            yield self.batch(made, scope, node.attr("n"))
+            asked, first = node.attr("n"), rows_each(node)
+            batch = self.batch(made, scope, asked)
+            if first < asked:
+                sampled = self.workload.answers(node.attr("max_tokens")).until(first, asked)
+                batch = replace(batch, rows=batch.rows * asked / first, response=sampled)
+            yield batch
             return
         nodes = [each for each in (node, *(node.region.nodes if node.regions else ())) if NODES[each.op].scores]
         for table in dict.fromkeys(each.inputs[1] for each in nodes):
@@ -210,8 +215,10 @@ class _Laying:
             kind, given = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
             assert isinstance(kind, Table) and kind.token and given
             if kind.axis.key not in self.rows:
-                self.rows[kind.axis.key] = self.rows.get(given.row.key, 1.0) * node.attr("n")
-            self.lengths[kind.token.key] = (self.workload.prompt, self.workload.answers(node.attr("max_tokens")))
+                self.rows[kind.axis.key] = self.rows.get(given.row.key, 1.0) * rows_each(node)
+            answers, asked, first = self.workload.answers(node.attr("max_tokens")), node.attr("n"), rows_each(node)
+            kept = answers.first(first, asked) if first < asked else answers
+            self.lengths[kind.token.key] = (self.workload.prompt, kept)
         elif node.op == "encode":
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.loops import collect, every, minibatch, targets, train
+from rlgraph.dsl.reports import report
 from rlgraph.dsl.scope import Stop, Wrong
-from rlgraph.dsl.statements import assign, keep, minimize, push, report, store, update
+from rlgraph.dsl.statements import assign, keep, minimize, push, store, update
 
 
 def write(context: Context, body: Sequence[tree.Stmt]) -> None:

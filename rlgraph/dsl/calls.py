@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit, fresh, inner_axis, new_axis
+from rlgraph.dsl.nodes import emit, fresh, inner_axis, materialize, new_axis
+from rlgraph.dsl.reports import report
 from rlgraph.dsl.rows import sample
 from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, describe
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import table_of
 from rlgraph.errors import nearest
-from rlgraph.ir.graph import Constant, Model, Node, Ref, Value
-from rlgraph.ir.types import Table, Tensor
+from rlgraph.ir.graph import Apply, Constant, Model, Node, Ref, Value
+from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
 
@@ -78,6 +79,44 @@ def _scored(
     return Ref(value.name, Tensor("float", axis), expr.span)
 
 
+def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant], count: int) -> int:
+    """How many of each row's samples stay; `first` is taken out of the options where it drops none."""
+    first = options.get("first")
+    if not isinstance(first, int) or first == count > 1:
+        options.pop("first", None)
+        return count
+    place = next(option.value.span for option in expr.options if option.name == "first")
+    if count == 1:
+        message = "`first` keeps some samples of each row, and there is one"
+        raise context.stop("E0403", message, place, f"sample more: `n=16, first={first}`")
+    if first > count:
+        raise context.stop("E0403", f"`first` is {first}, and `n` only {count}", place, "keep at most all `n` of them")
+    return first
+
+
+def _left_out(context: Context, expr: tree.Call, table: TableValue, parent: Axis) -> None:
+    """Metrics of the samples that `first` keeps, and of those that it drops: how many tokens each had when it was
+    certain which ones are kept."""
+    kind = table.type.columns()["length"]
+    length = Ref(fresh(context, f"{table.name}.length"), kind, expr.span)
+    attrs: tuple[tuple[str, Constant], ...] = (("name", "length"),)
+    emit(context, Node("column", (table.name,), (Value(length.name, kind),), attrs, span=expr.span))
+    context.phase.columns[table.name, "length"] = length.name
+    longest = length
+    if table.type.axis.key != parent.key:
+        made = Apply("max", (length,), Tensor("int", parent), parent.key, expr.span)
+        longest = Ref(materialize(context, made, f"{table.name}.dropped"), made.type, expr.span)
+    items = []
+    for what, value in (("kept", length), ("dropped", longest)):
+        # A word that nobody can write, so that it still means this where a loop reports at its end.
+        word = f"{table.name}.{what}"
+        for scope in (context.block.scope, context.outside) if context.active else (context.block.scope,):
+            scope[word] = value
+        mean = tree.Call(tree.Name("mean", expr.span), (tree.Name(word, expr.span),), (), expr.span)
+        items.append(tree.Option(f"{word}.length", mean, expr.span, expr.span))
+    report(context, tree.Report(tuple(items), expr.span))
+
+
 def _generated(
     context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> TableValue:
@@ -116,7 +155,8 @@ def _generated(
         raise context.stop("E0403", f"`min_tokens` is {least}, and `max_tokens` only {most}", place)
     count = options["n"]
     assert isinstance(count, int)
-    row = parent if count == 1 else new_axis(context, label, parent)
+    kept = _kept_samples(context, expr, options, count)
+    row = parent if kept == 1 else new_axis(context, label, parent)
     temperature = options["temperature"]
     assert isinstance(temperature, float)
     token = inner_axis(context, "token", label, row)
@@ -129,4 +169,7 @@ def _generated(
         attrs[context.phase.staleness.word] = context.phase.staleness.steps
     handle = context.block.versions[model.name]
     emit(context, Node(name, (handle.name, given), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
-    return TableValue(label, kind)
+    made = TableValue(label, kind)
+    if "first" in options:
+        _left_out(context, expr, made, parent)
+    return made

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.dsl.offpolicy import off_policy
-from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Program, Ref, axes
+from rlgraph.errors import Diagnostic, Related, Span
+from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Program, Ref, axes, refs
 from rlgraph.ir.steps import oldest
-from rlgraph.ir.types import Axis, Handle, Type
+from rlgraph.ir.types import Axis, Handle, Type, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
+from rlgraph.ops.nodes import chosen_from
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -26,6 +27,7 @@ def lint(program: Program) -> list[Diagnostic]:
     for phase in program.phases:
         found += _groups_of_one(phase.graph, known)
         found += _broken_groups(phase.graph, known)
+        found += _short_groups(phase.graph)
         found += _Losses(phase).warnings
         found += off_policy(phase)
     return list({(d.code, str(d.span)): d for d in found}.values())
@@ -43,12 +45,14 @@ def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], s
 
 # Groups
 
+_STATISTICS = ("mean", "std", "var")
+
 
 def _groups_of_one(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnostic]:
     for node in graph.walk():
         for found in _reductions(node):
             source = found.args[0].type.axis
-            if found.op in ("mean", "std", "var") and source and source.key == found.axis:
+            if found.op in _STATISTICS and source and source.key == found.axis:
                 always = "the value itself" if found.op == "mean" else "0"
                 yield Diagnostic(
                     "W0504",
@@ -76,8 +80,66 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
                     )
 
 
+def _short_groups(graph: Graph) -> Iterator[Diagnostic]:
+    """Statistics of groups without their longest rows, where a loss is made of them."""
+    types, made_by = graph.values(), dict[str, Node]()
+    for node in graph.walk():
+        if NODES[node.op].generates and node.attr("first"):
+            axis = axis_of(node.outputs[0].type)
+            made_by[axis.key if axis else ""] = node
+        for old, new in _same_rows(node):
+            for before, after in zip(axes_of(types[old]), axes_of(types[new]), strict=True):
+                if before.key in made_by:
+                    made_by[after.key] = made_by[before.key]
+    losses = _made_of(graph, [node.region.outputs[0] for node in graph.walk() if NODES[node.op].trains])
+    for let in (let for node in graph.walk() if made_by for let in node.body if let.name in losses):
+        for found in _reductions_in(let.expr):
+            source = found.args[0].type.axis
+            if found.op in _STATISTICS and found.axis and source and source.row.key in made_by:
+                node = made_by[source.row.key]
+                if found.axis not in (source.row.key, source.key):
+                    yield Diagnostic(
+                        "W0508",
+                        f"this `{found.op}` is over the samples of `{node.name}` that end first: long answers do not "
+                        "count, and a loss of it favours short ones",
+                        found.span,
+                        f"watch `{node.name}.dropped.length` beside `{node.name}.kept.length`, and keep more of the "
+                        "samples",
+                        (Related(node.span, f"of {node.attr('n')} samples {node.attr('first')} are kept here"),),
+                    )
+
+
+def _same_rows(node: Node) -> Iterable[tuple[str, str]]:
+    """Of a node that keeps rows: what each of its outputs has been."""
+    if not NODES[node.op].selects or NODES[node.op].chooses != 0:
+        return ()
+    return zip(chosen_from(node), (value.name for value in node.outputs), strict=True)
+
+
+def _made_of(graph: Graph, names: Iterable[str]) -> set[str]:
+    """These values, and all that they are computed from."""
+    sources: dict[str, Iterable[str]] = {}
+    for node in graph.walk():
+        sources.update({value.name: node.inputs for value in node.outputs})
+        sources.update({let.name: refs(let.expr) for let in node.body})
+        sources.update({value.name: [inner] for inner, value in (node.exported if node.regions else ())})
+        sources.update({new: [old] for old, new in _same_rows(node)})
+    found, pending = set[str](), list(names)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += sources.get(name, ())
+    return found
+
+
 def _reductions(node: Node) -> Iterator[Apply]:
-    pending = [let.expr for let in node.body]
+    for let in node.body:
+        yield from _reductions_in(let.expr)
+
+
+def _reductions_in(expr: Expr) -> Iterator[Apply]:
+    pending = [expr]
     while pending:
         expr = pending.pop()
         if isinstance(expr, Apply):

@@ -8,9 +8,9 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
 from rlgraph.dsl.nodes import emit, fresh, materialize, new_axis, version
+from rlgraph.dsl.reports import report
 from rlgraph.dsl.scope import Meaning, OutsideName, Stop, TableValue, Unknowable, Wrong, describe
 from rlgraph.dsl.signatures import STATEMENTS
-from rlgraph.dsl.statements import report
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
     Apply,

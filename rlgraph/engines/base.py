@@ -71,6 +71,9 @@ class Sampling:
     """No end-of-sequence or stop token before this many tokens."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the model's own end-of-sequence tokens."""
+    first: int = 0
+    """Of each prompt's samples only so many are wanted, those that end first: see `rlgraph.engines.first`. An engine
+    may give the others up once it is certain which those are. 0: all are wanted."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")
@@ -89,7 +92,8 @@ class Generation:
     logprobs: Tensor
     """float [total scored]: of the sampled tokens, under the whole distribution (see `Generates.generate`)."""
     finished: Tensor
-    """bool [N * n]: the row ended by itself, not at `max_tokens`."""
+    """bool [N * n]: the row ended by itself, not at `max_tokens`. One that was given up has fewer tokens, and is not
+    finished."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ are functions here:
     attr(node, "lag")    an attribute's value, the record's default where the node does not say it
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
+    rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
     work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
@@ -150,6 +151,7 @@ _ALL = (
         "Rows that a model samples from each prompt.",
         attributes=(
             *_SAMPLING,
+            Attribute("first", "int", None, 1, 65536, "of each row's `n` samples only those that end first, so many"),
             Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
@@ -378,6 +380,12 @@ def model_of(node: Node) -> str:
 def table_of(node: Node) -> str:
     """The rows that a node is about, by the name of their table; "" of none."""
     return _input(node, "table")
+
+
+def rows_each(node: Node) -> int:
+    """Of a node that generates: how many rows it makes for each one that it is asked. It may sample more of them."""
+    found: int = node.attr("first") or attr(node, "n")
+    return found
 
 
 def chosen_from(node: Node) -> tuple[str, ...]:

@@ -109,7 +109,8 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
     ),
     "distill": (
-        {"max_tokens=1024": "max_tokens=5", "n=4": "n=3", "lr=1e-5": "lr=0.02"},
+        # Of five samples those three that end first.
+        {"max_tokens=1024": "max_tokens=5", "n=4": "n=5, first=3", "lr=1e-5": "lr=0.02"},
         {
             "student": weights(0),
             "master": weights(5),

@@ -245,6 +245,43 @@ def test_steps_sample_other_answers_to_the_same_prompts(folder: Path) -> None:
     assert first.sampled[0].tokens != second.sampled[0].tokens
 
 
+@pytest.mark.parametrize("settings", [{}, {"block": 1}, {"block": 2}, {"threads": 2}], ids=str)
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_samples_that_end_first(folder: Path, first: int, settings: dict[str, int]) -> None:
+    """The rows that are kept are those of sampling all, with their tokens; with one of each they are the prompts'."""
+    lines = "    report score = mean(score), rows = size(score), each = max(size(score, by=prompts))\n"
+    head = HEAD + ROLL.replace("n=2", "n=6")
+    whole, seen = step(lines, folder, head), step(lines, folder, head.replace("n=6", f"n=6, first={first}"), **settings)
+    lengths = {row: sum(scored) for row, scored in zip(whole.sampled[0].ids, whole.sampled[0].scored, strict=True)}
+    tokens = dict(zip(whole.sampled[0].ids, whole.sampled[0].tokens, strict=True))
+    kept = []
+    for prompt in range(5):
+        group = [row for row in whole.sampled[0].ids if row[2] == prompt]
+        kept += sorted(sorted(group, key=lambda row: (lengths[row], row[3]))[:first])
+    ids = [row[:3] for row in kept] if first == 1 else kept
+    assert [row for table in seen.sampled for row in table.ids] == ids
+    assert [row for table in seen.sampled for row in table.tokens] == [tokens[row] for row in kept]
+    assert seen.metrics["rows"] == 5 * first and seen.metrics["each"] == first
+    assert seen.metrics["rollout.kept.length"] == sum(lengths[row] for row in kept) / len(kept)
+    ends = [max(lengths[row] for row in kept[at : at + first]) for at in range(0, len(kept), first)]
+    assert seen.metrics["rollout.dropped.length"] == sum(ends) / 5
+
+
+def test_what_is_dropped_in_a_loop_is_about_all_its_rows(folder: Path) -> None:
+    """Rows that `keep` leaves out are in no metric of a `collect`."""
+    lines = """
+step:
+    collect prompts(4):
+        rollout = actor.generate(prompts, n=4, first=2, max_tokens=4)
+        keep prompts where prompts.place % 3 == 1
+    report length = mean(rollout.length), longest = mean(max(rollout.length, by=prompts))
+"""
+    (seen,) = run_text(HEAD + lines, folder)
+    assert len(seen.sampled) > 1
+    assert seen.metrics["rollout.kept.length"] == seen.metrics["length"]
+    assert seen.metrics["rollout.dropped.length"] == seen.metrics["longest"]
+
+
 def test_min_tokens_and_stop(folder: Path) -> None:
     head = HEAD + ROLL.replace("max_tokens=4", 'max_tokens=5, min_tokens=2, stop="d"')
     table = step("    report a = mean(score), done = mean(rollout.finished)\n", folder, head).sampled[0]

@@ -106,6 +106,23 @@ def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatc
     same(run("grpo", folder, replay=path), expected)
 
 
+def test_samples_that_end_first_of_a_recording_of_all(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """A recording of all samples has those that end first, too; one without those that are asked for says so."""
+    swaps, given = PROGRAMS["distill"]
+    text, seen = shipped("distill", swaps), dict[str, list[Seen]]()
+    for first in (", first=3", "", ", first=4"):
+        program = compile_text(text.replace(", first=3", first), given)
+        if first == ", first=4":
+            with pytest.raises(RunError, match="the recording has no `rollout` for prompts row"):
+                Run(program, folder, replay=tmp_path / ", first=3").steps(1)
+            break
+        with recording(tmp_path / (first or "all"), program.name, 0):
+            seen[first] = Run(program, folder, record=tmp_path / (first or "all")).steps(1)
+    stop_sampling(monkeypatch)
+    program = compile_text(text, given)
+    same(Run(program, folder, replay=tmp_path / "all").steps(1), seen[", first=3"])
+
+
 # The rows themselves
 
 NODE = Node("generate", (), (), (("key", "rollout"),))

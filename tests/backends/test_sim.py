@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
@@ -18,9 +19,10 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time
 from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.held import Held
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Workload
+from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
@@ -220,6 +222,28 @@ def test_lengths_are_those_of_the_workload(folder: Path) -> None:
     # 5 prompts of 2 to 4 tokens in evenly spread shares, 20 answers of a mean of 2.75 tokens.
     assert step.extra["rows"] == 20
     assert step.extra["tokens"] == pytest.approx(20 * (3 + 2.75), rel=0.05)
+
+
+def test_samples_that_end_first(folder: Path) -> None:
+    """Of five samples three: the shorter ones are left, and sampling is over when the longest of them ends."""
+    made = program("distill", folder, together)
+    _, [step] = simulated(made, 1)
+    assert step.extra["rows"] == 5 * 3
+    found = tasks(made.program, main_step(made.program), WORKLOAD)
+    answers = WORKLOAD.answers(5)
+    assert [(batch.rows, batch.response) for task in found for batch in task.batches] == [
+        (25, answers.until(3, 5)),
+        *[(15, answers.first(3, 5))] * 2,
+    ]
+
+
+def test_the_work_of_samples_that_are_given_up() -> None:
+    lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
+    kept = Held("rollout", "play", np.arange(10), np.ones(10, dtype=np.int64), lengths).first(3, 5)
+    assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
+    sampling = kept.sampling(3, 5)
+    assert (sampling.rows, sampling.samples) == (10, 5)
+    assert sampling.response == Lengths((1, 1, 2, 2, 2, 4, 4, 4, 4, 4))
 
 
 def test_a_failure_comes_out(folder: Path) -> None:

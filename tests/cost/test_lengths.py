@@ -215,3 +215,35 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "bytes", "no text in UTF-8"), (tmp_path, "cannot be read")):
         with pytest.raises(ProgramError, match=said):
             read_lengths(str(path))
+
+
+GROUPS = [(12, 16), (1, 4), (3, 4), (16, 16), (700, 1000)]
+
+
+@pytest.mark.parametrize(("count", "of"), GROUPS)
+@pytest.mark.parametrize("text", ["mean=350, p99=1500", "[1, 2, 5]", "[7]"])
+def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> None:
+    """Against groups that are drawn and sorted: the rows that are kept, and all rows if the others end with them."""
+    lengths, generator = read_lengths(text), random.Random(3)
+    kept: list[float] = []
+    until: list[float] = []
+    for _ in range(40_000 // of):
+        group = sorted(generator.choices(lengths.values, k=of))[:count]
+        kept += group
+        until += group + [group[-1]] * (of - count)
+    for found, rows in ((lengths.first(count, of), kept), (lengths.until(count, of), until)):
+        # Rows of a group depend on each other: the standard error is at most that of as many groups. Five of them.
+        groups = len(rows) // (count if rows is kept else of)
+        mean, spread = sum(rows) / len(rows), math.sqrt(found.square - found.mean**2)
+        assert found.mean == pytest.approx(mean, abs=5 * spread / math.sqrt(groups) + 1e-9)
+        assert list(found.values) == sorted(found.values)
+        rows.sort()
+        for length in sorted(set(lengths.values))[:: max(1, len(set(lengths.values)) // 8)]:
+            beyond = sum(row > length for row in rows) / len(rows)
+            assert found.over(length) == pytest.approx(beyond, abs=2 / STEPS + 5 * math.sqrt(0.25 / groups))
+
+
+def test_all_of_a_group_are_all_rows() -> None:
+    lengths = read_lengths("mean=350, p99=1500")
+    for found in (lengths.first(16, 16), lengths.until(16, 16), lengths.first(1, 1)):
+        assert found.values == pytest.approx(lengths.values)

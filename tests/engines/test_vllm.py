@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.engines.base import EngineError, Sampling
+from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.transformers.engine import TransformersEngine
@@ -181,6 +182,21 @@ def test_a_stream_gives_each_row_as_it_ends(pair: Pair) -> None:
         engine.generate(PROMPTS, 1, sampling, keys(5))
     stream.close()
     assert engine.generate(PROMPTS, 6, sampling, keys(30)).sequences.rows() == whole.sequences.rows()
+
+
+def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:
+    sampling = Sampling(30, stop_ids=(20, 21, 22, 23))
+    first = replace(sampling, first=4)
+    whole, made = (pair[0].generate(PROMPTS, 6, each, keys(30)) for each in (sampling, first))
+    kept = first_ended(whole, 6, first)
+    assert first_ended(made, 6, first).equal(kept)
+    found, expected = taken(made, kept), taken(whole, kept)
+    assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
+    assert 0 < int((made.sequences.counts() == 0).sum()) <= 10, "others have ended with the last one that is kept"
+    # Parts come as they do without, and nothing is left behind in the engine.
+    parts = list(pair[0].parts(PROMPTS, 6, first, keys(30), [2, 3]))
+    assert [row for part in parts for row in part.sequences.rows()] == made.sequences.rows()
+    assert pair[0].generate(PROMPTS, 6, sampling, keys(30)).sequences.rows() == whole.sequences.rows()
 
 
 def test_weights_that_change_in_mid_stream(pair: Pair) -> None:

@@ -9,23 +9,26 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.session import ModelState, Session, engine_failure
+from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
 from rlgraph.engines.base import EngineError, Generation, Sampling, State, Streams
+from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import Axis, Table
-from rlgraph.ops.nodes import work_of
+from rlgraph.ops.nodes import rows_each, work_of
 
 
 def generate(node: Node, frame: Frame, session: Session) -> Made:
-    """`n` answers for each row of a table or a text column."""
+    """`n` answers for each row of a table or a text column, or those of them that end first."""
     size = _asked(node, frame)[0].size
     [(_, made)] = generate_parts(node, frame, session, [size])
     return made
@@ -37,25 +40,26 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame)
     kind = _kind(node)
-    count = node.attr("n")
-    ids = _ids(parents, kind, count)
+    count, each = node.attr("n"), rows_each(node)
+    ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
     sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights)
-    for (start, stop), made in zip(
+    for (start, stop), (rows, made) in zip(
         pairwise(accumulate(sizes, initial=0)), sampler.parts(ids, encoded, keys, sizes), strict=True
     ):
-        own = ids[start * count : stop * count]
+        # With one row for each that is asked, they are the same rows.
+        own = parents.known[start:stop] if kind.axis.key == parents.axis.key else rows
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
             "version": torch.full((len(own),), version),
         }
-        asked = _repeat(data[start:stop], count), _repeat(prompts[start:stop], count)
+        asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
-        yield part, _made(node, kind, part, own, table, count)
+        yield part, _made(node, kind, part, own, table, each)
 
 
 def sampled_tokens(node: Node, made: Made) -> int:
@@ -102,8 +106,8 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     return tuple(row[name] for row in table.data)
 
 
-def _ids(parents: Rows, kind: Table, count: int) -> tuple[RowId, ...]:
-    if kind.axis.key == parents.axis.key:
+def _ids(parents: Rows, count: int) -> tuple[RowId, ...]:
+    if count == 1:
         return parents.known
     return tuple((*row, sample) for row in parents.known for sample in range(count))
 
@@ -148,6 +152,7 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
             node.attr("top_k"),
             min(node.attr("min_tokens") or 0, longest),
             tuple(stops),
+            node.attr("first") or 0,
         )
     except EngineError as error:
         raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
@@ -164,7 +169,7 @@ def _weights(node: Node, frame: Frame, session: Session, model: ModelState) -> t
 
 @dataclass(frozen=True)
 class _Sampler:
-    """How rows are sampled: from the recording that is replayed, or else by the engine."""
+    """How rows are sampled, from the recording that is replayed or else by the engine, and which of them are kept."""
 
     node: Node
     step: Step
@@ -178,31 +183,51 @@ class _Sampler:
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[Generation]:
-        """The responses to the first so many lists, to the next ones, and so on."""
+    ) -> Iterator[tuple[tuple[RowId, ...], Generation]]:
+        """The responses to the first so many lists, to the next ones, and so on, with the rows that they are."""
         bounds = pairwise(accumulate(sizes, initial=0))
         try:
-            for (start, stop), made in zip(bounds, self._sampled(ids, encoded, keys, sizes), strict=True):
+            for (start, _), (kept, made) in zip(bounds, self._kept(ids, encoded, keys, sizes), strict=True):
+                places = [start * self.count + place for place in kept.tolist()]
+                rows = tuple(ids[place] for place in places)
                 if self.session.recorder and self.model.engine.speaks:
-                    rows = slice(start * self.count, stop * self.count)
-                    asked = _repeat(encoded[start:stop], self.count)
-                    self.session.recorder.write(self.node, self.step.number, self.turn, ids[rows], asked, made)
-                yield made
+                    asked = [encoded[place // self.count] for place in places]
+                    self.session.recorder.write(self.node, self.step.number, self.turn, rows, asked, made)
+                yield rows, made
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
 
-    def _sampled(
+    def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[Generation]:
+    ) -> Iterator[tuple[Tensor, Generation]]:
+        """Which responses of a part are kept, int64, and these."""
         if self.session.replay:
             assert len(sizes) == 1, "a recording is there at once"
-            yield self.session.replay.read(self.node, self.step.number, self.turn, ids, _repeat(encoded, self.count))
+            yield self._replayed(self.session.replay, ids, encoded)
             return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
         if len(sizes) == 1:
-            yield engine.generate(asked, self.count, self.sampling, keys, self.weights)
+            found = iter([engine.generate(asked, self.count, self.sampling, keys, self.weights)])
         else:
-            yield from cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes)
+            found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes)
+        for made in found:
+            kept = first_ended(made, self.count, self.sampling)
+            yield kept, taken(made, kept)
+
+    def _replayed(self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]) -> tuple[Tensor, Generation]:
+        """Of samples that end first the recording has no others."""
+        step, kept = self.step.number, torch.arange(len(ids))
+        if self.sampling.first:
+            there = torch.tensor([replay.has(self.node, step, self.turn, row) for row in ids])
+            if bool((there.view(-1, self.count).sum(1) == self.sampling.first).all()):
+                kept = there.nonzero()[:, 0]
+        places = kept.tolist()
+        rows, asked = [ids[place] for place in places], [encoded[place // self.count] for place in places]
+        made = replay.read(self.node, step, self.turn, rows, asked)
+        if len(rows) < len(ids) or not self.sampling.first:
+            return kept, made
+        chosen = first_ended(made, self.count, self.sampling)
+        return chosen, taken(made, chosen)
 
 
 def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
@@ -244,7 +269,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
-    ids = _ids(parents, kind, count)
+    ids = _ids(parents, count)
     weights, version = _weights(node, frame, session, model)
     started = _encoded(node, model, prompts, parents)
     rows, asked = _repeat(data, count), _repeat(prompts, count)
@@ -324,7 +349,7 @@ def _turn(
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
         sampler = _Sampler(node, step, session, model, turn, 1, sampling, weights)
-        [made] = sampler.parts(rows, encoded, keys[group], [len(rows)])
+        [(_, made)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         for at, action, chances in zip(group, actions, logprobs, strict=True):

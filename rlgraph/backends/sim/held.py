@@ -58,9 +58,23 @@ class Held(StandIn):
             response=np.concatenate([part.response for part in parts]),
         )
 
-    def batch(self, samples: int = 1) -> Batch:
+    def first(self, count: int, of: int) -> Held:
+        """Of each `of` rows in turn the `count` shortest, the earlier of equals."""
+        order = np.sort(self.response.reshape(-1, of).argsort(1, kind="stable")[:, :count])
+        return self.pick((order + np.arange(len(order))[:, None] * of).reshape(-1))
+
+    def batch(self) -> Batch:
         """As the cost model sees it."""
-        return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()), samples)
+        return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()))
+
+    def sampling(self, kept: int, samples: int) -> Batch:
+        """The work of sampling these rows, of which `kept` of so many samples are left: the others were given up when
+        the longest of these ended."""
+        others = samples - kept
+        longest = self.response.reshape(-1, kept).max(axis=1, initial=0)
+        response = np.concatenate([self.response, np.repeat(longest, others)])
+        prompt = Lengths.of(self.prompt.tolist())
+        return Batch(float(len(response)), prompt, Lengths.of(response.tolist()), samples)
 
     def entries(self, kind: Type) -> float:
         """How many tokens are sent with a value of this type; a value for each row counts as one for each."""

@@ -29,7 +29,7 @@ from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, model_of, table_of
+from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
 
 
 @dataclass
@@ -268,9 +268,11 @@ class SimTransport:
         made = replace(
             made, response=made.sampled(self.workload.answers(node.attr("max_tokens")), self.key(node, frame.step))
         )
-        rows = []
+        rows, first = [], rows_each(node)
+        if first < count:
+            made = made.first(first, count)
         if axis.key != above.key:
-            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), count)))
+            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
         return Made({node.name: made}, rows)
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
@@ -331,7 +333,7 @@ def _model(node: Node, frame: Frame) -> str | None:
 def _batches(node: Node, frame: Frame, made: Made) -> list[Batch]:
     """The rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
-        return [made.values[node.name].batch(node.attr("n"))]
+        return [made.values[node.name].sampling(rows_each(node), node.attr("n"))]
     return [table.batch() for table in _tables(node, frame)]
 
 

@@ -69,7 +69,7 @@ def generate(
         raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
     prompts = _with_start(prompts, ends.start_id)
     lengths = torch.repeat_interleave(prompts.lengths, n)
-    blocks = _blocks(lengths, sampling.max_tokens, threads, block_tokens)
+    blocks = _blocks(lengths, sampling.max_tokens, threads, block_tokens, n if sampling.first else 1)
     if any(_ragged(lengths[rows]) for rows in blocks) and not network.pads:
         blocks = [part for rows in blocks for part in _of_equal_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
@@ -91,14 +91,15 @@ def _with_start(prompts: Sequences, start_id: int | None) -> Sequences:
     return Sequences.from_lists([row or [start_id] for row in prompts.rows()])
 
 
-def _blocks(lengths: Tensor, max_tokens: int, threads: int, block_tokens: int) -> list[Tensor]:
-    """Row indices, sorted by prompt length and cut into blocks."""
+def _blocks(lengths: Tensor, max_tokens: int, threads: int, block_tokens: int, together: int) -> list[Tensor]:
+    """Row indices, sorted by prompt length and cut into blocks; so many rows, one behind the other, stay together."""
     if not lengths.shape[0]:
         return []
     order = lengths.argsort(stable=True)
     places = int(lengths.max()) + max_tokens
     blocks = max(threads, -(-order.shape[0] * places // block_tokens))
-    return list(order.tensor_split(min(blocks, order.shape[0])))
+    groups = order.view(-1, together)
+    return [part.reshape(-1) for part in groups.tensor_split(min(blocks, groups.shape[0]))]
 
 
 def _ragged(lengths: Tensor) -> bool:
@@ -127,6 +128,7 @@ def _decode(
     tokens = torch.full((count, limit), pad_id)
     lengths = torch.zeros(count, dtype=torch.long)
     finished = torch.zeros(count, dtype=torch.bool)
+    given_up = torch.zeros(count, dtype=torch.bool)
     logprobs = torch.zeros(count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32)
     if not limit:
         return _Rows(tokens, logprobs, lengths, finished)
@@ -159,10 +161,14 @@ def _decode(
             tokens[:, place], logprobs[:, place] = token, logprob.cpu()
         else:
             tokens[active, place], logprobs[active, place] = token, logprob.cpu()
-        alive = ~finished[active]
+        alive = ~(finished | given_up)[active]
         lengths[active] += alive
         finished[active] |= alive & is_stop[token]
-        alive = ~finished[active]
+        if sampling.first:
+            # All rows have as many tokens: those that have not ended will have more than those that have.
+            ended = torch.bincount(local[finished], minlength=picked.shape[0])
+            given_up |= (ended >= sampling.first)[local] & ~finished
+        alive = ~(finished | given_up)[active]
         running = int(alive.sum())
         if not running or place + 1 == limit:
             break

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError, Generation, Rank, Sampling, State
+from rlgraph.engines.first import decided
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.environment import prepare
@@ -137,7 +138,8 @@ class VllmEngine:
         """The samples of `generate`, each as soon as it ends.
 
         Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
-        weights. A stream that is closed gives its other rows up.
+        weights. A stream that is closed gives its other rows up. A row of which it is certain that it is not one of
+        `sampling.first` is given up, too: it comes without tokens.
         """
         keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
         prompts = self._started(prompts)
@@ -149,13 +151,20 @@ class VllmEngine:
 
         batch = Batch(sampling, self._stops(sampling))
         waiting = self._submit(prompts, n, batch, keys)
+        ended: dict[int, list[int]] = {}
         try:
             while waiting:
-                ended = self._engine.step()
+                outputs = self._engine.step()
                 if batch.failure is not None:
                     raise batch.failure
-                for output in ended:
-                    yield _sample(waiting.pop(output.request_id), output.outputs[0])
+                for output in outputs:
+                    sample = _sample(waiting.pop(output.request_id), output.outputs[0])
+                    ended.setdefault(sample.row // n, []).append(len(sample.tokens))
+                    yield sample
+                if sampling.first:
+                    given_up = _given_up(waiting, ended, n, sampling.first)
+                    self._engine.abort_request(given_up)
+                    yield from (Sample(waiting.pop(name).index, [], [], False, ()) for name in given_up)
         finally:
             self._engine.abort_request(list(waiting))
 
@@ -243,6 +252,18 @@ class VllmEngine:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again."""
         assert self._engine.reset_prefix_cache(reset_running_requests=True), "vLLM keeps its key-value cache"
         self._engine.set_weight_version(str(self.version))
+
+
+def _given_up(waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int) -> list[str]:
+    """The requests that can be ended; `ended` has the tokens of the rows of each prompt that have."""
+    groups: dict[int, list[str]] = {}
+    for name, row in waiting.items():
+        if len(ended.get(row.index // n, ())) >= first:
+            groups.setdefault(row.index // n, []).append(name)
+    # Of a row whose tokens are read anew, the last one may not have been taken.
+    least = {name: len(waiting[name].logprobs) - 1 for names in groups.values() for name in names}
+    over = [names for group, names in groups.items() if decided(ended[group], [least[each] for each in names], first)]
+    return [name for names in over for name in names]
 
 
 def _sample(row: Row, output: Any) -> Sample:

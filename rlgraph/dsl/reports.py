@@ -1,0 +1,49 @@
+"""Metrics: at once, or after the loop that they are about."""
+
+from __future__ import annotations
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.names import names_in
+from rlgraph.dsl.nodes import emit, materialize
+from rlgraph.dsl.scope import Stop
+from rlgraph.dsl.values import number
+from rlgraph.errors import Related
+from rlgraph.ir.graph import Node
+
+
+def report(context: Context, statement: tree.Report) -> None:
+    """`report kl = mean(...)`, at once or after the loop"""
+    if context.block.defers:
+        context.block.reports.append(statement)
+        context.used.update(name.id for name in names_in(statement))
+        return
+    names, inputs, failed = [], [], False
+    for item in statement.items:
+        try:
+            expr = number(context, item.value)
+            if expr.type.axis is not None:
+                raise context.stop(
+                    "E0304",
+                    f"a metric is one number, and `{item.name}` is {expr.type}",
+                    item.value.span,
+                    "reduce it: `mean(...)`",
+                )
+            if item.name in ("step", "seconds"):
+                raise context.stop(
+                    "E0203", f"every run reports `{item.name}` by itself", item.name_span, "choose another name"
+                )
+            if item.name in context.phase.reported:
+                related = tuple(
+                    Related(s, "the first one") for n, s in context.phase.reported.items() if n == item.name
+                )
+                raise context.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
+        except Stop:
+            failed = True
+            continue
+        context.phase.reported[item.name] = item.name_span
+        names.append(item.name)
+        inputs.append(materialize(context, expr, f"report.{item.name}"))
+    emit(context, Node("report", tuple(inputs), (), (("names", tuple(names)),), span=statement.span))
+    if failed:
+        raise Stop
