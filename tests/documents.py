@@ -322,6 +322,8 @@ def _options(signature) -> str:  # type: ignore[no-untyped-def]
 
 
 def _kind(opt) -> str:  # type: ignore[no-untyped-def]
+    if opt.type == "word":
+        return str(opt.choice)
     name = {
         "int": "whole number",
         "float": "number",

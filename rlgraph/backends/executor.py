@@ -85,15 +85,34 @@ class Executor:
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
-        with self.clock.crew(len(graph.nodes)) as crew:
+        self.run_all(graph, [frame], ())
+
+    def run_all(self, graph: Graph, frames: Sequence[Frame], carried: Sequence[Any]) -> list[Any]:
+        """Runs a graph on several frames, which wait for each other where the first inputs of one are the first outputs
+        of the one before; `carried` are those of the first frame. Models are changed by one after the other. What the
+        last one leaves."""
+        frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
+        with self.clock.crew(len(graph.nodes) * len(frames)) as crew:
             try:
-                run = GraphRun(self, graph, frame, crew)
-                while not run.over:
-                    if not run.advance():
-                        run.wait()
+                runs = [GraphRun(self, graph, frame, crew) for frame in frames]
+                for run in runs[1:]:
+                    run.turn, run.awaited = False, {value.name: _not_yet for value in graph.inputs[: len(carried)]}
+                while not all(run.over for run in runs):
+                    moved = runs[0].advance()
+                    for before, run in pairwise(runs):
+                        run.follow(before, graph)
+                        # Where one node runs at a time nothing is gained by beginning early.
+                        moved |= (self.clock.together or before.over) and run.advance()
+                    if not moved:
+                        waits = [task.node.name for run in runs for task in run.waiting]
+                        assert any(run.under_way for run in runs), f"no node can fire: {waits}"
+                        crew.next()()
+                for before, run in pairwise(runs):
+                    run.follow(before, graph)
             except BaseException as error:
                 self.backend.abort(error)
                 raise
+        return [frames[-1].values[name] for name in graph.outputs[: len(carried)]]
 
 
 class GraphRun:
@@ -140,10 +159,13 @@ class GraphRun:
         self.waiting = [task for task in self.waiting if not task.finished]
         return moved
 
-    def wait(self) -> None:
-        """Until something that is fired has come further."""
-        assert self.under_way, f"no node can fire: {[task.node.name for task in self.waiting]}"
-        self.crew.next()()
+    def follow(self, before: GraphRun, graph: Graph) -> None:
+        """Takes over what the run before it has made by now. Its turn comes when that one is over."""
+        for value, last in zip(graph.inputs, graph.outputs, strict=False):
+            if value.name in self.awaited and before.has_made(last):
+                self.frame.values[value.name] = before.frame.values[last]
+                del self.awaited[value.name]
+        self.turn = before.turn and before.over
 
     def has_made(self, name: str) -> bool:
         """Whether a value is whole."""
@@ -314,3 +336,7 @@ class GraphRun:
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _not_yet(node: Node) -> bool:
+    return False

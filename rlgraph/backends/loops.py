@@ -20,9 +20,13 @@ from rlgraph.backends.step import Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of
+from rlgraph.ops.nodes import at_once, attr
 
 Run = Callable[[Graph, Frame], None]
 """Runs every node of a graph; the values are in the frame afterwards."""
+
+RunAll = Callable[[Graph, Sequence[Frame], Sequence[Any]], list[Any]]
+"""Runs a graph on each frame, given what is carried into the first one: what the last one leaves."""
 
 
 def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) -> list[Any]:
@@ -63,7 +67,7 @@ class Loop:
     node: Node
     frame: Frame
     """Around it."""
-    execute: Run
+    execute: RunAll
     note: Callable[[str], None]
     """Tells who watches how far it is."""
     carried: list[Any]
@@ -72,9 +76,14 @@ class Loop:
 
     def run(self, body: Frame) -> Frame:
         """Runs the region once more; its values are in the frame afterwards."""
-        self.carried = run_region(self.execute, self.node.region, body, self.carried)
-        self.metrics.update(body.metrics)
-        return body
+        return self.run_all([body])[0]
+
+    def run_all(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
+        """Runs the region once for each frame, side by side but for what is carried from one to the next."""
+        self.carried = self.execute(self.node.region, bodies, self.carried)
+        for body in bodies:
+            self.metrics.update(body.metrics)
+        return bodies
 
 
 def always(node: Node, step: Step) -> bool:
@@ -90,7 +99,7 @@ class Policy:
     """Whether it does in a step; where not, what is carried stays as it is."""
 
 
-def run_loop(policy: Policy, node: Node, frame: Frame, execute: Run, note: Callable[[str], None]) -> Made:
+def run_loop(policy: Policy, node: Node, frame: Frame, execute: RunAll, note: Callable[[str], None]) -> Made:
     """What a loop makes."""
     loop = Loop(node, frame, execute, note, [frame.values[name] for name in node.carried_in])
     whole = policy.run(loop) if policy.when(node, frame.step) else frame
@@ -126,19 +135,22 @@ def minibatch(loop: Loop) -> Frame:
 
 
 def collect(loop: Loop) -> Frame:
-    """On fresh batches until enough rows are kept; the surplus begins the next step's."""
+    """On fresh batches until enough rows are kept, the first of them in the order of the data. The surplus begins the
+    next step's, or is dropped."""
     node, frame = loop.node, loop.frame
     axis, wanted = node.attr("axis"), node.attr("rows")
     place = next(at for at, value in enumerate(node.region.inputs) if _surplus(value.name))
     parts: list[Frame] = [] if loop.carried[place] is None else [loop.carried[place]]
     kept, rounds = sum(part.size(axis) for part in parts), 0
     while kept < wanted:
-        if rounds == node.attr("rounds"):
+        allowed = node.attr("rounds") - rounds
+        if not allowed:
             message = f"{kept} of {wanted} rows were kept after {rounds} batches"
             hint = "keep more of them, raise `rounds`, or lower the number of rows"
             raise RunError(Diagnostic("E0737", message, node.span, hint))
-        parts.append(loop.run(frame.child()))
-        kept, rounds = kept + parts[-1].size(axis), rounds + 1
+        begun = loop.run_all([frame.child() for _ in range(min(allowed, at_once(node, wanted - kept)))])
+        parts += begun
+        kept, rounds = kept + sum(part.size(axis) for part in begun), rounds + len(begun)
         loop.note(f"{kept} of {wanted} rows kept")
     whole, names = frame.child(), [inner for inner, _ in node.exported]
     whole.append(parts, names)
@@ -146,7 +158,9 @@ def collect(loop: Loop) -> Frame:
     last = int(whole.index(axis, top)[wanted - 1]) + 1
     now, _ = whole.slice(top, np.arange(last), names)
     later, _ = whole.slice(top, np.arange(last, whole.size(top)), names)
-    loop.carried[place] = later if later.size(top) else None
+    loop.carried[place] = later if later.size(top) and attr(node, "rest") == "carry" else None
+    if attr(node, "rest") == "drop":
+        loop.metrics[f"{node.region.inputs[place].name.rsplit('.surplus', 1)[0]}.dropped"] = float(later.size(axis))
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
 

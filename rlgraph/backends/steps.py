@@ -146,7 +146,7 @@ class Steps:
         """Does the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
-            return run_loop(policy, node, frame, self.executor.run, self.observer.opening)
+            return run_loop(policy, node, frame, self.executor.run_all, self.observer.opening)
         return self.work(node, frame)
 
     # Of a backend

@@ -15,7 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, rows_each
+from rlgraph.ops.nodes import NODES, at_once, attr, rows_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,18 @@ class _Laying:
         return made or after
 
     def rounds(self, node: Node, scope: _Scope) -> float:
-        """How many batches `collect` reads until enough rows are kept."""
+        """How many batches `collect` reads until enough rows are kept. A surplus that is carried over spares them in
+        later steps."""
         for inner in node.region.nodes:
             self.measure(inner, scope)
         kept = self.rows.get(node.attr("axis"), 0.0)
         wanted = float(node.attr("rows"))
-        return wanted / kept if kept else 1.0
+        if not kept or attr(node, "rest") == "carry":
+            return wanted / kept if kept else 1.0
+        read = 0
+        while read * kept < wanted - 1e-9:
+            read += at_once(node, wanted - read * kept)
+        return read
 
     def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
         task = Task(node.name, node.op, None, times=scope.times, after=tuple(sorted(after)))

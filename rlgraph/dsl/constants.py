@@ -193,8 +193,10 @@ def value(
     reporter: Reporter, opt: Attribute, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
 ) -> Constant:
     """A value of an option, of the right kind and in its range."""
-    value = evaluate(reporter, expr, scope)
     where = f"`{opt.name}` of `{signature.name}`"
+    if opt.type == "word":
+        return _word(reporter, opt, expr, where)
+    value = evaluate(reporter, expr, scope)
     about = f"`{opt.name}`: {opt.about}" if opt.about else ""
     if not _is(opt, value):
         raise reporter.stop("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
@@ -206,6 +208,17 @@ def value(
         if opt.high is not None and value > opt.high:
             raise reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about)
     return value
+
+
+def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> str:
+    """One of the names of an option, whatever else is called so."""
+    names = list(opt.names()) if opt.names else []
+    if isinstance(expr, tree.Name) and expr.id in names:
+        return expr.id
+    near = nearest(expr.id, names) if isinstance(expr, tree.Name) else ""
+    raise reporter.stop(
+        "E0403", f"{where} is {opt.choice}, not `{expr.span.text}`", expr.span, near or f"`{opt.name}`: {opt.about}"
+    )
 
 
 def _size(value: Constant) -> int:

@@ -119,7 +119,9 @@ def collect(context: Context, statement: tree.Collect) -> None:
     args, options = constants.bind(
         context, STATEMENTS["collect"], statement.args, statement.options, statement.span, context.block.scope
     )
-    attrs = args | options
+    attrs = args | {option: value for option, value in options.items() if value not in (None, "carry")}
+    if "ahead" in attrs:
+        attrs["batch"] = _batch(context, statement, held.outside)
     writes = [name, f"{name}.surplus", *(w for w in _written(context, statement.body) if w != name)]
 
     def body() -> None:
@@ -131,6 +133,18 @@ def collect(context: Context, statement: tree.Collect) -> None:
         attrs["axis"] = kept.type.axis.key
 
     _region(context, "collect", writes, body, attrs, statement.span, defers=True)
+
+
+def _batch(context: Context, statement: tree.Collect, source: Outside) -> Constant:
+    """Rows that are read at a time: `ahead` counts batches."""
+    size: Constant = source.record.option("batch")
+    if size is None:
+        place = next(option.span for option in statement.options if option.name == "ahead")
+        message = f"`ahead` counts batches, and `{source.name}` is read whole"
+        raise context.stop(
+            "E0403", message, place, "say how many rows a batch has: `batch=64`", (Related(source.span, "here"),)
+        )
+    return size
 
 
 def every(context: Context, statement: tree.Every) -> None:

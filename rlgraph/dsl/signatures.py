@@ -240,8 +240,8 @@ STATEMENTS = _table(
     Signature(
         "collect",
         _options("collect", "rows"),
-        _options("collect", "rounds"),
-        "The body on fresh batches until enough rows are kept; what is too much is carried over to the next step.",
+        _options("collect", "rounds", "ahead", "rest"),
+        "The body on fresh batches until enough rows are kept.",
     ),
     Signature(
         "async",

@@ -8,9 +8,11 @@ from typing import Literal
 
 from rlgraph.ir.graph import Constant, Record
 
-AttributeType = Literal["int", "float", "bool", "text", "texts", "rate", "name", "names", "axis", "source", "any"]
-"""`rate`: a number or a schedule of one (`cosine(...)`); `name`, `names`: of things in the program; `axis`: the key of
-an axis; `source`: a path, a hub name or `random(...)`."""
+AttributeType = Literal[
+    "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "any"
+]
+"""`word`: one of its names, without quotes; `rate`: a number or a schedule of one (`cosine(...)`); `name`, `names`: of
+things in the program; `axis`: the key of an axis; `source`: a path, a hub name or `random(...)`."""
 
 
 class Required:
@@ -37,16 +39,19 @@ class Attribute:
     is it there)."""
 
     names: Callable[[], Iterable[str]] | None = None
-    """Of a text that is one of these names: they are its doc."""
+    """Of a word or a text that is one of these names: they are its doc, where it has none."""
     counts: str = ""
     """Of a loop: it says how often the body runs, and this is what is counted."""
 
     @property
     def about(self) -> str:
         """What it is, in a few words."""
-        if self.names is None:
-            return self.doc
-        *others, last = self.names()
+        return self.doc or self.choice
+
+    @property
+    def choice(self) -> str:
+        """The names that it may be."""
+        *others, last = self.names() if self.names else ("",)
         return f"{', '.join(others)} or {last}" if others else last
 
     def problem(self, value: Constant, axes: Container[object]) -> str:
@@ -55,6 +60,8 @@ class Attribute:
             return ""
         if not fits(self.type, value):
             return f"`{self.name}` is {self.type}, not {value!r}"
+        if self.type == "word" and self.names and value not in list[Constant](self.names()):
+            return f"`{self.name}` is {self.choice}, not {value!r}"
         if self.type == "axis" and value not in axes:
             return f"`{self.name}` is an axis, and no axis is called {value!r}"
         if isinstance(value, (int, float)) and not isinstance(value, bool):

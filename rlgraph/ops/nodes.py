@@ -24,6 +24,7 @@ are functions here:
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
     rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
+    at_once(node, rows)  of a `collect`: the batches that it begins side by side
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
     work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
@@ -31,6 +32,7 @@ are functions here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -335,6 +337,11 @@ _ALL = (
         attributes=(
             Attribute("rows", "int", low=1, doc="rows to keep", counts="row"),
             Attribute("rounds", "int", 64, 1, None, "give up after so many batches"),
+            Attribute(
+                "ahead", "float", None, 1.0, 64.0, "begin so many times the batches that are missing, side by side"
+            ),
+            Attribute("rest", "word", "carry", doc="what becomes of the surplus", names=lambda: ("carry", "drop")),
+            Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
             _AXIS,
         ),
         region=True,
@@ -386,6 +393,12 @@ def rows_each(node: Node) -> int:
     """Of a node that generates: how many rows it makes for each one that it is asked. It may sample more of them."""
     found: int = node.attr("first") or attr(node, "n")
     return found
+
+
+def at_once(node: Node, missing: float) -> int:
+    """Of a `collect`: how many batches it begins side by side where so many rows are missing."""
+    ahead = attr(node, "ahead")
+    return 1 if ahead is None else math.ceil(ahead * missing / node.attr("batch") - 1e-9)
 
 
 def chosen_from(node: Node) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
     ),
     "dapo": (
-        {"prompts(512)": "prompts(4)", "parts=16": "parts=2", "lr=1e-6": "lr=0.02"},
+        # Two batches are begun at once.
+        {"prompts(512)": "prompts(4, ahead=2, rest=drop)", "parts=16": "parts=2", "lr=1e-6": "lr=0.02"},
         {
             "base": weights(0),
             "actor": CAUSAL,

@@ -129,7 +129,7 @@ COLLECT = (
     + """data prompts = jsonl("prompts.jsonl", batch=4, shuffle=false)
 
 step:
-    collect prompts(WANTED, rounds=ROUNDS):
+    collect prompts(WANTED, rounds=ROUNDSMORE):
         rollout = actor.generate(prompts, n=2, max_tokens=3)
         keep prompts where CONDITION
     train actor(lr=0.01):
@@ -139,8 +139,11 @@ step:
 )
 
 
-def collected(condition: str, folder: Path, steps: int, wanted: int = 3, rounds: int = 8, **settings: Any) -> Any:
+def collected(
+    condition: str, folder: Path, steps: int, wanted: int = 3, rounds: int = 8, more: str = "", **settings: Any
+) -> Any:
     text = COLLECT.replace("WANTED", str(wanted)).replace("ROUNDS", str(rounds)).replace("CONDITION", condition)
+    text = text.replace("MORE", more)
     text = text.replace(", off = max(abs(old))", "")
     kept: list[list[Any]] = []
 
@@ -191,6 +194,67 @@ def test_rows_of_all_rounds_are_there_exactly_once_however_many_rounds(folder: P
     steps, kept = collected("prompts.place % 4 == 1", folder, 4, wanted=2)
     assert [row[2] for step in kept for row in step] == [1, 5, 9, 1, 5, 9, 1, 5]
     assert max(len(seen.sampled) for seen in steps) > 1
+
+
+def test_a_surplus_that_is_dropped(folder: Path) -> None:
+    """Of each batch of four the first three are used; what is left over is told, and no row is older than its step."""
+    steps, kept = collected("prompts.place >= 0", folder, 5, more=", rest=drop")
+    assert [[row[2] for row in step] for step in kept] == [[0, 1, 2], [4, 5, 6], [8, 9, 0], [2, 3, 4], [6, 7, 8]]
+    assert [seen.metrics["prompts.dropped"] for seen in steps] == [1] * 5
+    assert [seen.metrics["oldest"] for seen in steps] == [0] * 5
+
+
+@pytest.mark.parametrize("block", [None, 1, 3])
+def test_batches_that_are_begun_ahead(folder: Path, block: int | None) -> None:
+    """Six rows are missing and four are in a batch: with `ahead=1.5` three are begun at once, with 1 two. The rows are
+    those of one batch after the other, as long as nothing is dropped."""
+    condition = "prompts.place % 3 == 1"
+    plain, rows = collected(condition, folder, 3, wanted=6)
+    same, again = collected(condition, folder, 3, wanted=6, more=", ahead=1", block=block)
+    assert again == rows and [len(seen.sampled) for seen in plain] == [5, 5, 5]
+    if block is None:
+        assert [seen.metrics for seen in same] == [seen.metrics for seen in plain]
+    steps, more = collected(condition, folder, 3, wanted=6, more=", ahead=1.5", block=block)
+    assert more == rows, "the rows are those of one batch after the other"
+    assert steps[0].metrics["oldest"] == 0
+    dropped, first = collected(condition, folder, 2, wanted=6, more=", ahead=1.5, rest=drop", block=block)
+    assert first[0] == rows[0]
+    assert [seen.metrics["prompts.dropped"] for seen in dropped] == [0, 0]
+
+
+def test_the_surplus_of_batches_that_are_begun_ahead(folder: Path) -> None:
+    """Two batches of four are begun for four rows: the other four are next step's, or nobody's."""
+    steps, kept = collected("prompts.place >= 0", folder, 3, wanted=4, more=", ahead=2")
+    assert [[row[2] for row in step] for step in kept] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    assert [len(seen.sampled) for seen in steps] == [2, 0, 2]
+    steps, kept = collected("prompts.place >= 0", folder, 3, wanted=4, more=", ahead=2, rest=drop")
+    assert [[row[2] for row in step] for step in kept] == [[0, 1, 2, 3], [8, 9, 0, 1], [6, 7, 8, 9]]
+    assert [(len(seen.sampled), seen.metrics["prompts.dropped"]) for seen in steps] == [(2, 4)] * 3
+
+
+def test_batches_ahead_of_a_collect_that_gives_up(folder: Path) -> None:
+    with pytest.raises(RunError, match="rows were kept after 2 batches"):
+        collected("prompts.place == 0", folder, 1, wanted=3, rounds=2, more=", ahead=8")
+
+
+def test_batches_ahead_share_a_state_and_a_model(folder: Path) -> None:
+    """What is carried from one batch to the next is, however many are begun: a state, weights that the body trains."""
+    lines = """state seen = 0.0
+
+step:
+    collect prompts(6, MORE):
+        rollout = actor.generate(prompts, n=2, max_tokens=3)
+        seen   := seen + sum(rollout.length)
+        train actor(lr=0.01):
+            minimize mean(-actor.logprobs(rollout))
+        keep prompts where prompts.place % 3 == 1
+    report seen = seen, age = sum(rollout.age)
+"""
+    head = "algorithm t\n" + MODEL + 'data prompts = jsonl("prompts.jsonl", batch=4, shuffle=false)\n'
+    one = run_text(head + lines.replace(", MORE", ""), folder)[0]
+    ahead = run_text(head + lines.replace("MORE", "ahead=1"), folder)[0]
+    assert ahead.metrics == one.metrics
+    assert all(torch.equal(value, one.weights["actor"][name]) for name, value in ahead.weights["actor"].items())
 
 
 # every, phases, async

@@ -210,10 +210,28 @@ def test_rows_that_were_sent_are_there(folder: Path) -> None:
 def test_filters_keep_a_share(folder: Path) -> None:
     made = program("dapo", folder, together)
     _, all_kept = simulated(made, 1, workload=replace(WORKLOAD, kept=1.0))
-    _, some_kept = simulated(made, 1, workload=replace(WORKLOAD, kept=0.6))
-    assert all_kept[0].extra["rows"] == 15 and some_kept[0].extra["rows"] == 30, "two batches make four prompts of five"
+    _, some_kept = simulated(made, 1, workload=replace(WORKLOAD, kept=0.3))
+    assert all_kept[0].extra["rows"] == 30, "two batches of five prompts are begun"
+    assert some_kept[0].extra["rows"] == 60, "where one of five is left, then one more and one more"
     with pytest.raises(RunError, match="were kept"):
         simulated(made, 1, workload=replace(WORKLOAD, kept=0.01))
+
+
+def test_batches_that_are_begun_ahead_do_not_wait_for_each_other(folder: Path) -> None:
+    """Two pools: the second batch is sampled while the first one's rows are judged, where it waited for the verdict."""
+    made = program("dapo", folder, apart)
+    whole = replace(WORKLOAD, kept=0.4)
+    backend, [step] = simulated(made, 1, workload=whole, fixed=Fixed(overhead=3.0))
+    sampled = sorted((work for work in backend.works if work.name == "rollout"), key=lambda work: work.start)
+    judged = [work for work in backend.works if work.name == "hit"]
+    assert len(sampled) == 2 and sampled[1].start < min(work.end for work in judged)
+    assert step.extra["rows"] == 30
+    # A surplus that nobody keeps has to be read again.
+    phase = main_step(made.program)
+    [often] = {task.times for task in tasks(made.program, phase, whole) if task.op == "generate"}
+    assert often == 2
+    [often] = {task.times for task in tasks(made.program, phase, replace(whole, kept=0.35)) if task.op == "generate"}
+    assert often == 3
 
 
 def test_lengths_are_those_of_the_workload(folder: Path) -> None:
