@@ -89,5 +89,8 @@ def test_how_old_the_rows_are_and_which_are_trained_on(folder: Path) -> None:
     for lag in (0, 1, 2):
         found = simulation(program(folder, lag), Seconds(4.0, 10.0), 4)
         assert found.ages == {lag: 4 * 10.0} and found.trained == found.rows == 40
+    bounded = program(folder, 0, text=AHEAD.replace("STEP:", "step async(staleness=2):"))
+    found = simulation(bounded, Seconds(4.0, 10.0), 4)
+    assert max(found.ages) <= 2 and (found.under_way > 1 or set(found.ages) == {0}), "what is, not what might be"
     half = simulation(program(folder, 0, APART, FILTERED), Seconds(4.0, 10.0), 4)
     assert half.rows == 40 and half.trained == 40 * WORKLOAD.kept
