@@ -103,12 +103,6 @@ def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Pat
     assert len((folder / "here/metrics.jsonl").read_text().splitlines()) >= 3
 
 
-def test_two_runs_at_once_have_two_folders(folder: Path) -> None:
-    runs = [start(["run", "tiny.rlf", "--steps", "1", "--threads", "1"], folder) for _ in range(2)]
-    said = sorted(process.communicate(timeout=120)[1].splitlines()[-2] for process in runs)
-    assert said == ["wrote runs/tiny-1/metrics.jsonl", "wrote runs/tiny-2/metrics.jsonl"]
-
-
 def test_a_program_that_lies_elsewhere(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Exchange, Moved
@@ -39,7 +41,9 @@ class Crew:
 @contextmanager
 def crew(size: int) -> Iterator[Crew]:
     meeting = listen("127.0.0.1")
-    context = multiprocessing.get_context("spawn")
+    # What they need is imported once, for all of them.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch.distributed.tensor"])
     pipes, processes = [], []
     for place in range(size):
         ours, theirs = context.Pipe()
@@ -113,9 +117,14 @@ def redistribute(
     mailbox: Mailbox, full: Tensor, mesh: tuple[int, ...], before: tuple[Any, ...], after: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     """This rank's part of a tensor before and after, as DTensor has it."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
 
-    devices = init_device_mesh("cpu", mesh)
+    devices = _devices(mesh)
     tensor = distribute_tensor(full, devices, before)
     return tensor.to_local(), tensor.redistribute(devices, after).to_local()
+
+
+@cache
+def _devices(mesh: tuple[int, ...]) -> DeviceMesh:
+    """Of a process: each is a process group or several, which take longer to make than a tensor to send."""
+    return init_device_mesh("cpu", mesh)

@@ -86,6 +86,14 @@ def test_every_run_has_a_folder_of_its_own(here: Path) -> None:
     assert RunFolder.new("ppo").path == Path("runs/ppo-1")
 
 
+def test_two_runs_that_begin_at_once_have_two_folders(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second has looked before the first made its folder.
+    first = RunFolder.new("grpo")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    second = RunFolder.new("grpo")
+    assert [first.path, second.path] == [Path("runs/grpo-1"), Path("runs/grpo-2")]
+
+
 def test_a_folder_with_content_is_left_alone(here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine/thesis.tex").write_text("years of work")
