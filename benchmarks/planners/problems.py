@@ -98,4 +98,4 @@ class Case:
     def problem(self, kind: type[Options] = Options) -> Problem:
         """With nothing worked out yet."""
         found, own = self.work
-        return Problem(found, own, self.cluster, GPU, kind(found, GPU, ENGINES), "time")
+        return Problem(own, self.cluster, kind(found, GPU, ENGINES), "time")

@@ -78,7 +78,7 @@ def problem_of(question: Question) -> Problem:
     step = tuple(tasks(question.program, main_step(question.program), question.workload))
     own = components(question.program, question.schedule, question.shapes, step)
     options = Options(step, question.constants, question.engines, offload=question.offload)
-    return Problem(step, own, question.cluster, question.constants, options, question.goal)
+    return Problem(own, question.cluster, options, question.goal)
 
 
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:

@@ -87,10 +87,10 @@ def attempted(dice: random.Random) -> Case | None:
         return None
     engines = dice.choice((("megatron", "vllm"), ("megatron", "vllm"), ("vllm",), ()))
     goal = dice.choice(("time", "time", "cost"))
-    need = memory(dice, Problem(step, found, cluster, CONSTANTS, Options(step, CONSTANTS, engines), goal))
+    need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
     islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
     cluster = replace(cluster, islands=islands)
-    return Case(Problem(step, found, cluster, CONSTANTS, Options(step, CONSTANTS, engines), goal), fixed)
+    return Case(Problem(found, cluster, Options(step, CONSTANTS, engines), goal), fixed)
 
 
 def island(dice: random.Random) -> Island:
@@ -242,7 +242,7 @@ def tight(case: Case) -> bool:
     old = case.problem
     options = Options(old.tasks, CONSTANTS, old.options.engines)
     cluster = replace(old.cluster, islands=islands)
-    free = Search(Problem(old.tasks, old.components, cluster, CONSTANTS, options, old.goal), 0.0).run(case.candidates)
+    free = Search(Problem(old.components, cluster, options, old.goal), 0.0).run(case.candidates)
     bound = Search(old, 0.0).run(case.candidates)
     return free is not None and (bound is None or bound.value > free.value * (1 + 1e-9))
 

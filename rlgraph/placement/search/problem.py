@@ -9,10 +9,8 @@ from typing import Literal
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import time
-from rlgraph.cost.constants import Constants
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import host
-from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.ops.nodes import NODES
@@ -51,21 +49,13 @@ class Colocation:
 class Problem:
     """The step's work, its components, and the cluster."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        components: Sequence[Component],
-        cluster: Cluster,
-        constants: Constants,
-        options: Options,
-        goal: Goal,
-    ) -> None:
-        self.tasks, self.components, self.cluster, self.constants = tasks, components, cluster, constants
-        self.options, self.goal = options, goal
+    def __init__(self, components: Sequence[Component], cluster: Cluster, options: Options, goal: Goal) -> None:
+        self.components, self.cluster, self.options, self.goal = components, cluster, options, goal
+        self.tasks, self.constants = options.tasks, options.constants
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
-        self.component_of = [own[task.model, NODES[task.op].generates] if task.model else None for task in tasks]
+        self.component_of = [own[task.model, NODES[task.op].generates] if task.model else None for task in self.tasks]
         """For each task its component; None: the host does it."""
         self.syncs = [
             (own[component.model, False], number)
