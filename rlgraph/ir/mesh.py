@@ -73,11 +73,16 @@ class Mesh:
         return found
 
     def ranks(self, **coordinates: int) -> Iterator[int]:
-        """The ranks with these coordinates, whatever the others are."""
-        for rank in range(self.size):
-            where = self.coordinates(rank)
-            if all(where.get(name, 0) == at for name, at in coordinates.items()):
-                yield rank
+        """The ranks with these coordinates, whatever the others are, in order."""
+        known = dict(self.axes)
+        if any(at for name, at in coordinates.items() if name not in known):
+            return
+        found = [0]
+        for name, size in self.axes:
+            at = coordinates.get(name)
+            there = range(size) if at is None else range(at, at + 1)
+            found = [rank * size + index for rank in found for index in there]
+        yield from found
 
     @property
     def copy_size(self) -> int:

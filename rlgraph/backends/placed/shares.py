@@ -104,7 +104,7 @@ class Shares:
 
 def shares(order: Order, axes: Mapping[str, Axis]) -> Shares:
     """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program."""
-    node, frame, copies = order.node, order.frame, len(order.group.copies())
+    node, frame, copies = order.node, order.frame, order.group.mesh.length("dp")
     axis, trains = split_axis(node), NODES[node.op].trains
     # All copies of a model take the same step, those without rows too.
     idle: dict[int, Frame | None] = dict.fromkeys(range(copies)) if trains else {}

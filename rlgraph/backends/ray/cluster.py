@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlgraph.backends.process.session import Settings
-from rlgraph.backends.ray.processes import ROWS, Actors, InThisProcess, Processes
+from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.worker import Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
@@ -118,7 +118,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         sharing = sum(other.pool == group.pool for other in plan.groups)
         part = math.floor(1e4 / sharing) / 1e4
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
-    actor = ray.remote(concurrency_groups={ROWS: 2})(Worker)
+    actor = ray.remote(concurrency_groups={ROWS: 2, ORDERS: 1})(Worker)
     return actor.options(
         num_cpus=part if kind == "CPU" else 0,
         num_gpus=part if kind == "GPU" else 0,

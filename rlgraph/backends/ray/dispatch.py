@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.shares import needs, part, shares, split_axis
+from rlgraph.backends.placed.shares import Needs, needs, part, shares, split_axis
 from rlgraph.backends.placed.transport import Order
-from rlgraph.backends.ray.failures import Request, doing
+from rlgraph.backends.ray.calls import Calls, Copy, copies
+from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
-from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
 from rlgraph.backends.ray.worker import Worker
@@ -25,7 +27,21 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node, Program, axes
+from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, is_model
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What goes to some of a copy."""
+
+    copy: Copy
+    speaks: bool
+    """It is for the one that speaks, not for the others."""
+    delivery: Delivery
 
 
 class Dispatch:
@@ -36,6 +52,7 @@ class Dispatch:
         self.ledger = Ledger(processes)
         self.axes = axes(program)
         self._number, self._counting = 0, threading.Lock()
+        self._copies: dict[tuple[str, Mesh], tuple[Copy, ...]] = {}
         self._work: dict[int, dict[tuple[Address, int], int]] = {}
         """For each step that is under way, by process and work, the observer's number."""
 
@@ -43,10 +60,10 @@ class Dispatch:
         """Each data-parallel copy of the group does its share of the rows."""
         shared = shares(order, self.axes)
         number, receipts = self.ask(order, shared.frames)
-        speakers = order.group.speakers()
+        copies = self.copies(order.group)
         return shared.together(
             {
-                copy: self.made(order.node, number, receipts[copy], (order.group.name, speakers[copy]))
+                copy: self.made(order.node, number, receipts[copy], copies[copy][0])
                 for copy, frame in sorted(shared.frames.items())
                 if frame is not None
             }
@@ -70,33 +87,53 @@ class Dispatch:
         """
         node, group = order.node, order.group
         [number] = self._numbers(1)
-        copies, speakers = group.copies(), group.speakers()
+        copies, wanted = self.copies(group), needs(node, order.frame, self.axes)
         with self.queues.turn(group.pool, rank=order.step.number):
             sent = [
-                (address, frame is not None and address[1] == speakers[copy], delivery)
+                (copy, frame is None, each)
                 for copy, frame in frames.items()
-                for address, delivery in self.addressed(order, copies[copy], frame)
+                for each in self.addressed(node, copies[copy], frame, wanted)
             ]
-            self.ledger.send([delivery for _, _, delivery in sent])
+            self.ledger.send([each.delivery for *_, each in sent])
             self.observer.firing(node, group.pool)
             began = time.perf_counter()
-            references = []
-            for address, keeps, delivery in sent:
-                idle = frames[group.mesh.at(address[1], "dp")] is None
-                told = packed(self.told(order, number, delivery, keeps, idle=idle))
-                references.append(self.processes.call(address, Worker.fire, told, *delivery.arriving))
-            request = Request(tuple(address for address, _, _ in sent), doing(node), node)
-            answers = [receipt_of(each) for each in self.processes.get(references, request)]
+            calls = Calls[bytes](self.processes)
+            for _, idle, each in sent:
+                told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
+                self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
+            answers = self.answers(calls, node)
             seconds = time.perf_counter() - began
             receipts = {
-                group.mesh.at(rank, "dp"): answer
-                for ((_, rank), keeps, _), answer in zip(sent, answers, strict=True)
-                if keeps
+                copy: found[0]
+                for (copy, idle, each), found in zip(sent, answers, strict=True)
+                if each.speaks and not idle
             }
-            self.trace(order, number, [(address, delivery) for address, _, delivery in sent], answers)
+            self.trace(order, number, calls, [each.delivery for *_, each in sent], answers)
             tokens = sum(receipt.tokens for receipt in receipts.values())
             self.observer.fired(node, seconds, tokens, group.pool)
         return number, receipts
+
+    def tell(
+        self,
+        calls: Calls[bytes],
+        sent: _Sent,
+        method: Callable[Concatenate[Worker, P], bytes],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> None:
+        if sent.speaks:
+            calls.one(sent.copy[0], method, *args, **named)
+        else:
+            calls.others(sent.copy, method, *args, **named)
+
+    def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
+        return [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
+
+    def copies(self, group: Group) -> tuple[Copy, ...]:
+        known = group.name, group.mesh
+        if known not in self._copies:
+            self._copies[known] = copies(group)
+        return self._copies[known]
 
     def told(
         self,
@@ -124,41 +161,40 @@ class Dispatch:
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         """Parts are dealt to the group's copies in turn."""
         node, frame, group = order.node, order.frame, order.group
-        axis, copies, speakers = split_axis(node), group.copies(), group.speakers()
+        axis, copies, wanted = split_axis(node), self.copies(group), needs(node, frame, self.axes)
         assert axis is not None
         numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         with self.queues.turn(group.pool, rank=order.step.number):
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
-            coming: dict[int, list[tuple[Address, Delivery, Reference[bytes]]]] = {
-                index: [] for index in range(len(sizes))
-            }
+            coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]
             for copy, ranks in enumerate(copies):
                 mine = range(copy, len(sizes), len(copies))
                 if not mine:
                     continue
                 body, _ = part(frame, axis, np.concatenate([np.arange(*bounds[index]) for index in mine]), node.inputs)
                 parts = tuple((numbers[index], sizes[index]) for index in mine)
-                addressed = list(self.addressed(order, ranks, body))
-                self.ledger.send([delivery for _, delivery in addressed])
-                for address, delivery in addressed:
-                    keeps = address[1] == speakers[copy]
-                    told = packed(self.told(order, numbers[mine[0]], delivery, keeps, parts=parts))
-                    answer = self.processes.call(address, Worker.fire, told, *delivery.arriving)
-                    coming[mine[0]].append((address, delivery, answer))
-                    for index in mine[1:]:
-                        # A process does one thing after the other: it goes on when it has told of the part before.
-                        rest = Delivery(delivery.inputs, delivery.rows)
-                        coming[index].append((address, rest, self.processes.call(address, Worker.next_part)))
-            for index, sent in coming.items():
-                request = Request(tuple(address for address, _, _ in sent), doing(node), node)
-                answers = [receipt_of(each) for each in self.processes.get([each for *_, each in sent], request)]
-                self.trace(order, numbers[index], [(address, delivery) for address, delivery, _ in sent], answers)
-                holder = (group.name, speakers[index % len(copies)])
-                [receipt] = [answer for (address, _, _), answer in zip(sent, answers, strict=True) if address == holder]
+                sent = list(self.addressed(node, ranks, body, wanted))
+                self.ledger.send([each.delivery for each in sent])
+                for each in sent:
+                    told = packed(self.told(order, numbers[mine[0]], each.delivery, each.speaks, parts=parts))
+                    for index in mine:
+                        calls, deliveries = coming[index]
+                        if index == mine[0]:
+                            self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
+                            deliveries.append(each.delivery)
+                        else:
+                            # A process does one thing after the other: it goes on when it has told of the part before.
+                            self.tell(calls, each, Worker.next_part)
+                            deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
+            for index, (calls, deliveries) in enumerate(coming):
+                answers = self.answers(calls, node)
+                self.trace(order, numbers[index], calls, deliveries, answers)
+                # Who speaks is asked first.
+                receipt = answers[0][0]
                 tokens += receipt.tokens
-                yield self.made(node, numbers[index], receipt, holder)
+                yield self.made(node, numbers[index], receipt, calls.who[0])
             self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
 
     def _numbers(self, count: int) -> list[int]:
@@ -168,35 +204,44 @@ class Dispatch:
             return list(range(self._number - count + 1, self._number + 1))
 
     def trace(
-        self, order: Order, number: int, sent: Sequence[tuple[Address, Delivery]], answers: Sequence[Receipt]
+        self,
+        order: Order,
+        number: int,
+        calls: Calls[bytes],
+        deliveries: Sequence[Delivery],
+        answers: Sequence[Sequence[Receipt]],
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
         node, group, works = order.node, order.group, self._work.setdefault(order.step.number, {})
-        for (address, delivery), answer in zip(sent, answers, strict=True):
-            rows = max((told.size for told in delivery.rows), default=0)
-            work = self.observer.span(
-                group.pool,
-                f"{group.name} {address[1]}",
-                node.name,
-                node.op,
-                answer.start,
-                answer.end,
-                rows=rows,
-                tokens=answer.tokens,
-            )
-            works[address, number] = work
-            for source, came in zip(delivery.senders(), answer.came, strict=True):
-                if source in works:
-                    self.observer.flow(works[source], work, "rows", came)
+        for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
+            rows, senders = max((told.size for told in delivery.rows), default=0), delivery.senders()
+            for address, answer in zip(who, receipts, strict=True):
+                work = self.observer.span(
+                    group.pool,
+                    f"{group.name} {address[1]}",
+                    node.name,
+                    node.op,
+                    answer.start,
+                    answer.end,
+                    rows=rows,
+                    tokens=answer.tokens,
+                )
+                works[address, number] = work
+                for source, came in zip(senders, answer.came, strict=True):
+                    if source in works:
+                        self.observer.flow(works[source], work, "rows", came)
 
-    def addressed(self, order: Order, ranks: Sequence[int], frame: Frame | None) -> Iterator[tuple[Address, Delivery]]:
-        """The rows for each rank of a copy."""
-        node, who = order.node, [(order.group.name, rank) for rank in ranks]
+    def addressed(self, node: Node, copy: Copy, frame: Frame | None, wanted: Needs) -> Iterator[_Sent]:
+        """The rows for those of a copy: who speaks has what it made itself, and all the others lack the same."""
+        speaker, others = copy
+        to = [speaker, *others[:1]]
         if frame is None:
             # All it has to know is which model.
-            yield from ((address, Delivery({node.inputs[0]: Given(_model(node))}, ())) for address in who)
-            return
-        yield from zip(who, self.ledger.deliver(who, frame, needs(node, frame, self.axes)), strict=True)
+            found = [Delivery({node.inputs[0]: Given(_model(node))}, ())] * len(to)
+        else:
+            found = self.ledger.deliver(to, frame, wanted)
+        for who, delivery in zip(to, found, strict=True):
+            yield _Sent(copy, who == speaker, delivery)
 
     def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
         """What a process made, as references."""

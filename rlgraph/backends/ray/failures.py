@@ -18,11 +18,17 @@ class Request:
     """Who was asked for what, to say so if it fails."""
 
     who: tuple[Address, ...]
-    """For each reference, who answers."""
+    """All who do it."""
     doing: str
     """`train` of `actor`."""
     node: Node | None = None
     """Where the program asks for it."""
+    calls: tuple[tuple[Address, ...], ...] = ()
+    """For each reference who has answered when it is there; empty: each of them has its own."""
+
+    @property
+    def answering(self) -> tuple[tuple[Address, ...], ...]:
+        return self.calls or tuple((who,) for who in self.who)
 
     @property
     def span(self) -> Span:
@@ -62,7 +68,7 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
     """What an exception in a process means, whatever Ray has wrapped around it."""
     import ray.exceptions as lost
 
-    cause = getattr(error, "cause", None) or error
+    cause = _cause(error)
     if isinstance(cause, RlgraphError):
         return cause
     if isinstance(cause, EngineError):
@@ -102,11 +108,18 @@ def why_gone(error: BaseException) -> str:
 
 def actor_of(error: BaseException) -> str:
     """The id of the actor in which an error began: of the sender, where rows could not come. Empty if unknown."""
-    cause = getattr(error, "cause", None) or error
+    cause = _cause(error)
     if actor := getattr(cause, "actor_id", None):
         return str(actor)
     found = re.findall(r"actor_id=(\w+)", str(error))
     return found[-1] if found else ""
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What it began with. Ray wraps it once for each process that it came through."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    return error
 
 
 def _last(error: BaseException) -> str:

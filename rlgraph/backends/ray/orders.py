@@ -38,6 +38,7 @@ class Given:
     """A value that the controller itself knows: a model's name, a count."""
 
     value: Any
+    """As it travels."""
 
 
 @dataclass(frozen=True)

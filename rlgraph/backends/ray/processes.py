@@ -13,13 +13,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
-from rlgraph.backends.ray.worker import Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.plan import Plan
-
-ROWS = "rows"
-"""The threads of an actor that answer while it computes."""
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +54,18 @@ class Processes(ABC):
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
         """Has a process do something: `call(who, Worker.save, model, folder)`."""
+
+    @abstractmethod
+    def pass_on(
+        self,
+        through: Address,
+        to: Sequence[Address],
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Reference[list[T]]:
+        """Has the others of a copy do something, through the one that speaks for it: one call, however many they
+        are."""
 
     @abstractmethod
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
@@ -114,6 +122,16 @@ class InThisProcess(Processes):
                     found = error
         return cast("Reference[T]", found)
 
+    def pass_on(
+        self,
+        through: Address,
+        to: Sequence[Address],
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Reference[list[T]]:
+        raise AssertionError("in this process a group is one object")
+
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         return [self.call(who, Worker.parcel, parcel) for parcel in parcels]
 
@@ -165,6 +183,32 @@ class Actors(Processes):
         bound = getattr(self.handles[who], method.__name__)
         called = bound.options(concurrency_group=ROWS) if method in _BESIDE else bound
         return cast("Reference[T]", called.remote(*args, **named))
+
+    def open(self, plan: Plan) -> list[str]:
+        found = super().open(plan)
+        leading = []
+        for group in plan.groups:
+            for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
+                others = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
+                if others:
+                    leading.append(((group.name, speaker), others))
+        who = tuple(speaker for speaker, _ in leading)
+        self.get([self.call(each, Worker.lead, others) for each, others in leading], Request(who, "opening"))
+        return found
+
+    def pass_on(
+        self,
+        through: Address,
+        to: Sequence[Address],
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Reference[list[T]]:
+        beside = method in _BESIDE
+        called = self.handles[through].pass_on.options(concurrency_group=ROWS if beside else ORDERS)
+        # Inside of a list references stay references: rows go to those who need them.
+        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, beside)
+        return cast("Reference[list[T]]", sent)
 
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
@@ -240,19 +284,33 @@ class Actors(Processes):
         import ray
 
         _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
-        return {who for who, reference in zip(request.who, references, strict=True) if reference in waiting}
+        asked = zip(request.answering, references, strict=True)
+        return {who for each, reference in asked if reference in waiting for who in each}
 
     def _end_torn(self, references: Sequence[Any], request: Request) -> None:
         """Ends ranks that wait for one that failed, and groups of which only some ranks have new weights."""
         import ray
 
         stuck = self._unanswered(references, request, _GRACE)
-        failed = stuck | {who for who, reference in zip(request.who, references, strict=True) if _fails(reference)}
+        answering = zip(request.answering, references, strict=True)
+        failed = stuck.union(*(who for who, reference in answering if _fails(reference)))
         groups = [{who for who in request.who if who[0] == group} for group in {group for group, _ in request.who}]
-        torn = [ranks for ranks in groups if request.changes_weights and ranks & failed and ranks - failed]
+        changing = [ranks for ranks in groups if request.changes_weights and ranks & failed]
+        torn = [ranks for ranks in changing if ranks - failed or not self._alike(ranks)]
         for who in stuck.union(*torn) - set(self.gone):
             self.gone[who] = "it was ended, because others that it worked with had failed"
             ray.kill(self.handles[who])
+
+    def _alike(self, ranks: set[Address]) -> bool:
+        """Whether the weights of all these have changed equally often: of those that answer together nobody knows which
+        one failed."""
+        import ray
+
+        if ranks & self.gone.keys():
+            return False
+        asked: list[Any] = [self.call(who, Worker.changed) for who in ranks]
+        found, silent = ray.wait(asked, num_returns=len(asked), timeout=_GRACE)
+        return not silent and len({*ray.get(found)}) == 1
 
     def stop(self) -> None:
         import ray
@@ -266,7 +324,7 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE: tuple[object, ...] = (Worker.pid, Worker.close, Worker.retain)
+_BESIDE: tuple[object, ...] = (Worker.pid, Worker.changed, Worker.close, Worker.retain)
 """What a process does while it works on something else, as it packs rows: a step may end while a later one is at
 work."""
 _SLICE = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -61,10 +62,21 @@ class Remote(StandIn):
 
     def by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
         """The places that are used of each piece, in the order of the rows; of no rows, none of the first piece."""
-        if len(self.pieces) == 1:
-            return [(self.pieces[0], self.place)]
-        parts = [(ref, self.place[self.piece == number]) for number, ref in enumerate(self.pieces)]
-        return [part for part in parts if part[1].shape[0]] or parts[:1]
+        if len(self.pieces) == 1 or not self.place.shape[0]:
+            return [(ref, self.place) for ref in self.pieces[:1]]
+        piece, place = self.piece, self.place
+        if not self.in_turn:
+            order = piece.argsort(kind="stable")
+            piece, place = piece[order], place[order]
+        starts = np.flatnonzero(np.diff(piece, prepend=-1))
+        return [
+            (self.pieces[piece[start]], found) for start, found in zip(starts, np.split(place, starts[1:]), strict=True)
+        ]
+
+    @cached_property
+    def in_turn(self) -> bool:
+        """Whether the rows of a piece come one behind the other, and those of an earlier piece first."""
+        return bool((np.diff(self.piece) >= 0).all())
 
 
 def column_key(key: Key, column: int) -> Key:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from rlgraph.backends.placed.shares import Needs
 from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
-from rlgraph.backends.ray.store import Wire, Wish, short
+from rlgraph.backends.ray.store import Places, Wire, Wish, flat, short
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis
 
@@ -31,9 +31,9 @@ class Delivery:
     arriving: list[Any] = field(default_factory=list)
     """A reference for each of them."""
 
-    def senders(self) -> Iterator[tuple[Address, int]]:
+    def senders(self) -> list[tuple[Address, int]]:
         """For each of them who sends, and the last piece of work that made any of it."""
-        return ((holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items())
+        return [(holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items()]
 
 
 class Ledger:
@@ -46,8 +46,19 @@ class Ledger:
         """For each step, process and piece of somebody else which rows have come, bool [rows]."""
 
     def deliver(self, to: Sequence[Address], frame: Frame, needs: Needs) -> list[Delivery]:
-        """For each process the values of a frame, as far as it lacks them. All of them need the same."""
-        return [self._delivery(who, frame, needs) for who in to]
+        """For each process the values of a frame, as far as it lacks them. All of them need the same. A process also
+        stands for others that always get what it gets, and make nothing that anybody reads."""
+        # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
+        names = sorted(
+            needs.names,
+            key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None,
+        )
+        values = {name: _split(frame.values[name]) for name in names}
+        known = {axis.key: frame.rows[axis.key].ids for axis in needs.axes if needs.ids}
+        ids = {axis: _split(found) for axis, found in known.items() if found is not None}
+        rows = [_rows_of(frame, axis) for axis in needs.axes]
+        came = self._came.setdefault(frame.step.number, {})
+        return [_delivery(_Lacking(who, came.setdefault(who, {})), values, rows, ids) for who in to]
 
     def send(self, deliveries: Sequence[Delivery]) -> None:
         """Has all that is lacking packed: each holder is called once, and packs once what several lack."""
@@ -62,20 +73,6 @@ class Ledger:
             )
         for delivery in deliveries:
             delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
-
-    def _delivery(self, who: Address, frame: Frame, needs: Needs) -> Delivery:
-        lacking = _Lacking(who, self._came.setdefault(frame.step.number, {}).setdefault(who, {}))
-        # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
-        last = sorted(
-            needs.names,
-            key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None,
-        )
-        inputs = {name: lacking.source(frame.values[name]) for name in last}
-        rows = []
-        for axis in needs.axes:
-            ids = frame.rows[axis.key].ids if needs.ids else None
-            rows.append(_rows_of(frame, axis, lacking.source(ids) if ids is not None else None))
-        return Delivery(inputs, tuple(rows), lacking.found)
 
     def finish(self, step: Step) -> None:
         """What came from others for a step is dropped by everybody at its end."""
@@ -98,6 +95,35 @@ def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
     return found
 
 
+@dataclass(frozen=True)
+class _Split:
+    """Rows of a value by the pieces that they are in: the same for all who get them."""
+
+    parts: list[tuple[PieceRef, np.ndarray, Places]]
+    """The places of a piece, and the same as they are told."""
+    column: int | None
+    order: np.ndarray | None
+    """As in `Wanted`."""
+
+
+_Known = _Split | Single | Given
+"""What the controller has of a value."""
+
+
+def _split(value: Any) -> _Known:
+    if isinstance(value, Single):
+        return value
+    if not isinstance(value, Remote):
+        return Given(flat(value))
+    parts = [(ref, places, short(places)) for ref, places in value.by_piece()]
+    if value.in_turn:
+        return _Split(parts, value.column, None)
+    sorted_to = value.piece.argsort(kind="stable")
+    order = np.empty_like(sorted_to)
+    order[sorted_to] = np.arange(order.shape[0])
+    return _Split(parts, value.column, order)
+
+
 class _Lacking:
     """What one process needs to be sent, found out value by value."""
 
@@ -106,44 +132,53 @@ class _Lacking:
         self.found: dict[Address, list[Wish]] = {}
         """By who has it; from here on it counts as there."""
 
-    def source(self, value: Any) -> Source:
+    def source(self, value: _Known) -> Source:
         """How the process finds a value among what it has and what it will be sent."""
         if isinstance(value, Single):
             if value.ref.holder != self.who and value.ref.key not in self.came:
                 self.came[value.ref.key] = np.ones(0, dtype=bool)
                 self.found.setdefault(value.ref.holder, []).append((value.ref.key, None, None))
             return Whole(value.ref.key)
-        if not isinstance(value, Remote):
-            return Given(value)
-        parts = tuple(self.part(ref, places, value.column) for ref, places in value.by_piece())
-        if len(parts) == 1 or bool((np.diff(value.piece) >= 0).all()):
-            return Wanted(parts)
-        sorted_to = value.piece.argsort(kind="stable")
-        order = np.empty_like(sorted_to)
-        order[sorted_to] = np.arange(order.shape[0])
-        return Wanted(parts, order)
+        if isinstance(value, Given):
+            return value
+        return Wanted(tuple(self.part(*part, value.column) for part in value.parts), value.order)
 
-    def part(self, ref: PieceRef, places: np.ndarray, column: int | None) -> PieceRows:
+    def part(self, ref: PieceRef, places: np.ndarray, told: Places, column: int | None) -> PieceRows:
         here = self.came.get(ref.key)
         if ref.holder == self.who or column is not None and here is not None and bool(here[places].all()):
-            return ref.key, short(places), column
+            return ref.key, told, column
         key = ref.key if column is None else column_key(ref.key, column)
-        fresh = key not in self.came
-        came = self.came.setdefault(key, np.zeros(ref.rows, dtype=bool))
-        lacking = np.unique(places[~came[places]])
-        if lacking.shape[0] or fresh:
-            came[lacking] = True
-            self.found.setdefault(ref.holder, []).append((ref.key, short(lacking), column))
-        return key, short(places), None
+        came = self.came.get(key)
+        if came is None or not came[places].all():
+            lacking = np.zeros(ref.rows, dtype=bool)
+            lacking[places] = True
+            if came is not None:
+                lacking &= ~came
+            self.came[key] = lacking if came is None else came | lacking
+            self.found.setdefault(ref.holder, []).append((ref.key, short(np.flatnonzero(lacking)), column))
+        return key, told, None
 
 
-def _rows_of(frame: Frame, axis: Axis, ids: Source | None) -> RowsOf:
+def _delivery(
+    lacking: _Lacking, values: Mapping[str, _Known], rows: Sequence[RowsOf], ids: Mapping[str, _Known]
+) -> Delivery:
+    inputs = {name: lacking.source(value) for name, value in values.items()}
+    named: list[RowsOf] = []
+    for told in rows:
+        known = ids.get(told.axis)
+        source = None if known is None else lacking.source(known)
+        assert source is None or isinstance(source, Wanted)
+        named.append(told if source is None else replace(told, ids=source))
+    return Delivery(inputs, tuple(named), lacking.found)
+
+
+def _rows_of(frame: Frame, axis: Axis) -> RowsOf:
+    """Who they are is not told."""
     rows = frame.rows[axis.key]
     counts = None
     if rows.parent is not None and axis.parent is not None:
         counts = np.bincount(rows.parent, minlength=frame.size(axis.parent.key))
-    assert ids is None or isinstance(ids, Wanted)
-    return RowsOf(axis.key, rows.size, counts, ids)
+    return RowsOf(axis.key, rows.size, counts, None)
 
 
 def _mark(wishes: Sequence[Wish]) -> tuple[Any, ...]:

@@ -149,12 +149,12 @@ class Store:
 
 
 def to_wire(piece: Piece) -> tuple[Any, ...]:
-    return piece.kind, _flat(piece.value), piece.counts
+    return piece.kind, flat(piece.value), piece.counts
 
 
 def from_wire(wire: tuple[Any, ...]) -> Piece:
     kind, value, counts = wire
-    return Piece(kind, _full(value), counts)
+    return Piece(kind, full(value), counts)
 
 
 def size(wire: Any) -> int:
@@ -188,21 +188,23 @@ class _Array:
     values: np.ndarray
 
 
-def _flat(value: Any) -> Any:
+def flat(value: Any) -> Any:
+    """A value as it travels."""
     if isinstance(value, Tensor):
         return _Array(value.detach().cpu().numpy())
     if isinstance(value, TableData):
         sequences = value.sequences
-        flat = None
+        tokens = None
         if sequences is not None:
             # Token ids fit in 32 bits.
-            flat = (sequences.tokens.numpy().astype(np.int32), sequences.lengths.numpy(), sequences.scored.numpy())
-        columns = {name: _flat(column) for name, column in value.columns.items()}
-        return _Table(value.data, value.prompts, flat, columns, value.owner)
+            tokens = (sequences.tokens.numpy().astype(np.int32), sequences.lengths.numpy(), sequences.scored.numpy())
+        columns = {name: flat(column) for name, column in value.columns.items()}
+        return _Table(value.data, value.prompts, tokens, columns, value.owner)
     return value
 
 
-def _full(value: Any) -> Any:
+def full(value: Any) -> Any:
+    """What has travelled, as it was."""
     if isinstance(value, _Array):
         return _tensor(value.values)
     if isinstance(value, _Table):
@@ -210,7 +212,7 @@ def _full(value: Any) -> Any:
         if value.sequences is not None:
             tokens, lengths, scored = value.sequences
             sequences = Sequences(torch.from_numpy(tokens.astype(np.int64)), _tensor(lengths), _tensor(scored))
-        columns = {name: _full(column) for name, column in value.columns.items()}
+        columns = {name: full(column) for name, column in value.columns.items()}
         return TableData(value.data, value.prompts, sequences, columns, value.owner)
     return value
 

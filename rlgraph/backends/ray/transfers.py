@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.placed.transport import Move, Moved
+from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.failures import Request, doing
 from rlgraph.backends.ray.folder import parts
 from rlgraph.backends.ray.links import Holding
@@ -31,41 +32,40 @@ class Transfers:
 
     def __init__(self, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
-        self._planned: dict[str, dict[tuple[int, int], int]] = {}
+        self._planned: dict[str, dict[tuple[Address, Address], int]] = {}
         """For each transfer the bytes from each process to each other one."""
 
     def adopt(self, move: Move) -> None:
-        request = Request(ranks(move.receiver), doing(move.node), move.node)
         assert move.node.id is not None and move.update is not None
         with self.queues.turn(move.receiver.pool, rank=move.update.number):
-            self.processes.ask(request, Worker.take_over, move.update, move.node.id, move.target, move.source)
+            calls = Calls[None](self.processes)
+            for copy in copies(move.receiver):
+                calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
+            calls.get(doing(move.node), move.node)
 
     def move(self, move: Move) -> Moved:
         sender, receiver = move.sender, move.receiver
         name = f"{move.source}@{sender.name} > {move.target}@{receiver.name}"
         name += "" if move.average is None else " (average)"
-        who = (*ranks(sender), *ranks(receiver))
         doing_ = f"the transfer of `{move.source}` from {sender.name} to {receiver.name}"
-        request = Request(who, doing_, move.node)
         with self.queues.turn(sender.pool, receiver.pool):
             if name not in self._planned:
-                self._plan(name, move, request)
-            began = time.time()
-            references = [
-                self.processes.call(
-                    each, Worker.exchange, name, *_ends(each, move), move.version, move.average, move.update
-                )
-                for each in who
-            ]
-            moved = self.processes.get(references, request)
+                self._plan(name, move, Request((*ranks(sender), *ranks(receiver)), doing_, move.node))
+            began, calls = time.time(), Calls[exchange.Moved](self.processes)
+            for group, source, target in ((sender, move.source, None), (receiver, None, move.target)):
+                for copy in copies(group):
+                    calls.copy(copy, Worker.exchange, name, source, target, move.version, move.average, move.update)
+            moved = [each for found in calls.get(doing_, move.node) for each in found]
             seconds = time.time() - began
-            self.trace(f"sync {move.source}", name, request, began, moved)
+            self.trace(f"sync {move.source}", name, calls.who, began, moved)
         return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
 
-    def trace(self, title: str, name: str, request: Request, began: float, moved: Sequence[exchange.Moved]) -> None:
+    def trace(
+        self, title: str, name: str, who: Sequence[Address], began: float, moved: Sequence[exchange.Moved]
+    ) -> None:
         """Tells the observer who took part in a transfer, and what went from whom to whom."""
-        spans = [
-            self.observer.span(
+        spans = {
+            (group, rank): self.observer.span(
                 self.plan.group(group).pool,
                 f"{group} {rank}",
                 title,
@@ -76,8 +76,8 @@ class Transfers:
                 received=each.received,
                 peak=each.peak,
             )
-            for (group, rank), each in zip(request.who, moved, strict=True)
-        ]
+            for (group, rank), each in zip(who, moved, strict=True)
+        }
         for (source, destination), size in self._planned[name].items():
             self.observer.flow(spans[source], spans[destination], "weights", size)
 
@@ -101,7 +101,7 @@ class Transfers:
             for each in who
         ]
         self.processes.get(preparing, request)
-        self._planned[name] = transfer.pairs()
+        self._planned[name] = {(who[a], who[b]): size for (a, b), size in transfer.pairs().items()}
 
     def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
         """Where the processes are."""

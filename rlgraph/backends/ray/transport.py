@@ -11,8 +11,8 @@ from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.flight import Things
 from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
-from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.transfers import Transfers
@@ -25,7 +25,7 @@ from rlgraph.ir.plan import Group, Plan
 
 class RayTransport:
     def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
-        self.processes = processes
+        self.plan, self.processes = plan, processes
         self.dispatch = Dispatch(program, processes, queues, observer)
         self.transfers = Transfers(plan, processes, queues, observer)
 
@@ -46,9 +46,14 @@ class RayTransport:
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.dispatch.finish(step)
-        needed, who = live(things.values()), self.processes.who
-        references = [self.processes.call(each, Worker.retain, step, sorted(needed.get(each, ()))) for each in who]
-        self.processes.get(references, Request(who, "the end of the step"))
+        needed, calls = live(things.values()), Calls[None](self.processes)
+        for group in self.plan.groups:
+            for copy in copies(group):
+                calls.one(copy[0], Worker.retain, step, sorted(needed.get(copy[0], ())))
+                if copy[1]:
+                    # What they make nobody reads.
+                    calls.others(copy, Worker.retain, step, [])
+        calls.get("the end of the step")
         return {}
 
     def save(self, model: str, owner: Group, folder: Path) -> None:

@@ -25,7 +25,19 @@ from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
 from rlgraph.backends.ray.remote import Key, column_key
-from rlgraph.backends.ray.store import Piece, Places, Store, Wire, Wish, from_wire, inner_axes, long, size, to_wire
+from rlgraph.backends.ray.store import (
+    Piece,
+    Places,
+    Store,
+    Wire,
+    Wish,
+    from_wire,
+    full,
+    inner_axes,
+    long,
+    size,
+    to_wire,
+)
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.engines.base import Saves
@@ -39,6 +51,11 @@ from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import NODES
+
+ROWS = "rows"
+"""The threads of a process that answer while it computes."""
+ORDERS = "orders"
+"""The thread of a process that passes on what the others of its copy have to do, one thing after the other."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,9 @@ class Worker:
         self.links = Links(spec.seconds)
         self.meetings: list[Meeting] = []
         self.folder: ModelFolder
+        self.others: Mapping[int, Any] = {}
+        """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
+        self._changes = 0
 
     # Opening
 
@@ -74,6 +94,22 @@ class Worker:
         """host:port where this process listens from now on, for a rendezvous."""
         self.meetings.append(listen(shards.host()))
         return self.meetings[-1].address
+
+    def lead(self, others: Mapping[int, Any]) -> None:
+        """This rank speaks for its copy."""
+        self.others = others
+
+    def pass_on(
+        self, to: Sequence[int], method: str, args: Sequence[Any], named: Mapping[str, Any], beside: bool
+    ) -> list[Any]:
+        """Has other ranks of this copy do something: their answers. `beside`: while they work on something else."""
+        import ray
+
+        asked = []
+        for rank in to:
+            bound = getattr(self.others[rank], method)
+            asked.append((bound.options(concurrency_group=ROWS) if beside else bound).remote(*args, **named))
+        return list(ray.get(asked))
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
@@ -97,6 +133,10 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def changed(self) -> int:
+        """How often a model here has got new weights."""
+        return self._changes
 
     # Rows
 
@@ -141,6 +181,7 @@ class Worker:
                 return next(self.parts)
             if NODES[node.op].trains:
                 made = train(node, frame, session, idle=order.idle)
+                self._changes += 1
             else:
                 made = work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
@@ -180,7 +221,7 @@ class Worker:
             frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
         for name, source in order.inputs.items():
             if isinstance(source, Given):
-                frame.values[name] = source.value
+                frame.values[name] = full(source.value)
                 continue
             piece = self.store.get(source.key, number) if isinstance(source, Whole) else self.wanted(source, number)
             frame.values[name] = piece.value
@@ -287,6 +328,7 @@ class Worker:
         moved = self.links.run(name, sent, {} if target is None else target.tensors(), average)
         if target is not None:
             target.written()
+            self._changes += 1
         return moved
 
     # Folders
@@ -315,6 +357,7 @@ class Worker:
     def take_over(self, step: Step, node: int, target: str, source: str) -> None:
         """Gives a model here the weights of another one here, as an `update` says."""
         take_over(self.nodes[node][1], step, self.session, target, source)
+        self._changes += 1
 
 
 def _environments(program: Program) -> frozenset[str]:

@@ -1,0 +1,222 @@
+"""Processes that answer at once, so that what a step takes is what its controller takes: executor, dispatch, ledger and
+pickles are those of a run on Ray, and there are as many processes as one likes."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rlgraph
+from rlgraph.backends.clocks import Clock, Queues, Threads
+from rlgraph.backends.flight import Things
+from rlgraph.backends.placed.backend import Placed
+from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.links import Holding
+from rlgraph.backends.ray.orders import RankOrder, Receipt, RowsOf, order_of, packed
+from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.remote import Address, PieceRef, Single
+from rlgraph.backends.ray.transport import RayTransport
+from rlgraph.backends.ray.worker import WorkerSpec
+from rlgraph.backends.steps import Silent
+from rlgraph.enginespec.registry import engine
+from rlgraph.exchange.exchange import Moved
+from rlgraph.ir.graph import Program, axes, numbered
+from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.types import Handle, axis_of
+from rlgraph.models.shape import Shape
+
+NODE = 8
+"""Devices of a machine."""
+
+MODEL = "meta-llama/Meta-Llama-3-70B"
+HEADS = 8
+"""Devices over which each layer is split."""
+STAGES = 4
+"""Of the pipeline in which the model is trained."""
+
+PROGRAM = Path(__file__).resolve().parents[1] / "rlgraph" / "algorithms" / "grpo.rlf"
+PROMPTS, MINI_BATCHES = 1024, 8
+SIZES = {"batch=512": f"batch={PROMPTS}", "parts=4": f"parts={MINI_BATCHES}", "Qwen/Qwen2.5-7B-Instruct": MODEL}
+
+
+def grpo(
+    trainers: int, samplers: int, heads: int = HEADS, stages: int = STAGES, block: int = 0, clock: Clock | None = None
+) -> Controlled:
+    """GRPO of a model of 70B by so many copies that train, and so many that generate; 1,024 prompts and 16 samples of
+    each, which are trained on in 8 mini-batches. block: rows that are streamed together."""
+    text = PROGRAM.read_text()
+    for before, after in SIZES.items():
+        assert before in text
+        text = text.replace(before, after)
+    learn, play = trainers * heads * stages, samplers * heads
+    schedule = (
+        f"schedule grpo\npool learn = {learn} devices\npool play = {play} devices\n"
+        f"place actor.train, ref on learn(engine=megatron, tp={heads}, pp={stages}, dp={trainers})\n"
+        f"place actor.generate on play(engine=vllm, tp={heads}, dp={samplers})\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PROGRAM.name
+        path.write_text(text)
+        (path.parent / "gsm8k.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+        made = rlgraph.compile(path, schedule=schedule + (f"stream rollout(block={block})\n" if block else ""))
+    shapes = {name: shape for name, shape in made.placed.shapes.items() if isinstance(shape, Shape)}
+    return Controlled(made.program, made.plan, shapes, PROMPTS, clock)
+
+
+class AtOnce(Processes):
+    """Whoever is asked has answered. What goes out is pickled, as it would be."""
+
+    def __init__(self, program: Program, plan: Plan, shapes: Mapping[str, Shape], batch: int) -> None:
+        """program: a numbered one. shapes: of its models. batch: rows that are read."""
+        specs = {
+            (group.name, rank): WorkerSpec(program, group, rank, Settings(), 1.0)
+            for group in plan.groups
+            for rank in range(group.mesh.size)
+        }
+        super().__init__(specs, 1.0)
+        self.program, self.shapes, self.batch = program, shapes, batch
+        self.nodes = [node for _, node in program.walk()]
+        self.axes = axes(program)
+        self.calls: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        """Bytes."""
+        self.seconds = 0.0
+        """CPU time of the answers: it is not the controller's."""
+        self._layouts: dict[tuple[str, int], bytes] = {}
+        self._parts: dict[Address, Iterator[Receipt]] = {}
+
+    def call(self, who: Address, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self._count(method.__name__, args, named)
+        began = time.thread_time()
+        answer = self._answer(who, method, *args)
+        self.seconds += time.thread_time() - began
+        return answer
+
+    def pass_on(
+        self, through: Address, to: Sequence[Address], method: Callable[..., Any], *args: Any, **named: Any
+    ) -> Any:
+        self._count(method.__name__, args, named)
+        began = time.thread_time()
+        answers = [self._answer(each, method, *args) for each in to]
+        self.seconds += time.thread_time() - began
+        return answers
+
+    def pack(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
+        self._count("pack", parcels)
+        return [("rows", who)] * len(parcels)
+
+    def get(self, references: Sequence[Any], request: Request) -> list[Any]:
+        return [each() if callable(each) else each for each in references]
+
+    def give_up(self, why: BaseException) -> None: ...
+
+    def go_on(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def _count(self, name: str, *passing: Any) -> None:
+        self.calls[name] += 1
+        self.sent[name] += len(pickle.dumps(passing, pickle.HIGHEST_PROTOCOL))
+
+    def forget(self) -> None:
+        """Counts from here on."""
+        self.calls.clear()
+        self.sent.clear()
+        self.seconds = 0.0
+
+    # Answers
+
+    def _answer(self, who: Address, method: Callable[..., Any], *args: Any) -> Any:
+        return getattr(self, f"_{method.__name__}", _nothing)(who, *args)
+
+    def _address(self, who: Address) -> str:
+        return f"{who[0]}:{who[1]}"
+
+    def _open(self, who: Address, *_: Any) -> list[str]:
+        if who[0] != HOST:
+            return []
+        things = [value for phase in self.program.phases for value in phase.graph.inputs]
+        kinds = [value.type for value in things]
+        return [kind.name for kind in kinds if isinstance(kind, Handle) and kind.kind != "model"]
+
+    def _fire(self, who: Address, told: bytes, *arrived: Any) -> bytes:
+        order = order_of(told)
+        if not order.parts:
+            return packed(self._receipt(order, len(arrived)))
+        self._parts[who] = self._in_parts(order, len(arrived))
+        return self._next_part(who)
+
+    def _next_part(self, who: Address) -> bytes:
+        return packed(next(self._parts[who]))
+
+    def _in_parts(self, order: RankOrder, senders: int) -> Iterator[Receipt]:
+        unit = self.nodes[order.node].unit
+        assert unit is not None and unit.axis is not None
+        for _, rows in order.parts:
+            yield self._receipt(order, senders, {unit.axis: rows})
+            senders = 0
+
+    def _receipt(self, order: RankOrder, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
+        node = self.nodes[order.node]
+        if not order.keeps:
+            return Receipt(0.0, 0.0, came=(0,) * senders)
+        there = {told.axis: told.size for told in order.rows} | dict(part or {})
+        made, sizes = [], dict[str, int | None]()
+        for value in node.outputs:
+            if isinstance(value.type, Handle) and value.type.kind == "model":
+                continue
+            axis = axis_of(value.type)
+            if axis is None:
+                sizes[value.name] = None
+                continue
+            key = axis.row.key
+            if key not in there:
+                counts = None
+                if axis.row.parent is None:
+                    there[key] = self.batch
+                else:
+                    counts = np.full(there[axis.row.parent.key], node.attr("n"))
+                    there[key] = int(counts.sum())
+                made.append(RowsOf(key, there[key], counts, None))
+            sizes[value.name] = there[key]
+        named = tuple(told.axis for told in made)
+        metrics = dict.fromkeys(node.attr("names", ()), 0.0) if node.op == "report" else {}
+        return Receipt(0.0, 0.0, tuple(made), named, sizes, metrics=metrics, came=(0,) * senders)
+
+    def _holding(self, who: Address, model: str) -> Any:
+        group = self.specs[who].group
+        if who not in self._layouts:
+            layout = engine(group.engine).layout(self.shapes[model], group.mesh, who[1], "causal_lm")
+            self._layouts[who] = pickle.dumps(layout)
+        machine = f"{group.name} {group.devices[who[1]] // NODE}"
+        return lambda: Holding(pickle.loads(self._layouts[who]), torch.bfloat16, machine)
+
+    def _exchange(self, *_: Any) -> Moved:
+        return Moved(0, 0, 0.0, 0)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class Controlled(Placed):
+    """A run whose processes answer at once."""
+
+    def __init__(
+        self, program: Program, plan: Plan, shapes: Mapping[str, Shape], batch: int, clock: Clock | None = None
+    ) -> None:
+        """batch: rows that are read in a step. clock: that of a run on Ray, where none is given."""
+        program, clock, observer = numbered(program), clock or Threads(), Silent()
+        self.processes = AtOnce(program, plan, shapes, batch)
+        first: Things = {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.open(plan)}
+        transport = RayTransport(program, plan, self.processes, Queues(plan, clock), observer)
+        super().__init__(program, plan, transport, clock, observer, first, seed=0)

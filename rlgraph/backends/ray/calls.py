@@ -1,0 +1,72 @@
+"""Calls that go out together: what all of a copy has to do is told to the copy, and not to each of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import Group
+
+Copy = tuple[Address, tuple[Address, ...]]
+"""A data-parallel copy: the rank that speaks for it, and its others. What the others have to do is always the same, and
+the one that speaks passes it on."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def copies(group: Group) -> tuple[Copy, ...]:
+    """Of a group, in order."""
+    return tuple(
+        ((group.name, speaker), tuple((group.name, rank) for rank in ranks if rank != speaker))
+        for speaker, ranks in zip(group.speakers(), group.copies(), strict=True)
+    )
+
+
+class Calls(Generic[T]):
+    """What is asked, and by whom it will be answered."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.asked: list[tuple[Address, ...]] = []
+        """For each call, who answers it."""
+        self._answers: list[Reference[Any]] = []
+        self._several: list[bool] = []
+
+    @property
+    def who(self) -> tuple[Address, ...]:
+        """All of them, in the order of their answers."""
+        return tuple(who for each in self.asked for who in each)
+
+    def one(self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+        """Asks a process itself."""
+        self._add((who,), self.processes.call(who, method, *args, **named), several=False)
+
+    def others(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+        """Asks all of a copy but the one that speaks, through that one."""
+        speaker, others = copy
+        self._add(others, self.processes.pass_on(speaker, others, method, *args, **named), several=True)
+
+    def copy(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+        """Asks all of a copy."""
+        self.one(copy[0], method, *args, **named)
+        if copy[1]:
+            self.others(copy, method, *args, **named)
+
+    def _add(self, who: tuple[Address, ...], answer: Reference[Any], *, several: bool) -> None:
+        self.asked.append(who)
+        self._answers.append(answer)
+        self._several.append(several)
+
+    def get(self, doing: str, node: Node | None = None) -> list[list[T]]:
+        """Waits: for each call the answers. Raises RunError where a process failed, is gone, or does not answer."""
+        found = self.processes.get(self._answers, Request(self.who, doing, node, tuple(self.asked)))
+        return [
+            cast("list[T]", answer) if several else [answer]
+            for answer, several in zip(found, self._several, strict=True)
+        ]

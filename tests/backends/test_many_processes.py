@@ -1,0 +1,56 @@
+"""What the controller does for a step of a large plan: it grows with the data-parallel copies, and not with their ranks,
+nor with the square of anything. It is counted on processes that answer at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("ray.util")
+
+from benchmarks.at_once import Controlled, grpo
+from rlgraph.backends.clocks import InLine
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.plan import Group
+from tests.counting import calls, grows_with_its_size
+
+
+def step(run: Controlled) -> tuple[Counter[str], Counter[str]]:
+    """Calls and bytes of a step after those that plan."""
+    steps = run.steps(3)
+    next(steps), next(steps)
+    run.processes.forget()
+    next(steps)
+    return run.processes.calls, run.processes.sent
+
+
+def test_an_order_goes_to_a_copy() -> None:
+    """Of two ranks or of sixteen: who speaks gets one, and passes one on to all the others."""
+    few, bytes_of_few = step(grpo(2, 4, heads=2, stages=1, clock=InLine()))
+    many, bytes_of_many = step(grpo(2, 4, heads=8, stages=2, clock=InLine()))
+    assert few == many
+    # Who speaks has one of its own: eight mini-batches and a reading by two copies, a generation by four.
+    by_models = 2 * (8 * 2 + 2 + 4)
+    assert by_models < few["fire"] < by_models + 20
+    # A rank more has its number in an order.
+    assert sum(bytes_of_many.values()) < 1.1 * sum(bytes_of_few.values())
+
+
+def test_work_grows_with_the_copies() -> None:
+    def work(copies: int) -> int:
+        run = grpo(copies, copies, heads=2, stages=1, clock=InLine())
+        steps = run.steps(3)
+        next(steps), next(steps)
+        return calls(lambda: next(steps))
+
+    one, two, four = (work(copies) for copies in (8, 16, 32))
+    assert four - two < 2.5 * (two - one)
+
+
+def test_the_copies_of_a_group() -> None:
+    def work(copies: int) -> object:
+        over = mesh(dp=copies, tp=2)
+        return Group("learn", "learn", "megatron", over, tuple(range(over.size))).copies()
+
+    assert grows_with_its_size(work, 16)
