@@ -57,7 +57,7 @@ check: $(VENV)/.test ## style and types
 
 docs: $(VENV)/.base ## the documents as a site in build/docs
 	@$(PIP) --editable '.[docs]'
-	@$(BIN)/sphinx-build --quiet docs build/docs
+	@$(BIN)/sphinx-build --quiet -W docs build/docs
 
 package: $(VENV)/.test ## what would be published, in dist
 	@$(PIP) build

@@ -172,6 +172,11 @@ class RunError(RlgraphError):
     """A run failed for a reason that lies outside rlgraph: data, a function of the user's, an environment."""
 
 
+def counted(number: int, word: str) -> str:
+    """`1 device`, `1,024 devices`."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def nearest(word: str, known: Iterable[str], shown: str = "{}", alike: float = 0.6) -> str:
     """A hint with the known word that looks most like this one, as it is `shown`; empty if none does."""
     found = closest(word, known, alike)

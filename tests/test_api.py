@@ -290,3 +290,11 @@ def test_a_compiled_program_is_exported() -> None:
     assert set(rlgraph.__all__) <= set(dir(rlgraph))
     with pytest.raises(AttributeError, match="module 'rlgraph' has no attribute 'nothing'"):
         rlgraph.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("option", [{"address": "auto"}, {"debug": True}], ids=lambda each: next(iter(each)))
+def test_an_option_for_processes_is_refused_where_there_are_none(option: dict[str, Any]) -> None:
+    with pytest.raises(rlgraph.ProgramError) as wrong:
+        rlgraph.compile(PROGRAM).run(steps=1, **option)
+    name = next(iter(option))
+    assert wrong.value.diagnostics[0].message == f"`{name}` is for a backend with processes, and `local` has none"

@@ -9,6 +9,7 @@ import ast
 import json
 import math
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert found.exists(), target
         if anchor and found in anchors:
             assert anchor in anchors[found], target
+
+
+def test_on_the_site_no_link_is_dead_text() -> None:
+    """Of what lies outside of the documents, the site has pages' files and no folders."""
+    site = runpy.run_path(str(ROOT / "docs/conf.py"))
+    assert site["suppress_warnings"] == ["misc.highlighting_failure"] and "sphinx-build --quiet -W" in (
+        ROOT / "Makefile"
+    ).read_text("utf-8")
+    changed = 0
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text("utf-8")
+        shown = site["for_the_site"](text)
+        changed += shown != text
+        for target in re.findall(r"\]\((\.\./[^)\s]+)\)", shown):
+            path = page.parent / target.partition("#")[0]
+            assert path.is_file() and path.suffix != ".md", f"{page.name}: {target}"
+    assert changed > 5
+    link = site["for_the_site"](
+        "[the `ir`](../rlgraph/ir), [how](../CONTRIBUTING.md#style), [x](index.md), ![y](../img/x.png)"
+    )
+    assert link == "the `ir`, [how](path:../CONTRIBUTING.md), [x](index.md), ![y](../img/x.png)"
 
 
 def _anchors(page: Path) -> set[str]:

@@ -133,3 +133,22 @@ def test_a_place_of_work_that_nobody_needs_is_warned_of() -> None:
     )
     ((code, _, text),) = warned(place, unused)
     assert (code, text) == ("W0904", "ref.logprobs")
+
+
+def test_a_plan_that_is_searched_for_warns_alike() -> None:
+    schedule = """\
+schedule a
+pool one = 2 devices
+pool spare = 1 devices
+place actor.generate, ref.logprobs on one
+"""
+    unused = PROGRAM.replace(
+        "report kl = mean(ref.logprobs(rollout))", "kl = ref.logprobs(rollout)\n    report l = mean(rollout.length)"
+    )
+    source = random("llama", SMALL)
+    compiled = rlgraph.compile(unused.format(source=source), schedule=schedule, cluster="1x4:a100-80gb")
+    found = [(each.code, each.message) for each in compiled.diagnostics if each.code in ("W0903", "W0904")]
+    assert found == [
+        ("W0903", "nothing runs on 1 of the 1 devices of `spare`, and the plan has no such pool"),
+        ("W0904", "`ref.logprobs` is placed, and the compiler has found that nobody needs it"),
+    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.analysis.tables import counted, shown_seconds, table
-from rlgraph.clusters.units import show
+from rlgraph.analysis.tables import table
+from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import memory, tokens, work_seconds
+from rlgraph.errors import counted
 from rlgraph.placement.choose import Choice
 
 

@@ -13,7 +13,7 @@ from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goe
 from rlgraph.analysis.sharing import Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import Other, others
-from rlgraph.clusters.units import show
+from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.choosing import tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.placement.choose import Choice, candidates, problem_of
@@ -157,7 +157,7 @@ class Explanation:
         rows = []
         for each in self.alternatives:
             parts = tuple((kind, each.goes_to[kind]) for kind in KINDS if kind in each.goes_to)
-            total = "" if each.seconds is None else _seconds(each.seconds)
+            total = "" if each.seconds is None else shown_seconds(each.seconds)
             rows.append(Row(each.name, each.pools or each.refused, parts, total, each.chosen))
         note = f"a step on {self.choice.question.cluster.text}, by ways to share devices"
         return bars(self.program, note, rows, "s")
@@ -215,7 +215,7 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield f"what the step goes to: {_shares(found.goes_to, found.seconds)}"
     longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
     rows = [
-        (each.name, _seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))
+        (each.name, shown_seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))
         for each in sorted(longest, key=lambda each: each.start)
         if each.seconds > LEAST * found.seconds
     ]
@@ -232,13 +232,13 @@ def _alternative(found: Explanation, each: Alternative) -> tuple[str, str, str, 
     if each.seconds is None:
         return each.name, "-", "", each.refused
     if each.chosen:
-        return each.name, _seconds(each.seconds), "chosen", each.pools
+        return each.name, shown_seconds(each.seconds), "chosen", each.pools
     value = each.seconds if found.choice.question.goal == "time" else each.price or 0.0
     best = found.choice.found.value
     # Of large clusters a plan that is near enough was chosen: what is looked at alone may come a little nearer.
     loses = max(0.0, value / best - 1) if best else 0.0
     unit = "" if found.choice.question.goal == "time" else " price"
-    return each.name, _seconds(each.seconds), f"+{loses:.1%}{unit}", each.pools
+    return each.name, shown_seconds(each.seconds), f"+{loses:.1%}{unit}", each.pools
 
 
 def _advice(found: Explanation) -> Iterator[str]:
@@ -286,7 +286,3 @@ def _shares(spent: Mapping[str, float], whole: float) -> str:
 
 def _percent(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 1000 else show(float(f"{seconds:.3g}"), "time")

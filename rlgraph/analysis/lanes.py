@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.analysis.choice import headline
 from rlgraph.analysis.saved import seconds_of
-from rlgraph.analysis.tables import counted, shown_seconds
 from rlgraph.analysis.transfers import Weights, sizes, weights
-from rlgraph.clusters.units import show
+from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.target import assumed
 from rlgraph.cost.tasks import Task, main_step, tasks
+from rlgraph.errors import counted
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.types import Handle

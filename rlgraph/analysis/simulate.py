@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
-from rlgraph.analysis.tables import counted, shown_seconds, table
+from rlgraph.analysis.tables import table
 from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.read import read_cluster
+from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.target import assumed
 from rlgraph.cost.calibration import Calibration
@@ -25,7 +26,7 @@ from rlgraph.cost.constants import Constants, defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload, main_step
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake, counted
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of

@@ -11,6 +11,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.clusters.topology import topology_of
 from rlgraph.compilation.planning import Placed
 from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.errors import counted
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
@@ -155,7 +156,7 @@ def sizes(kinds: Sequence[Type]) -> list[str]:
         if column.dtype in _BYTES:
             each = _each(column.axis)
             found[each] = found.get(each, 0) + _BYTES[column.dtype]
-    shown = [f"{size} byte{'s' * (size != 1)} {each}" for each, size in found.items()]
+    shown = [f"{counted(size, 'byte')} {each}" for each, size in found.items()]
     unsized = any(isinstance(kind, Table) for kind in kinds) or any(column.dtype not in _BYTES for column in columns)
     return [*shown, *(["columns of the data"] if unsized else [])]
 

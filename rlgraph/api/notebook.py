@@ -14,7 +14,7 @@ import shlex
 from typing import Any
 
 from rlgraph.api import compile
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
 
 _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
 
@@ -35,8 +35,7 @@ def load(shell: Any) -> None:
         if visualize:
             display(compiled)
         else:
-            count = len(compiled.program.models)
-            print(f"{name}: {count} model{'s' * (count != 1)}, ready to run")
+            print(f"{name}: {counted(len(compiled.program.models), 'model')}, ready to run")
 
     shell.register_magic_function(rlf, magic_kind="cell")
 

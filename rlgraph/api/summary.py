@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.analysis.tables import counted, table
+from rlgraph.analysis.tables import table
 from rlgraph.compilation.compilation import Compilation
+from rlgraph.errors import counted
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.notation.text import show_constant

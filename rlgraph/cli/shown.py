@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import IO, Literal
 
-from rlgraph.errors import Diagnostic
+from rlgraph.errors import Diagnostic, counted
 from rlgraph.runs.jsonlines import emit
 
 Format = Literal["human", "json"]
@@ -50,12 +50,12 @@ def _line(line: str) -> str:
     return line
 
 
-def counted(diagnostics: Iterable[Diagnostic]) -> str:
+def tally(diagnostics: Iterable[Diagnostic]) -> str:
     """`2 errors, 1 warning`."""
     found = list(diagnostics)
     parts = []
     for severity in ("error", "warning"):
         number = sum(d.severity == severity for d in found)
         if number:
-            parts.append(f"{number} {severity}{'s' * (number > 1)}")
+            parts.append(counted(number, severity))
     return ", ".join(parts) or "no errors"

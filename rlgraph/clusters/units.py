@@ -87,3 +87,10 @@ def exact(value: float, kind: QuantityKind) -> str:
 def _unit(value: float, kind: QuantityKind) -> str:
     units = _SHOWN[kind]
     return next((unit for unit in units if value >= UNITS[kind][unit]), units[-1])
+
+
+def shown_seconds(seconds: float) -> str:
+    """Three digits that count: `18.7 s`, `430 ms`."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"

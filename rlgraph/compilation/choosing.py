@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.compilation.planning import find_shapes
+from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.dsl.schedule import Schedule, operations
@@ -32,16 +32,18 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
-    """What cannot run of the plan as it is."""
+    """What of the schedule the plan has no use for, and what of the plan cannot run as it is."""
+    asked = choice.question
+    found = unneeded(asked.program, choice.plan, asked.schedule)
     away = [each for each in choice.plan.holdings if each.offload]
     if not away:
-        return ()
+        return tuple(found)
     names = ", ".join(f"`{each.model}`" for each in away)
     message = (
         f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
     )
     hint = "it can be compiled and simulated; for a plan that can run, take more devices (`--no-offload` says how many)"
-    return (Diagnostic("W0930", message, NO_SPAN, hint),)
+    return (*found, Diagnostic("W0930", message, NO_SPAN, hint))
 
 
 def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:

@@ -37,13 +37,19 @@ def placed(program: Program, schedule: Schedule, folders: Folders, machine: Mach
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
-    warnings += [*idle(plan, schedule), *_gone(program, schedule)]
+    warnings += unneeded(program, plan, schedule)
     return Placed(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
 
 
-def idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """The pools of a schedule with devices on which nothing runs: they are reserved all the same."""
-    found = []
+def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Of what a schedule asks for, what the plan has no use for."""
+    return [*_idle(plan, schedule), *_gone(program, schedule)]
+
+
+def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """The pools of a schedule with devices on which nothing runs: where the plan has such a pool they are reserved all
+    the same, and a plan that is searched for has it not."""
+    found, reserved = [], {pool.name for pool in plan.pools}
     for pool in schedule.pools:
         used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
         if len(used) == pool.devices:
@@ -52,7 +58,8 @@ def idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
         hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
         if not used:
             hint = f"leave `{pool.name}` out, or place work on it"
-        found.append(Diagnostic("W0903", f"{message}, and they stay reserved", pool.span, hint))
+        then = "they stay reserved" if pool.name in reserved else "the plan has no such pool"
+        found.append(Diagnostic("W0903", f"{message}, and {then}", pool.span, hint))
     return found
 
 

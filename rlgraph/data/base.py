@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, nearest
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, whole
 
 SourceSpec = Spec
@@ -96,9 +96,9 @@ def _checked_stream(source: DataSource, name: str) -> DataSource:
 
 def too_few(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
     """The error for a batch that is larger than the data."""
-    rows = f"{count} row{'s' if count > 1 else ''}"
+    rows = counted(count, "row")
     cut = ", of which `limit` keeps no more" if "limit" in spec.options else ""
-    message = f"a batch of {batch} rows is more than {name} has: {rows}{cut}"
+    message = f"a batch of {counted(batch, 'row')} is more than {name} has: {rows}{cut}"
     return Diagnostic(TOO_FEW, message, spec.at("batch"), f"take `batch={count}` or less")
 
 

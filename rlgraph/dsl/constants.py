@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
-from rlgraph.errors import Related, Span, closest, nearest
+from rlgraph.errors import Related, Span, closest, counted, nearest
 from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
@@ -142,9 +142,7 @@ def bind(
     """Values of arguments and of options, with defaults, checked for kind and range."""
     if len(args) != len(signature.args):
         named = ", ".join(f"`{opt.name}`" for opt in signature.args)
-        wanted = (
-            f"{len(signature.args)} value{'s' * (len(signature.args) > 1)} by place, {named}" if named else "nothing"
-        )
+        wanted = f"{counted(len(signature.args), 'value')} by place, {named}" if named else "nothing"
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
         raise reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
     found = {o.name: value(reporter, o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}

@@ -8,7 +8,7 @@ from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import leveled
 from rlgraph.dsl.scope import OutsideName, TableValue
 from rlgraph.dsl.values import number, numbers, tensor
-from rlgraph.errors import Span, nearest
+from rlgraph.errors import Span, counted, nearest
 from rlgraph.ir.graph import Apply, Expr
 from rlgraph.ir.types import Axis, join
 from rlgraph.ops import TENSOR, infer
@@ -64,9 +64,7 @@ def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
     if op.kind == "reduction":
         return _reduce(context, expr, name, by)
     if len(expr.args) != op.args:
-        raise context.stop(
-            "E0405", f"`{name}` takes {op.args} value{'s' * (op.args > 1)}, not {len(expr.args)}", expr.span
-        )
+        raise context.stop("E0405", f"`{name}` takes {counted(op.args, 'value')}, not {len(expr.args)}", expr.span)
     args = numbers(context, expr.args)
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
         raise context.stop(
@@ -100,7 +98,7 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
     if not plain <= len(expr.args) <= plain + (by is None):
         raise context.stop(
             "E0405",
-            f"`{name}` takes {plain} value{'s' * (plain > 1)} and at most one axis",
+            f"`{name}` takes {counted(plain, 'value')} and at most one axis",
             expr.span,
             f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`",
         )

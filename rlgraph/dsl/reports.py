@@ -41,6 +41,13 @@ def report(context: Context, statement: tree.Report) -> None:
         except Stop:
             failed = True
             continue
+        if item.name in ("type", "phase"):
+            context.say(
+                "W0203",
+                f"a line of the metrics can have a field `{item.name}` already: there this one is `report.{item.name}`",
+                item.name_span,
+                "choose another name",
+            )
         context.phase.reported[item.name] = item.name_span
         names.append(item.name)
         inputs.append(materialize(context, expr, f"report.{item.name}"))

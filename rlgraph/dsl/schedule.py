@@ -13,7 +13,7 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.enginespec.registry import axes, engines, faults
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, listed, nearest
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST
@@ -312,15 +312,15 @@ class _Checker(Reporter):
         else:
             self.some_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
-        counted = {name: size for name, size in splits.items() if name in usable}
-        size = math.prod(counted.values())
+        used = {name: size for name, size in splits.items() if name in usable}
+        size = math.prod(used.values())
         if pool.devices % size:
-            shown = " * ".join(f"{name}={size}" for name, size in counted.items())
-            first = spans[next(iter(counted))]
+            shown = " * ".join(f"{name}={size}" for name, size in used.items())
+            first = spans[next(iter(used))]
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",
-                f"{shown}{total} does not divide the {pool.devices} devices of `{pool.name}`",
+                f"{shown}{total} does not divide the {counted(pool.devices, 'device')} of `{pool.name}`",
                 first.span,
                 "choose numbers whose product divides the pool",
                 (Related(pool.span, "it is declared here"),),

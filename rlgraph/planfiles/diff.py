@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlgraph.compilation.saved import PlanFile
+from rlgraph.errors import counted
 from rlgraph.ir.plan import HOST, Group, Holding
 from rlgraph.notation.text import print_program
 from rlgraph.planfiles.format import ranges
@@ -51,13 +52,17 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
     return {
         "program": {"name": file.program.name, **{f"--set {name}": value for name, value in file.origin.set.items()}},
         "cluster": dict(_flat(file.sections.get("cluster", {}))),
-        "pools": {pool.name: f"{pool.devices} devices from {pool.first}" for pool in plan.pools if pool.name != HOST},
+        "pools": {
+            pool.name: f"{counted(pool.devices, 'device')} from {pool.first}"
+            for pool in plan.pools
+            if pool.name != HOST
+        },
         "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
         "groups": {
             group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models)}" for group in own
         },
         "weights": dict(plan.owners),
-        "blocks": {table: f"{rows} rows" for table, rows in plan.blocks},
+        "blocks": {table: counted(rows, "row") for table, rows in plan.blocks},
         "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
         **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
     }

@@ -87,6 +87,11 @@ class Options:
     """Longest wait for an answer of a process, in seconds."""
 
     def need_installed(self) -> None:
-        """Raises UsageMistake for a backend that there is not, or that lacks a package."""
+        """Raises UsageMistake for a backend that there is not, that lacks a package, or has no use for an option."""
         spec = backend_spec(self.backend)
+        if not spec.processes and (self.address or self.debug):
+            what = "address" if self.address else "debug"
+            processes = " or ".join(f"`{name}`" for name, each in BACKENDS.items() if each.processes)
+            message = f"`{what}` is for a backend with processes, and `{spec.name}` has none"
+            raise UsageMistake(Diagnostic("E0820", message, NO_SPAN, f"take the backend {processes}, or leave it out"))
         need_installed(LOCAL if self.debug else spec)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rlgraph.clusters.units import shown_seconds
+from rlgraph.errors import counted
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16
@@ -25,7 +27,7 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
     lines = [
         f"{size(transfer.moved)} between devices (at least {size(transfer.bound)}), {size(transfer.copied)} copied "
         f"on a device, {size(transfer.kept)} in place already",
-        f"{transfer.seconds:.3g} s predicted, {_count(transfer.rounds, 'round')}, messages of at most "
+        f"{shown_seconds(transfer.seconds)} predicted, {counted(transfer.rounds, 'round')}, messages of at most "
         f"{size(transfer.peak)} "
         "on a place",
     ]
@@ -34,7 +36,7 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
             lines.append(f"a place {title} {_spread(of.values())}")
     between = transfer.links()
     if between:
-        lines.append(f"{_count(len(between), 'link')} between nodes: {_spread(between.values())}")
+        lines.append(f"{counted(len(between), 'link')} between nodes: {_spread(between.values())}")
     sizes = {index: move.elements * len(move.routes) for index, move in enumerate(transfer.moves)}
     largest = sorted(sizes, key=lambda index: -sizes[index])
     for index in sorted(largest[:_MOVES]):
@@ -42,7 +44,7 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
     rest = largest[_MOVES:]
     if rest:
         total = sum(sizes[index] for index in rest) * transfer.itemsize
-        lines.append(f"and {_count(len(rest), 'more move')}: {size(total)}")
+        lines.append(f"and {counted(len(rest), 'more move')}: {size(total)}")
     return "\n".join(lines)
 
 
@@ -61,10 +63,6 @@ def _move(move: Move, itemsize: int, who: Who | None) -> Iterator[str]:
     takers = _places((destination for _, destination, _ in move.routes), who)
     yield f"{senders} -> {takers}: {size(move.elements * itemsize)} to each{passed}"
     yield f"    {_parts(move.parts)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _spread(values: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Plan
 
@@ -168,7 +168,7 @@ def _local_room(devices: int, note: Callable[[str], None]) -> dict[str, int]:
         # On a laptop the devices of a plan share its cores; that is slow, and right.
         room["num_cpus"] = max(devices, cores)
         if devices > cores:
-            note(f"Ray: {devices} devices on {cores} cores")
+            note(f"Ray: {counted(devices, 'device')} on {counted(cores, 'core')}")
     if not any(name in os.environ for name in _STORE_VARIABLES):
         room["object_store_memory"] = _STORE
     return room
@@ -194,7 +194,7 @@ def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
     need = sum(pool.devices for pool in plan.pools)
     if need > have:
         raise _cannot(
-            f"the plan needs {need} devices ({_pools(plan)}), and the cluster has {have} ({kind})",
+            f"the plan needs {counted(need, 'device')} ({_pools(plan)}), and the cluster has {have} ({kind})",
             "make the pools smaller, or add machines",
         )
     there = int(ray.cluster_resources().get("memory", 0))

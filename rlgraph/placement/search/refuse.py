@@ -10,7 +10,7 @@ from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.dsl.schedule import Schedule
 from rlgraph.enginespec.registry import axes
-from rlgraph.errors import NO_SPAN, Diagnostic, listed
+from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.problem import Problem
@@ -102,7 +102,7 @@ def _way_out(cluster: Cluster, fits: Callable[[Cluster], bool]) -> str:
     """The smallest of a few larger clusters that something fits on."""
     for nodes, larger in _larger(cluster):
         if fits(larger):
-            return f"it fits on {nodes} node{'s' * (nodes > 1)}: `--cluster '{larger.text}'`"
+            return f"it fits on {counted(nodes, 'node')}: `--cluster '{larger.text}'`"
     return "more nodes of this kind do not help: take devices with more memory, a smaller model, or shorter rows"
 
 
