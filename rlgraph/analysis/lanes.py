@@ -246,7 +246,7 @@ class _Maker:
         told = "of unknown size"
         if not isinstance(each.moves, str):
             moved = size(each.moves.moved) if each.moves.moved else "copied on its devices"
-            told = f"{moved}, {each.moves.seconds:.3g} s"
+            told = f"{moved}, {shown_seconds(each.moves.seconds)}"
         for stage in drawn:
             goal = next((box for box, who in stage.who.items() if (who[0], who[2]) == (each.model, each.target)), None)
             if each.title.startswith("update") or goal is None:
