@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,6 +13,8 @@ from rlgraph.engines.base import EngineError
 
 _TAG = 7
 _HEADS = 8
+_THREADS = 2
+"""Of gloo's own."""
 
 
 class Post(Protocol):
@@ -43,7 +45,8 @@ class Mail(Protocol):
 
 
 class Mailbox:
-    """A gloo group of its own, beside the default group of each process."""
+    """A gloo group of its own, beside the default group of each process. Two places are connected when they exchange
+    their first message: of many places each has few peers."""
 
     def __init__(
         self, place: int, places: Sequence[int], store: dist.Store, *, name: str = "mail", seconds: float = 120.0
@@ -54,7 +57,7 @@ class Mailbox:
         self._limit = timedelta(seconds=seconds)
         try:
             self._group = dist.ProcessGroupGloo(
-                dist.PrefixStore(name, store), self._ranks[place], len(self._ranks), self._limit
+                dist.PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
             )
         except RuntimeError as error:
             raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
@@ -72,6 +75,14 @@ class Mailbox:
         except RuntimeError as error:
             raise _failed(self.place, peer, error) from None
         return Whole(work, message, self.place, peer, self._limit)
+
+
+def _options(limit: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout, options._threads = limit, _THREADS
+    options._devices = [gloo.create_default_device(lazy_init=True)]
+    return options
 
 
 class Whole:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlgraph.ir.layout import Box, volume
@@ -95,6 +95,18 @@ class Transfer:
     def forwards(self) -> bool:
         """Whether a place passes on what it got."""
         return any(hop for move in self.moves for _, _, hop in move.routes)
+
+    def parts(self, places: Iterable[int]) -> dict[int, Transfer]:
+        """What each place has to know of it: its own routes, and no topology."""
+        found: dict[int, list[Move]] = {place: [] for place in places}
+        for move in self.moves:
+            routes: dict[int, list[Route]] = {}
+            for route in move.routes:
+                for place in {*route[:2]}:
+                    routes.setdefault(place, []).append(route)
+            for place, own in routes.items():
+                found[place].append(replace(move, routes=tuple(own)))
+        return {place: replace(self, moves=tuple(moves), topology=Topology({}, {})) for place, moves in found.items()}
 
     def section(self, move: Move, chunk: int) -> list[TensorBox]:
         """What of a move travels as one of its chunks; nothing before the first and after the last."""

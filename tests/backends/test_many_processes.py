@@ -48,6 +48,17 @@ def test_work_grows_with_the_copies() -> None:
     assert four - two < 2.5 * (two - one)
 
 
+def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
+    def told(copies: int) -> int:
+        run = grpo(copies, copies, heads=2, stages=1, clock=InLine())
+        steps = run.steps(2)
+        next(steps), next(steps)
+        return run.processes.sent["prepare"]
+
+    one, two, four = (told(copies) for copies in (4, 8, 16))
+    assert four - two < 2.5 * (two - one)
+
+
 def test_the_copies_of_a_group() -> None:
     def work(copies: int) -> object:
         over = mesh(dp=copies, tp=2)

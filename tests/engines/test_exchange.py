@@ -87,9 +87,11 @@ def carry_out(
     """Run it on all places: what each did, and what it has then."""
     sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
     jobs = []
+    # That it cannot be averaged is a matter of the whole transfer.
+    own = transfer.parts(range(WORLD)) if ema is None else dict.fromkeys(range(WORLD), transfer)
     for place in range(WORLD):
         before, after = source.get(place, ()), destination.get(place, ())
-        jobs.append((transfer, before, after, filled(before, full, wide), filled(after, None, narrow), sent, ema))
+        jobs.append((own[place], before, after, filled(before, full, wide), filled(after, None, narrow), sent, ema))
     answers = four.ask(exchange, *jobs)
     return [moved for moved, _ in answers], [tensors for _, tensors in answers]
 

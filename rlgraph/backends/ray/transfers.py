@@ -95,10 +95,11 @@ class Transfers:
         forward = move.average is None
         transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
         self.meet(name, request)
+        own = transfer.parts(range(len(who)))
         delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
         preparing = [
-            self.processes.call(each, Worker.prepare, name, name, transfer, *_ends(each, move), dtype, delta)
-            for each in who
+            self.processes.call(each, Worker.prepare, name, name, own[place], *_ends(each, move), dtype, delta)
+            for place, each in enumerate(who)
         ]
         self.processes.get(preparing, request)
         self._planned[name] = {(who[a], who[b]): size for (a, b), size in transfer.pairs().items()}
@@ -148,8 +149,12 @@ class Transfers:
             topology = Topology.separate(range(len(everybody.who)))
             transfer = reshard(source, {len(held): part}, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET)
             name = f"{link} {number}"
-            preparing = [call(each, Worker.prepare, link, name, transfer, model, None, dtype) for each in senders]
-            preparing.append(call(host, Worker.prepare, link, name, transfer, None, part, dtype))
+            own = transfer.parts(range(len(everybody.who)))
+            preparing = [
+                call(each, Worker.prepare, link, name, own[place], model, None, dtype)
+                for place, each in enumerate(senders)
+            ]
+            preparing.append(call(host, Worker.prepare, link, name, own[len(senders)], None, part, dtype))
             self.processes.get(preparing, everybody)
             going = [call(each, Worker.exchange, name, model, None) for each in senders]
             going.append(call(host, Worker.write_part, name, part, dtype))
