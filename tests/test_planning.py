@@ -152,3 +152,14 @@ place actor.generate, ref.logprobs on one
         ("W0903", "nothing runs on 1 of the 1 devices of `spare`, and the plan has no such pool"),
         ("W0904", "`ref.logprobs` is placed, and the compiler has found that nobody needs it"),
     ]
+
+
+def test_functions_that_nobody_calls_and_cpus_on_which_nothing_runs_are_warned_of() -> None:
+    judged = PROGRAM.replace("step:", 'func f = python("r.py:f")\nfunc g = python("r.py:g")\nstep:').replace(
+        "report kl", "report f = mean(f(rollout)), kl"
+    )
+    judges = "pool judges = 4 cpus\n"
+    assert [each for each in warned(judges + "place f on judges\n", judged) if "judges" in each[1]] == []
+    (gone, idle) = (each for each in warned(judges + "place g on judges\n", judged))
+    assert {gone[0], idle[0]} == {"W0903", "W0904"}
+    assert {gone[2], idle[2]} == {"pool judges = 4 cpus", "g"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.analysis.tables import table
+from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import memory, tokens, work_seconds
 from rlgraph.errors import counted
@@ -18,7 +18,14 @@ def show_choice(choice: Choice) -> Iterator[str]:
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     full = memory(choice)
-    for pool in choice.plan.pools[1:]:
+    for group in choice.plan.groups:
+        if group.code:
+            pool = next(pool for pool in choice.plan.pools if pool.name == group.pool)
+            yield ""
+            yield f"{sized(pool)} in `{pool.name}`: {', '.join(group.code)}"
+    for pool in choice.plan.pools:
+        if not pool.devices:
+            continue
         peak = full[pool.name]
         yield ""
         yield (

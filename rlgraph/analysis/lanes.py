@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.analysis.choice import headline
 from rlgraph.analysis.saved import seconds_of
+from rlgraph.analysis.tables import sized
 from rlgraph.analysis.transfers import Weights, sizes, weights
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.compilation import Compilation
@@ -88,12 +89,13 @@ class _Maker:
     def lane(self, pool: Pool) -> Lane:
         if pool.name == HOST:
             return Lane(HOST, "1 process")
-        note = counted(pool.devices, "device")
-        if self.plan.cluster:
+        note = sized(pool)
+        if self.plan.cluster and pool.devices:
             last = pool.first + pool.devices - 1
             note += f", {pool.first}" + (f"-{last}" if last > pool.first else "")
         groups = [group for group in self.plan.groups if group.pool == pool.name]
         held = tuple(self.deployed(model, group, pool) for group in groups for model in group.models)
+        held += tuple(Deployed(name, (group.engine, "row by row")) for group in groups for name in group.code)
         full = self.predicted.get("memory", {}).get(pool.name)
         if not full:
             return Lane(pool.name, note, deployed=held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
-from rlgraph.analysis.tables import table
-from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way
+from rlgraph.analysis.tables import sized, table
+from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.works import Teller, Work
@@ -27,7 +27,7 @@ from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload, main_step
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake, counted
-from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.placement.place import config_of
@@ -196,8 +196,10 @@ class Simulation:
             if work.start >= self.last or work.end > self.last
             for pool in dict.fromkeys(work.pools)
         ]
+        several = {pool.name for pool in self.plan.pools if pool.places > 1}
+        bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
         lanes = [
-            Lane(pool.name, f"{_devices(pool.devices)}, {_share(time.busy, time.busy + time.idle)} busy")
+            Lane(pool.name, f"{_devices(pool)}, {_share(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
         note = f"{shown_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
@@ -245,7 +247,7 @@ def simulate(
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
-        message = f"the plan needs {_devices(needed)}, and `{cluster.text}` has {cluster.devices}"
+        message = f"the plan needs {counted(needed, 'device')}, and `{cluster.text}` has {cluster.devices}"
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
@@ -299,7 +301,7 @@ def simulated(
         plan,
         cluster,
         (*works[first:after], *(work for work in works[after:] if work.start < ended)),
-        tuple(pool_time(pool.name, works, began, ended) for pool in plan.pools),
+        tuple(_time_of(pool, plan, works, began, ended) for pool in plan.pools),
         began,
         tuple(moment for moment, _ in ends[warm_up:-1]),
         rows,
@@ -311,6 +313,26 @@ def simulated(
         under_way(works, began, ended),
         source=source,
     )
+
+
+def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    groups = [group.name for group in plan.groups if group.pool == pool.name and group.code]
+    workers = [f"{name} {cpu}" for name in groups for cpu in range(pool.cpus)]
+    if workers:
+        return worker_time(pool.name, workers, works, began, ended)
+    return pool_time(pool.name, works, began, ended)
+
+
+def _merged(bars: list[Bar]) -> list[Bar]:
+    """What workers of one pool do side by side of one work, as one bar."""
+    found: list[Bar] = []
+    for bar in sorted(bars, key=lambda bar: (bar.lane, bar.name, bar.start)):
+        last = found[-1] if found else None
+        if last is not None and (last.lane, last.name) == (bar.lane, bar.name) and bar.start <= last.end:
+            found[-1] = replace(last, end=max(last.end, bar.end), critical=last.critical or bar.critical)
+        else:
+            found.append(bar)
+    return found
 
 
 def _check(steps: int, workload: Workload) -> None:
@@ -357,11 +379,11 @@ def _lines(found: Simulation) -> Iterator[str]:
     how = " in steady state" if found.steady else ""
     yield f"{found.program} on {found.cluster.text}: {shown_seconds(found.seconds)} a step{how} by the simulator"
     yield ""
-    devices = {pool.name: pool.devices for pool in found.plan.pools}
+    sizes = {pool.name: pool.devices or pool.cpus for pool in found.plan.pools}
     rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
     for each in found.pools:
         whole = each.busy + each.idle
-        count = str(devices[each.pool]) if each.pool != HOST else "-"
+        count = str(sizes[each.pool]) if each.pool != HOST else "-"
         busy, idle = shown_seconds(each.busy / found.steps), shown_seconds(each.idle / found.steps)
         shares = _share(each.busy, whole), _share(each.idle, whole)
         rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
@@ -435,8 +457,8 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
 
 
-def _devices(count: int) -> str:
-    return counted(count, "device") if count else "no device"
+def _devices(pool: Pool) -> str:
+    return sized(pool) if pool.devices or pool.cpus else "no device"
 
 
 def _kind(work: Work) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.analysis.tables import table
+from rlgraph.analysis.tables import sized, table
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import counted
 from rlgraph.ir.graph import Model, Node
@@ -64,7 +64,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     """Each pool with its groups, and the weights that have to follow."""
     for pool in plan.pools:
         if pool.name != HOST:
-            yield f"{counted(pool.devices, 'device')} in `{pool.name}`"
+            yield f"{sized(pool)} in `{pool.name}`"
             here = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
     for model, source, target in plan.syncs():
@@ -74,7 +74,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 def _does(group: Group, plan: Plan) -> str:
     """`actor.train, critic`: a model by its name alone where all its work is here."""
-    shown = []
+    shown = [*group.code]
     for model in group.models:
         own = [role for role in plan.roles if role.model == model]
         here = [role.operation for role in own if role.group == group.name]

@@ -49,15 +49,15 @@ class Clock(Protocol):
         """For a graph of so many nodes. When it is left, all its work has ended."""
         ...
 
-    def lock(self) -> Lock:
-        """What one thread at a time may have."""
+    def lock(self, places: int = 1) -> Lock:
+        """What so many threads at a time may have."""
         ...
 
 
 class Lock(Protocol):
-    def take(self, rank: int = 0) -> AbstractContextManager[None]:
-        """Waits for it, and has it meanwhile. Of those that wait the lowest rank is next, and of several the one that
-        came first."""
+    def take(self, rank: int = 0) -> AbstractContextManager[int]:
+        """Waits for one of its places, the first that is free, and has it meanwhile: which one. Of those that wait the
+        lowest rank is next, and of several the one that came first."""
         ...
 
 
@@ -65,7 +65,7 @@ class Queues:
     """What runs on a pool takes turns. A rank is the number of a step: the older one is served first."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
-        self._locks = {name: clock.lock() for name in (HOST, *(pool.name for pool in plan.pools))}
+        self._locks = {HOST: clock.lock(), **{pool.name: clock.lock(pool.places) for pool in plan.pools}}
 
     @contextmanager
     def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
@@ -76,6 +76,11 @@ class Queues:
             for pool in sorted(set(pools)):
                 held.enter_context(self._locks[pool].take(rank))
             yield
+
+    def place(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:
+        """Waits for a free place of a pool, and has it meanwhile: its number. A pool of cpus has one for each; another
+        one has one in all."""
+        return self._locks[pool].take(rank)
 
 
 # In line
@@ -90,8 +95,8 @@ class InLine:
     def crew(self, size: int) -> Iterator[Crew]:
         yield _InLineCrew()
 
-    def lock(self) -> Lock:
-        return _Lock()
+    def lock(self, places: int = 1) -> Lock:
+        return _Lock(places)
 
 
 class _InLineCrew:
@@ -118,36 +123,35 @@ class Threads:
         with ThreadPoolExecutor(max(1, size), "node") as pool:
             yield _ThreadCrew(pool)
 
-    def lock(self) -> Lock:
-        return _Lock()
+    def lock(self, places: int = 1) -> Lock:
+        return _Lock(places)
 
 
 class _Lock:
-    def __init__(self) -> None:
+    def __init__(self, places: int) -> None:
         self._mine = threading.Lock()
-        self._held = False
-        self._waiting: list[tuple[int, int, threading.Event]] = []
+        self._free = list(range(places))
+        self._waiting: list[tuple[int, int, SimpleQueue[int]]] = []
         self._number = count()
 
     @contextmanager
-    def take(self, rank: int = 0) -> Iterator[None]:
+    def take(self, rank: int = 0) -> Iterator[int]:
+        turn: SimpleQueue[int] = SimpleQueue()
         with self._mine:
-            turn = None
-            if self._held:
-                turn = threading.Event()
+            if self._free:
+                turn.put(heappop(self._free))
+            else:
+                # Who leaves hands its place over.
                 heappush(self._waiting, (rank, next(self._number), turn))
-            self._held = True
-        if turn is not None:
-            # Who leaves hands it over.
-            turn.wait()
+        place = turn.get()
         try:
-            yield
+            yield place
         finally:
             with self._mine:
                 if self._waiting:
-                    heappop(self._waiting)[-1].set()
+                    heappop(self._waiting)[-1].put(place)
                 else:
-                    self._held = False
+                    heappush(self._free, place)
 
 
 class _ThreadCrew:
@@ -212,8 +216,8 @@ class Virtual:
         heappush(self._sleepers, (self.now + seconds, next(self._number), self._me))
         self._wait()
 
-    def lock(self) -> Lock:
-        return _VirtualLock(self)
+    def lock(self, places: int = 1) -> Lock:
+        return _VirtualLock(self, places)
 
     def crew(self, size: int) -> AbstractContextManager[Crew]:
         return _VirtualCrew(self)
@@ -261,25 +265,31 @@ class Virtual:
 
 
 class _VirtualLock:
-    def __init__(self, clock: Virtual) -> None:
-        self.clock, self.held = clock, False
+    def __init__(self, clock: Virtual, places: int) -> None:
+        self.clock, self.free = clock, list(range(places))
         self.waiting: list[tuple[int, int, _Thread]] = []
+        self.handed: dict[_Thread, int] = {}
         self._number = count()
 
     @contextmanager
-    def take(self, rank: int = 0) -> Iterator[None]:
-        if self.held:
-            # Who leaves hands it over.
-            heappush(self.waiting, (rank, next(self._number), self.clock._me))
+    def take(self, rank: int = 0) -> Iterator[int]:
+        if self.free:
+            place = heappop(self.free)
+        else:
+            # Who leaves hands its place over.
+            me = self.clock._me
+            heappush(self.waiting, (rank, next(self._number), me))
             self.clock._wait()
-        self.held = True
+            place = self.handed.pop(me)
         try:
-            yield
+            yield place
         finally:
             if self.waiting:
-                self.clock._wake(heappop(self.waiting)[-1])
+                thread = heappop(self.waiting)[-1]
+                self.handed[thread] = place
+                self.clock._wake(thread)
             else:
-                self.held = False
+                heappush(self.free, place)
 
 
 class _VirtualCrew:

@@ -48,6 +48,10 @@ class Backend(Protocol):
         next ones, and so on, each as soon as it is there."""
         ...
 
+    def lanes(self, node: Node, frame: Frame) -> int:
+        """On how many blocks a node is at work at the same time, at most: who does its work takes rows one by one."""
+        ...
+
     def abort(self, why: BaseException) -> None:
         """Lets what is fired in other threads fail soon, and tell the same: the run is over."""
         ...
@@ -61,9 +65,14 @@ class _Task:
     after: list[_Task] = field(default_factory=list)
     """Those that read a handle which this node replaces."""
     done: int = 0
+    """Rows of its unit whose values are in the frame, from the first one on."""
+    begun: int = 0
+    """Rows that it was fired on."""
     fired: bool = False
-    busy: bool = False
-    """Fired on a block that is not done yet."""
+    busy: int = 0
+    """Blocks, or several that come one after the other, that it was fired on and that are not done yet."""
+    ahead: dict[int, tuple[int, Made, dict[str, int]]] = field(default_factory=dict)
+    """By its first row each block that is done before one that comes first: where it ends, and what was made of it."""
     finished: bool = False
 
     @property
@@ -78,10 +87,17 @@ Await = Callable[[Node], bool]
 class Executor:
     """Runs graphs on a backend."""
 
-    def __init__(self, backend: Backend, blocks: Blocks | None = None, clock: Clock | None = None) -> None:
-        self.backend = backend
+    def __init__(
+        self, backend: Backend, blocks: Blocks | None = None, clock: Clock | None = None, lanes: int = 1
+    ) -> None:
+        """lanes: on how many blocks any node is at work at the same time, at most."""
+        self.backend, self.lanes = backend, lanes
         self.clock = clock or InLine()
         self.blocks = blocks or Blocks()
+
+    def threads(self, graph: Graph) -> int:
+        """That a graph needs at most; they are started as they are needed."""
+        return len(graph.nodes) * self.lanes
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
@@ -92,7 +108,7 @@ class Executor:
         of the one before; `carried` are those of the first frame. Models are changed by one after the other. What the
         last one leaves."""
         frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
-        with self.clock.crew(len(graph.nodes) * len(frames)) as crew:
+        with self.clock.crew(self.threads(graph) * len(frames)) as crew:
             try:
                 runs = [GraphRun(self, graph, frame, crew) for frame in frames]
                 for run in runs[1:]:
@@ -173,7 +189,7 @@ class GraphRun:
 
     def start(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
         """Begins the work; `then` gets each part with its number."""
-        task.busy, self.under_way = True, self.under_way + 1
+        task.busy, self.under_way = task.busy + 1, self.under_way + 1
         self.crew.begin(partial(self.work, task, work, then))
 
     def work(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
@@ -187,11 +203,12 @@ class GraphRun:
             self.crew.tell(partial(_raise, error))
 
     def idle(self, task: _Task) -> None:
-        task.busy, self.under_way = False, self.under_way - 1
+        task.busy, self.under_way = task.busy - 1, self.under_way - 1
 
     def advance_task(self, task: _Task) -> bool:
         """Fires a task on a block if there is one."""
-        if task.finished or task.busy or any(not other.finished for other in task.after):
+        lanes = self.backend.lanes(task.node, self.frame)
+        if task.finished or task.busy >= lanes or any(not other.finished for other in task.after):
             return False
         if not self.turn and task.changes_a_model:
             return False
@@ -200,7 +217,7 @@ class GraphRun:
         unit = task.node.unit
         axis = unit.axis if unit else None
         if axis is None:
-            if not self.all_made(task.node.inputs):
+            if task.busy or not self.all_made(task.node.inputs):
                 return False
 
             def all_done(number: int, made: Made) -> None:
@@ -219,6 +236,13 @@ class GraphRun:
             # What came after its last block had no rows for it.
             task.finished = True
             return True
+        if task.begun == ready and (task.busy or (lanes > 1 and not last)):
+            return False
+        if lanes > 1:
+            # Who is free takes a share of what is there: large ones first, and at the end row by row.
+            share = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
+            self.fire(task, axis, [min(task.begun + share, ready)], last)
+            return True
         whole = self.whole_blocks(task, axis, ready)
         first = next(whole, None)
         if first is None:
@@ -236,20 +260,27 @@ class GraphRun:
         """Where the blocks end that a task could be fired on."""
         each = self.blocks.each
         if each is not None:
-            return iter(range(task.done + each, ready + 1, each))
-        return ends(task.node, axis, self.frame, task.done, ready, task.cuts)
+            return iter(range(task.begun + each, ready + 1, each))
+        return ends(task.node, axis, self.frame, task.begun, ready, task.cuts)
 
     def fire(self, task: _Task, axis: str, ends: Sequence[int], last: bool) -> None:
         """Fires a task on the rows from where it is to the last end; with several ends, it tells of each part."""
-        frame, node, start = self.frame, task.node, task.done
+        frame, node, start = self.frame, task.node, task.begun
         block, firsts = frame, [dict[str, int]()]
         if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.closed(axis)):
             block, _ = frame.slice(axis, np.arange(start, ends[-1]), node.inputs)
             firsts = [self.first(axis, a, b) for a, b in pairwise([start, *ends])]
 
+        starts = [start, *ends[:-1]]
+        task.begun = ends[-1]
+
         def part_done(number: int, made: Made) -> None:
-            task.done, task.fired = ends[number], True
-            self.made(made, firsts[number])
+            task.fired = True
+            task.ahead[starts[number]] = ends[number], made, firsts[number]
+            while task.done in task.ahead:
+                end, found, first = task.ahead.pop(task.done)
+                self.made(found, first)
+                task.done = end
             task.finished = last and task.done == frame.size(axis)
 
         seen = block.child() if self.together else block

@@ -73,7 +73,7 @@ class Flights:
         self.executor, self.frame, self.versions = executor, frame, versions
         self.under_way: deque[_Flight] = deque()
         """The oldest first."""
-        self.threads = max(len(phase.graph.nodes) * self.credit(phase) for phase in program.phases)
+        self.threads = max(executor.threads(phase.graph) * self.credit(phase) for phase in program.phases)
 
     def credit(self, phase: Phase) -> int:
         """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.dsl.schedule import Schedule, operations
+from rlgraph.dsl.schedule import Schedule, code, operations
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.errors import NO_SPAN, Diagnostic
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
-from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.placement.place import Machine, Shapes, place
@@ -52,9 +52,10 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     found, reserved = [], {pool.name for pool in plan.pools}
     for pool in schedule.pools:
         used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
-        if len(used) == pool.devices:
+        size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
+        if len(used) == size:
             continue
-        message = f"nothing runs on {pool.devices - len(used)} of the {pool.devices} devices of `{pool.name}`"
+        message = f"nothing runs on {size - len(used)} of the {size} {kind} of `{pool.name}`"
         hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
         if not used:
             hint = f"leave `{pool.name}` out, or place work on it"
@@ -65,13 +66,13 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Work that is placed, and that the passes found nobody to need."""
-    left = operations(program)
+    left, run = operations(program), code(program)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
         for placement in schedule.placements
         for work in placement.work
-        if (work.operation not in left[work.model] if work.operation else not left[work.model])
+        if (work.operation not in left[work.model] if work.operation else not left.get(work.model, run.get(work.model)))
     ]
 
 
@@ -83,7 +84,7 @@ def here(devices: int) -> Machine:
 def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """What a run of the plan lacks on this machine, with how to install it."""
     found = []
-    for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, *installed())):
+    for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed())):
         pins = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
         span = next(pins, schedule.span)
         message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"

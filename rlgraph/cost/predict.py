@@ -145,11 +145,14 @@ class Predictor:
     def order(self, group: str) -> Cost:
         """Until a group has its orders and has answered."""
         found = self.plan.group(group)
-        return order(found.mesh.size, self.constants)
+        return order(1 if found.code else found.mesh.size, self.constants)
 
     def rows(self, source: str, target: str, tokens: float) -> Cost:
         """An edge between two groups."""
         found = self.plan.group(target)
+        if found.code:
+            # Nobody says where its cpus are: beside the first devices, and another machine than the rows'.
+            return rows(tokens, 1, self.cluster.islands[0], self.constants)
         if source == target or not found.models:
             return Cost()
         deployment = self.deployment(found.models[0], found)

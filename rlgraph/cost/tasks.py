@@ -15,7 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, at_once, attr, rows_each
+from rlgraph.ops.nodes import NODES, at_once, attr, code_of, rows_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Task:
     """How often it is done in a step; a share of 1 for what is not done in every one."""
     after: tuple[int, ...] = ()
     """The numbers of the tasks that it waits for."""
+    code: str = ""
+    """The function of the user's that it calls."""
 
     @property
     def tokens(self) -> float:
@@ -164,7 +166,8 @@ class _Laying:
             axes = [
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
             ]
-            task = replace(task, rows=max((self.count(axis.row.key, scope) for axis in axes), default=1.0))
+            rows = max((self.count(axis.row.key, scope) for axis in axes), default=1.0)
+            task = replace(task, rows=rows, code=code_of(node))
         self.found.append(task)
         return len(self.found) - 1
 

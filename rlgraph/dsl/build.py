@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
@@ -174,7 +174,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return tree.Schedule("", body, self._at(c[0]))
 
     def pool(self, c: list[Any]) -> tree.Pool:
-        return tree.Pool(str(c[1]), c[3], self._at(c[1]), self._line(c))
+        unit: Literal["devices", "cpus"] = "cpus" if c[4].type == "CPUS" else "devices"
+        return tree.Pool(str(c[1]), c[3], unit, self._at(c[1]), self._line(c))
 
     def place(self, c: list[Any]) -> tree.Place:
         on = next(at for at, child in enumerate(c) if isinstance(child, Token) and child.type == "ON")

@@ -6,7 +6,7 @@ A schedule is an `.rls` file, or the block `schedule:` of a program. It changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.dsl import constants, tree
@@ -18,19 +18,23 @@ from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST
 from rlgraph.ir.types import Table, Type, is_model
-from rlgraph.ops import MODEL_OPERATIONS, NODES
+from rlgraph.ops import MODEL_OPERATIONS, NODES, code_of
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
+    """Devices, or cpus on which functions and environments run."""
+
     name: str
     devices: int
+    cpus: int = 0
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`actor.train`, or `actor`: all work of the model that is not placed by itself."""
+    """`actor.train`, or `actor`: all work of the model that is not placed by itself. A function of the user's is
+    known by its name, which stands for a model's."""
 
     model: str
     operation: str | None = None
@@ -120,6 +124,12 @@ def operations(program: Program) -> dict[str, set[str]]:
     return found
 
 
+def code(program: Program) -> dict[str, bool]:
+    """The user's functions, and whether the program calls each."""
+    run = {code_of(node) for _, node in program.walk()}
+    return {each.name: each.name in run for each in program.outside if each.kind == "func"}
+
+
 def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
         held = types[node.inputs[0]] if node.inputs else None
@@ -139,6 +149,7 @@ class _Checker(Reporter):
         super().__init__()
         self.program, self.scope = program, scope
         self.uses = operations(program)
+        self.code = code(program)
         self.pools: dict[str, Pool] = {}
         self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
@@ -223,15 +234,16 @@ class _Checker(Reporter):
                 line.name_span,
                 "choose another name",
             )
-        devices = constants.evaluate(self, line.count, self.scope)
-        if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
+        count = constants.evaluate(self, line.count, self.scope)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise self.stop(
                 "E0902",
-                "a pool has a whole number of devices, at least 1",
+                f"a pool has a whole number of {line.unit}, at least 1",
                 line.count.span,
-                f"`pool {line.name} = 8 devices`",
+                f"`pool {line.name} = 8 {line.unit}`",
             )
-        self.pools[line.name] = Pool(line.name, devices, line.span)
+        counts = (0, count) if line.unit == "cpus" else (count, 0)
+        self.pools[line.name] = Pool(line.name, *counts, line.span)
 
     def pool_named(self, name: tree.Name) -> Pool:
         if name.id in self.unclear:
@@ -255,11 +267,14 @@ class _Checker(Reporter):
     def one_work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
-        used = self.model(base)
+        if any(each.kind == "env" and each.name == base.id for each in self.program.outside):
+            hint = "place the `interact` of the model"
+            raise self.stop("E0904", f"the environment `{base.id}` is where a model acts in it", base.span, hint)
+        used = set() if base.id in self.code else self.model(base, self.code)
         work = Work(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):
             work = replace(work, operation=self.operation(expr, base.id))
-        elif not used:
+        elif not used and base.id not in self.code:
             raise self.stop("E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out")
         if str(work) in self.placed:
             first = Related(self.placed[str(work)].span, "the first place")
@@ -267,14 +282,19 @@ class _Checker(Reporter):
         self.placed[str(work)] = work
         return work
 
-    def model(self, name: tree.Name) -> set[str]:
-        """What the program does with a model that the schedule names."""
+    def model(self, name: tree.Name, functions: Collection[str] = ()) -> set[str]:
+        """What the program does with a model that the schedule names, where functions can be named, too."""
+        known = (*self.uses, *functions)
         if name.id not in self.uses:
-            hint = nearest(name.id, self.uses) or f"it has {', '.join(f'`{each}`' for each in self.uses) or 'none'}"
-            raise self.stop("E0904", f"the program has no model `{name.id}`", name.span, hint)
+            hint = nearest(name.id, known) or f"it has {', '.join(f'`{each}`' for each in known) or 'none'}"
+            what = "model and no function" if functions else "model"
+            raise self.stop("E0904", f"the program has no {what} `{name.id}`", name.span, hint)
         return self.uses[name.id]
 
     def operation(self, expr: tree.Attribute, model: str) -> str:
+        if model in self.code:
+            hint = f"`place {model} on ...`"
+            raise self.stop("E0904", f"`{model}` is placed as a whole", expr.name_span, hint)
         used = sorted(self.uses[model], key=MODEL_OPERATIONS.index)
         if expr.name in used:
             return expr.name
@@ -295,6 +315,11 @@ class _Checker(Reporter):
         options = tuple(self.quoted(option) for option in line.options)
         given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
+        pool = self.pools.get(line.pool.id)
+        self.kinds(line, works, pool)
+        if pool is not None and pool.cpus:
+            return Placement(tuple(work for work in works if work.model in self.code), pool.name, span=line.span)
+        works = [work for work in works if work.model in self.uses]
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
@@ -327,6 +352,24 @@ class _Checker(Reporter):
             )
         places = tuple((name, option.span) for name, option in spans.items())
         return Placement(tuple(works), pool.name, engine, tuple(splits.items()), line.span, places)
+
+    def kinds(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
+        """Models are on devices; functions and environments are on cpus, which are not split in any way."""
+        if pool is None:
+            return
+        declared = (Related(pool.span, "it is declared here"),)
+        for work in works:
+            if pool.cpus and work.model in self.uses:
+                hint = f"place `{work.model}` on a pool of devices"
+                message = f"`{pool.name}` has cpus, on which functions run: `{work.model}` is a model"
+                self.say("E0916", message, work.span, hint, declared)
+            elif pool.devices and work.model in self.code:
+                hint = "place it on a pool of cpus, as in `pool judges = 8 cpus`, or leave it out"
+                message = f"`{pool.name}` has devices, on which models run: `{work.model}` is the user's Python"
+                self.say("E0916", message, work.span, hint, declared)
+        if pool.cpus and line.options:
+            message = f"`{pool.name}` has cpus, and each of them is a worker: there is nothing to choose"
+            self.say("E0916", message, line.options[0].span, "leave the options out", declared)
 
     def quoted(self, option: tree.Option) -> tree.Option:
         """The name of an engine needs no quotes."""

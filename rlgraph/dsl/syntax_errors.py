@@ -29,6 +29,7 @@ _EXPECTED = {
     "FROM": "`from`",
     "ON": "`on`",
     "DEVICES": "`devices`",
+    "CPUS": "`cpus`",
 }
 
 

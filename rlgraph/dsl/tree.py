@@ -7,6 +7,7 @@ same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlgraph.errors import Span
 
@@ -299,17 +300,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`pool NAME = COUNT devices`"""
+    """`pool NAME = COUNT devices`, or `... cpus`"""
 
     name: str
     count: Expr
+    unit: Literal["devices", "cpus"]
     name_span: Span = _span()
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`place actor.train, critic on POOL(engine=megatron, tp=4)`; `work` are Names and Attributes of Names."""
+    """`place actor.train, critic on POOL(engine=megatron, tp=4)`; `work` are Names and Attributes of Names.
+    A name may be a function's or an environment's, too."""
 
     work: tuple[Expr, ...]
     pool: Name

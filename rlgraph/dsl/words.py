@@ -20,7 +20,7 @@ PLACEMENTS = ("pool", "place", "stream", "send")
 HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
 """Their line ends in `:` and an indented block follows."""
 
-INSIDE = ("async", "where", "from", "on", "to", "devices", "and", "or", "not", "true", "false", "True", "False")
+INSIDE = ("async", "where", "from", "on", "to", "devices", "cpus", "and", "or", "not", "true", "false", "True", "False")
 """They stand inside a line."""
 
 KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))

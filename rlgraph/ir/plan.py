@@ -13,14 +13,26 @@ HOST = "host"
 device."""
 
 
+CODE = "python"
+"""The engine of a group that runs the user's functions and environments: no model, a cpu for each rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that are used together; what runs on one pool takes turns."""
+    """Devices that are used together; what runs on one pool takes turns. Or cpus, each of which is a worker by
+    itself."""
 
     name: str
     devices: int
     first: int = 0
     """Number of its first device in the cluster; its others follow."""
+    cpus: int = 0
+    """Of a pool on which functions and environments run, which has no devices."""
+
+    @property
+    def places(self) -> int:
+        """How many pieces of work it can do at the same time."""
+        return self.cpus or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +42,22 @@ class Group:
     name: str
     pool: str
     engine: str
-    """As `rlgraph.enginespec` calls it; `host` for the group that has no model."""
+    """As `rlgraph.enginespec` calls it; `host` for the group that does what needs no model, `python` for one that runs
+    the user's code."""
     mesh: Mesh
     devices: tuple[int, ...]
-    """For each rank the pool's device it runs on."""
+    """For each rank the pool's device, or cpu, that it runs on."""
     models: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    """The user's functions and environments that it runs: each rank takes rows by itself, as it becomes free."""
 
     def speakers(self) -> tuple[int, ...]:
         """For each data-parallel copy, the rank that has the results: the last stage's first."""
-        last = self.mesh.length("pp") - 1
-        return tuple(self.mesh.rank(dp=copy, pp=last) for copy in range(self.mesh.length("dp")))
+        return tuple(map(self.speaker, range(self.mesh.length("dp"))))
+
+    def speaker(self, copy: int) -> int:
+        """Of one copy."""
+        return self.mesh.rank(dp=copy, pp=self.mesh.length("pp") - 1)
 
     def copies(self) -> tuple[tuple[int, ...], ...]:
         """For each data-parallel copy its ranks."""
@@ -96,6 +114,16 @@ class Plan:
         """The group that does this work."""
         return self.group(next(r.group for r in self.roles if (r.model, r.operation) == (model, operation)))
 
+    def runs(self, code: str) -> Group | None:
+        """The group that runs a function or an environment of the user's; None: it has no pool of its own."""
+        return next((group for group in self.groups if code in group.code), None)
+
+    def doer(self, model: str, operation: str, code: str) -> Group:
+        """The group that does a node's work: with a model, or of a function; all else is the host's."""
+        if model:
+            return self.role(model, operation)
+        return self.runs(code) or self.group(HOST)
+
     def owner(self, model: str) -> Group:
         return self.group(dict(self.owners)[model])
 
@@ -107,10 +135,11 @@ class Plan:
     def alone(self, engine: str) -> Plan:
         """The same plan with one rank of an engine for each group, as it can run in one process."""
         groups = tuple(
-            group if group.name == HOST else replace(group, engine=engine, mesh=mesh(), devices=group.devices[:1])
+            replace(group, engine=engine if group.models else group.engine, mesh=mesh(), devices=group.devices[:1])
             for group in self.groups
         )
-        return replace(self, groups=groups)
+        pools = tuple(replace(pool, cpus=min(1, pool.cpus)) for pool in self.pools)
+        return replace(self, pools=pools, groups=groups)
 
     def syncs(self) -> tuple[tuple[str, str, str], ...]:
         """Model, the group that owns its weights, and a group that needs them after they changed."""

@@ -1,6 +1,6 @@
 """Operations, each declared once: `tensor` mathematics, and the `nodes` that models, tables and loops are made of."""
 
-from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES, NodeOp, attr, chosen_from, model_of, table_of, work_of
+from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES, NodeOp, attr, chosen_from, code_of, model_of, table_of, work_of
 from rlgraph.ops.tensor import TENSOR, TensorOp, infer
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "TensorOp",
     "attr",
     "chosen_from",
+    "code_of",
     "infer",
     "model_of",
     "table_of",

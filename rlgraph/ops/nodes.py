@@ -26,6 +26,7 @@ are functions here:
     rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
     at_once(node, rows)  of a `collect`: the batches that it begins side by side
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
+    code_of(node)        the function or environment of the user's that it runs, by name; "" of none
     work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
 """
@@ -78,8 +79,8 @@ class NodeOp:
     """It is read off what is there already: no time is planned for it."""
     counts: bool = False
     """It is about how many rows an axis has, and reads none of them."""
-    foreign: bool = False
-    """It runs the user's Python."""
+    foreign: str = ""
+    """Of an operation that runs the user's Python: the attribute that names the function or environment."""
 
     @property
     def generates(self) -> bool:
@@ -181,7 +182,7 @@ _ALL = (
         work="generates",
         pure=False,
         random=True,
-        foreign=True,
+        foreign="env",
     ),
     NodeOp(
         "logprobs",
@@ -208,7 +209,7 @@ _ALL = (
         "A Python function of the user's.",
         attributes=(Attribute("func", "name", doc="the function", by="checker"), _NAMES),
         pure=False,
-        foreign=True,
+        foreign="func",
     ),
     NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics.", body=True),
     NodeOp(
@@ -399,6 +400,12 @@ def at_once(node: Node, missing: float) -> int:
     """Of a `collect`: how many batches it begins side by side where so many rows are missing."""
     ahead = attr(node, "ahead")
     return 1 if ahead is None else math.ceil(ahead * missing / node.attr("batch") - 1e-9)
+
+
+def code_of(node: Node) -> str:
+    """The function or environment of the user's that a node runs, by name; "" of none."""
+    name = NODES[node.op].foreign
+    return str(node.attr(name)) if name else ""
 
 
 def chosen_from(node: Node) -> tuple[str, ...]:

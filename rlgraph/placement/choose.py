@@ -16,7 +16,7 @@ from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.dsl.schedule import Placement, Pool, Schedule, Work
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.plan import Plan
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Option, Options
@@ -78,7 +78,15 @@ def problem_of(question: Question) -> Problem:
     step = tuple(tasks(question.program, main_step(question.program), question.workload))
     own = components(question.program, question.schedule, question.shapes, step)
     options = Options(step, question.constants, question.engines, offload=question.offload)
-    return Problem(own, question.cluster, options, question.goal)
+    cpus = [pool for pool in question.schedule.pools if pool.cpus]
+    placed = {
+        work.model: (number, pool.cpus)
+        for number, pool in enumerate(cpus)
+        for line in question.schedule.placements
+        for work in line.work
+        if line.pool == pool.name
+    }
+    return Problem(own, question.cluster, options, question.goal, placed)
 
 
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
@@ -90,7 +98,7 @@ def search(problem: Problem, question: Question, only: Sequence[Blocks] | None =
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:
     """Every way to share pools that the schedule allows."""
-    fixed = [(pool.name, pool.devices) for pool in question.schedule.pools]
+    fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     found = partitions(problem.components, question.cluster, fixed)
     return list(distinct(found, problem.tasks, problem.components))
 
@@ -113,12 +121,15 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         for name, block in zip(names, found.blocks, strict=True)
         for number in block.components
     )
-    pools = tuple(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True))
+    # Where functions run is what the schedule says.
+    cpus = tuple(pool for pool in question.schedule.pools if pool.cpus)
+    lines += tuple(line for line in question.schedule.placements if line.pool in {pool.name for pool in cpus})
+    pools = (*(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
     whole = replace(question.schedule, pools=pools, placements=lines)
     plan = place(question.program, whole, Machine(), question.shapes, question.engines)
     first = _firsts(question.cluster, found)
     located = tuple(
-        pool if pool.name == HOST else replace(pool, first=first[names.index(pool.name)]) for pool in plan.pools
+        replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools
     )
     holdings = tuple(
         replace(

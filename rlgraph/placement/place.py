@@ -8,7 +8,8 @@ What a schedule pins is done; the rest gets simple defaults:
     that it is a copy of runs, or else in the first pool;
   - of the engines that are installed and know the model, the preferred one does a piece of work; the embedded one does
     all else;
-  - a model is split as little as is said, and the copies that share the rows fill the pool.
+  - a model is split as little as is said, and the copies that share the rows fill the pool;
+  - a function or an environment that is not placed runs where it is used: on the host, or where the model acts.
 
 Work with the same pool, engine and mesh is done by the same processes.
 """
@@ -21,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.dsl.schedule import Placement, Schedule, Send, operations
+from rlgraph.dsl.schedule import Placement, Schedule, Send, code, operations
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Span, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
@@ -119,7 +120,8 @@ class _Placer:
     ) -> None:
         self.program, self.schedule, self.machine = program, schedule, machine
         self.shapes, self.installed = shapes, installed
-        self.pools = {pool.name: pool.devices for pool in schedule.pools} or {"all": machine.devices}
+        self.pools = {pool.name: pool.devices for pool in schedule.pools if pool.devices} or {"all": machine.devices}
+        self.cpus = {pool.name: pool.cpus for pool in schedule.pools if pool.cpus}
         self.work = {model: sorted(found, key=MODEL_OPERATIONS.index) for model, found in operations(program).items()}
         self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
         self.seats: dict[tuple[str, str], _Seat] = {}
@@ -229,9 +231,14 @@ class _Placer:
         seats = {name: seat for seat, name in names.items()}
         groups = [self.group(name, seat, roles, owners) for name, seat in seats.items()]
         groups = [replace(group, devices=self.devices(group, owners, seats)) for group in groups]
+        groups += self.coded()
         plan = Plan(
             self.program.name,
-            (Pool(HOST, 0), *(Pool(name, devices) for name, devices in self.pools.items())),
+            (
+                Pool(HOST, 0),
+                *(Pool(name, devices) for name, devices in self.pools.items()),
+                *(Pool(name, 0, cpus=cpus) for name, cpus in self.cpus.items()),
+            ),
             (host, *groups),
             tuple(roles),
             tuple((model, owners[model]) for model in self.work if model in owners),
@@ -257,6 +264,15 @@ class _Placer:
         held |= {model for model, home in owners.items() if home == name}
         models = tuple(model.name for model in self.program.models if model.name in held)
         return Group(name, seat.pool, seat.engine, seat.mesh, tuple(range(seat.mesh.size)), models)
+
+    def coded(self) -> Iterator[Group]:
+        """The groups that run functions and environments: one for each pool of cpus that has any."""
+        run = code(self.program)
+        for pool, cpus in self.cpus.items():
+            placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
+            names = tuple(name for name in run if name in placed and run[name])
+            if names:
+                yield Group(f"{pool}.{CODE}", pool, CODE, mesh(dp=cpus), tuple(range(cpus)), code=names)
 
     def devices(self, group: Group, owners: Mapping[str, str], seats: Mapping[str, _Seat]) -> tuple[int, ...]:
         """For each rank its device of the pool: where other processes of the same devices own the weights, that of

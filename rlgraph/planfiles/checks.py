@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from rlgraph.dsl.schedule import operations
+from rlgraph.dsl.schedule import code, operations
 from rlgraph.enginespec.registry import engine, engines
 from rlgraph.errors import nearest
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import HOST, Group, Holding, Plan, Role
+from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.placement.place import updates
 
 Problem = tuple[tuple[str | int, ...], str, str, str]
@@ -39,15 +39,19 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
     yield from _twice(pools, "pools", "name", "two pools are called")
     yield from _twice(groups, "groups", "name", "two groups are called")
     yield from _twice([(role.model, role.operation) for role in plan.roles], "roles", "operation", "two roles are of")
+    yield from _run_twice(plan)
     yield from _twice([(each.model, each.group) for each in plan.holdings], "holdings", "model", "two holdings are of")
     if HOST not in groups:
         yield ("plan", "groups"), "E0955", f"there is no group `{HOST}`, which does what needs no model", ""
     for number, group in enumerate(plan.groups):
         at = ("plan", "groups", number)
         yield from _unknown(group.pool, pools, (*at, "pool"), "pool")
-        yield from _unknown(group.engine, [HOST] if group.name == HOST else engines(), (*at, "engine"), "engine")
+        known = [HOST] if group.name == HOST else [CODE] if group.code else engines()
+        yield from _unknown(group.engine, known, (*at, "engine"), "engine")
         for place, model in enumerate(group.models):
             yield from _unknown(model, models, (*at, "models", place), "model")
+        for place, name in enumerate(group.code):
+            yield from _unknown(name, code(program), (*at, "code", place), "function or environment")
     used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
     for kind, pairs in used.items():
         for number, each in enumerate(pairs):
@@ -65,6 +69,15 @@ def _twice(names: list[Any], kind: str, field: str, message: str) -> Iterator[Pr
             shown = name if isinstance(name, str) else " and ".join(f"`{each}`" for each in name).strip("`")
             yield ("plan", kind, number, field), "E0955", f"{message} `{shown}`", "keep one of them"
         seen.add(name)
+
+
+def _run_twice(plan: Plan) -> Iterator[Problem]:
+    seen = set()
+    for number, group in enumerate(plan.groups):
+        for place, name in enumerate(group.code):
+            if name in seen:
+                yield ("plan", "groups", number, "code", place), "E0955", f"two groups run `{name}`", "keep one of them"
+            seen.add(name)
 
 
 def _unknown(name: str, known: Collection[str], at: tuple[str | int, ...], kind: str) -> Iterator[Problem]:
@@ -106,16 +119,21 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
     if group.mesh.size != len(group.devices):
         message = f"the mesh of `{group.name}` has {group.mesh.size} ranks, and {len(group.devices)} devices for them"
         yield (*at, "devices"), "E0956", message, "each rank has one device"
-    outside = [device for device in group.devices if device >= pool.devices]
+    size, kind = (pool.cpus, "cpu") if group.code else (pool.devices, "device")
+    outside = [device for device in group.devices if device >= size]
     if outside:
-        message = f"`{group.name}` uses device {outside[0]} of `{pool.name}`, which has {pool.devices}"
+        message = f"`{group.name}` uses {kind} {outside[0]} of `{pool.name}`, which has {size}"
         yield (*at, "devices"), "E0956", message, "devices are counted from 0, in each pool anew"
     if len(set(group.devices)) < len(group.devices):
         message = f"two ranks of `{group.name}` have the same device"
         yield (*at, "devices"), "E0956", message, "each rank has one of its own"
+    if group.code and group.models:
+        message = f"`{group.name}` runs the user's code, and holds models"
+        yield (*at, "models"), "E0956", message, "models are on pools of devices, and code on pools of cpus"
+    splits = ("dp",) if group.code else engine(group.engine).splits
     for axis, size in group.mesh.axes:
-        if size > 1 and axis not in engine(group.engine).splits:
-            able = " and ".join(f"`{name}`" for name in engine(group.engine).splits)
+        if size > 1 and axis not in splits:
+            able = " and ".join(f"`{name}`" for name in splits)
             message = f"`{group.engine}` does not split models by `{axis}`"
             yield (*at, "mesh", axis), "E0956", message, f"it does by {able}"
 
@@ -135,7 +153,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
         if role.operation not in work[role.model]:
             hint = nearest(role.operation[:60], work[role.model]) or "leave the role out"
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
-        elif group.name == HOST or role.operation not in engine(group.engine).operations:
+        elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
         elif role.model not in group.models:
             hint = f"add it to the `models` of `{group.name}`"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.compilation.saved import PlanFile
 from rlgraph.errors import counted
-from rlgraph.ir.plan import HOST, Group, Holding
+from rlgraph.ir.plan import HOST, Group, Holding, Pool
 from rlgraph.notation.text import print_program
 from rlgraph.planfiles.format import ranges
 
@@ -52,20 +52,21 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
     return {
         "program": {"name": file.program.name, **{f"--set {name}": value for name, value in file.origin.set.items()}},
         "cluster": dict(_flat(file.sections.get("cluster", {}))),
-        "pools": {
-            pool.name: f"{counted(pool.devices, 'device')} from {pool.first}"
-            for pool in plan.pools
-            if pool.name != HOST
-        },
+        "pools": {pool.name: _pool(pool) for pool in plan.pools if pool.name != HOST},
         "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
         "groups": {
-            group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models)}" for group in own
+            group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models + group.code)}"
+            for group in own
         },
         "weights": dict(plan.owners),
         "blocks": {table: counted(rows, "row") for table, rows in plan.blocks},
         "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
         **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
     }
+
+
+def _pool(pool: Pool) -> str:
+    return counted(pool.cpus, "cpu") if pool.cpus else f"{counted(pool.devices, 'device')} from {pool.first}"
 
 
 def _group(group: Group) -> str:

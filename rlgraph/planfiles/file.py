@@ -58,9 +58,10 @@ def print_plan_file(file: PlanFile) -> str:
     if plan.cluster:
         document["cluster"] = {"text": plan.cluster, **file.sections.get("cluster", {})}
     document["plan"] = {
-        "pools": [asdict(pool) for pool in plan.pools],
+        "pools": [_said(asdict(pool), "cpus") for pool in plan.pools],
         "groups": [
-            {**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)} for group in plan.groups
+            _said({**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)}, "code")
+            for group in plan.groups
         ],
         "roles": [asdict(role) for role in plan.roles],
         "owners": dict(plan.owners),
@@ -70,6 +71,11 @@ def print_plan_file(file: PlanFile) -> str:
     document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
     # Some programs take these for the end of a line; JSON lets them stand as they are.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+
+
+def _said(record: dict[str, Any], optional: str) -> dict[str, Any]:
+    """Without a field that few have, where it says nothing."""
+    return {name: value for name, value in record.items() if value or name != optional}
 
 
 def _laid_out(value: object, levels: int, indent: str = "") -> str:

@@ -80,7 +80,7 @@ class MeshSizes:
         return {"type": "object", "properties": sizes, "additionalProperties": False}
 
 
-POOL = Record(Pool, {"name": Text(), "devices": Whole(), "first": Whole()})
+POOL = Record(Pool, {"name": Text(), "devices": Whole(), "first": Whole()}, {"cpus": Whole()})
 GROUP = Record(
     Group,
     {
@@ -91,6 +91,7 @@ GROUP = Record(
         "devices": Ranges(),
         "models": Items(Text()),
     },
+    {"code": Items(Text())},
 )
 ROLE = Record(Role, {"model": Text(), "operation": Text(), "group": Text()})
 HOLDING = Record(

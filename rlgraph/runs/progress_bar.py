@@ -55,7 +55,9 @@ class Bar:
         lines = Table.grid(padding=(0, 2))
         # The display is drawn from a thread of its own while pools come.
         for name, pool in list(self.pools.items()):
-            lines.add_row(f"  {name}", ", ".join(list(pool.at_work)) or "[dim]waits", f"[dim]{pool.last}")
+            lines.add_row(
+                f"  {name}", ", ".join(dict.fromkeys(list(pool.at_work))) or "[dim]waits", f"[dim]{pool.last}"
+            )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
 
     def opening(self, what: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle, Type
-from rlgraph.ops import NODES, chosen_from, model_of
+from rlgraph.ops import NODES, chosen_from, code_of, model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,9 @@ class _Walk:
             self.made.update({value.name: _Made(own, work) for value in node.outputs})
 
     def group(self, node: Node, inherited: str) -> str:
+        runs = None if NODES[node.op].with_model else self.plan.runs(code_of(node))
+        if runs is not None:
+            return runs.name
         held = self.types[model_of(node)] if NODES[node.op].with_model else None
         if not isinstance(held, Handle):
             return inherited

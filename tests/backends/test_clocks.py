@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import Queues, Virtual
+from rlgraph.backends.clocks import Queues, Threads, Virtual
 from rlgraph.ir.plan import Plan, Pool
 
 
@@ -209,3 +209,29 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
         for name in "xyz":
             crew.begin(partial(work, name))
     assert order == ["x", "y", "z"] and clock.now == 3.0
+
+
+@pytest.mark.parametrize("clock", [Virtual(), Threads()])
+def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
+    queues = Queues(Plan("p", (Pool("judges", 0, cpus=2),), (), (), ()), clock)
+    taken: set[int] = set()
+    most: list[int] = []
+    mine = threading.Lock()
+
+    def work() -> None:
+        with queues.place("judges") as place:
+            with mine:
+                assert place not in taken
+                taken.add(place)
+                most.append(len(taken))
+            if isinstance(clock, Virtual):
+                clock.sleep(1.0)
+            with mine:
+                taken.remove(place)
+
+    with clock.crew(5) as crew:
+        for _ in range(5):
+            crew.begin(work)
+    assert len(most) == 5 and max(most) <= 2
+    if isinstance(clock, Virtual):
+        assert max(most) == 2 and clock.now == 3.0

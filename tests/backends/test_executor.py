@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.blocks import Blocks
@@ -328,6 +329,47 @@ def test_parts_go_on_before_the_whole_is_done(folder: Path) -> None:
         backend.close()
     assert backend.early == [True, True, True]
     assert step.metrics == pytest.approx(Fired(STREAM, folder).seen.metrics, abs=1e-12)
+
+
+class Dealt(LocalBackend):
+    """Its function is called on three blocks at a time, and the first block is the last one that is done."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.executor = Executor(self, Blocks(), Threads(), 3)
+        self.begun: list[int] = []
+        self.others = threading.Semaphore(0)
+        self.waited: list[bool] = []
+
+    def lanes(self, node: Node, frame: Frame) -> int:
+        return 3 if node.op == "call" else 1
+
+    def fire(self, node: Node, frame: Frame) -> Made:
+        if node.op != "call":
+            return super().fire(node, frame)
+        self.begun.append(frame.size("rollout"))
+        first = len(self.begun) == 1
+        if first:
+            self.waited = [self.others.acquire(timeout=20) for _ in range(3)]
+        made = super().fire(node, frame)
+        self.others.release()
+        return made
+
+
+def test_who_takes_rows_by_itself_gets_shares_and_their_values_come_back_in_order(folder: Path) -> None:
+    backend = Dealt(compile_text(STREAM), Settings(folder=folder))
+    seen: list[torch.Tensor] = []
+    backend.watch = lambda node, frame: seen.append(frame.values["half"]) if "half" in frame.values else None
+    try:
+        [step] = backend.steps(1)
+    finally:
+        backend.close()
+    assert backend.waited == [True] * 3, "others are done before the first block"
+    assert sum(backend.begun) == 12 and len(backend.begun) > 4
+    assert max(backend.begun) == 2, "a sixth of what is left each time"
+    assert step.metrics == pytest.approx(Fired(STREAM, folder).seen.metrics, abs=1e-12)
+    told = Run(compile_text(STREAM), folder).steps(1)[0]
+    assert torch.equal(seen[-1], told.values["half"])
 
 
 def test_a_failure_in_a_thread_ends_the_run(folder: Path) -> None:

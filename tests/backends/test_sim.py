@@ -17,9 +17,10 @@ from tiny import compile_text, data_folder, shipped
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.sim.account import critical_path, pool_time
+from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload, main_step, tasks
@@ -177,6 +178,44 @@ def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> Non
     sampled = [work for work in parts.works if work.op == "generate"]
     assert sampled[-1].end == next(work for work in whole.works if work.op == "generate").end
     assert sampled[0].end < sampled[-1].end
+
+
+def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) -> None:
+    """A function takes a second a row: on four cpus a quarter of what it takes on the host, and while rows stream most
+    of it beside the sampling."""
+
+    class Slow(Fixed):
+        def host(self, op: str, count: float) -> Cost:
+            return Cost(overhead=count if op == "call" else 0.0)
+
+        def order(self, group: str) -> Cost:
+            return Cost()
+
+        def rows(self, source: str, target: str, tokens: float) -> Cost:
+            return Cost()
+
+    def called(more: str, block: int) -> tuple[float, float, list[Work]]:
+        """Seconds from the end of the sampling to the last call's, and of all calls."""
+        made = program("grpo", folder, apart, more)
+        backend, _ = simulated(made, 1, replace(made.plan, blocks=(("rollout", block),)), fixed=Slow())
+        calls = [work for work in backend.works if work.op == "call"]
+        sampled = max(work.end for work in backend.works if work.op == "generate")
+        return max(work.end for work in calls) - sampled, sum(work.seconds for work in calls), calls
+
+    judges = "pool judges = 4 cpus\nplace correct on judges\n"
+    alone, seconds, _ = called("", 1000)
+    spread, also, calls = called(judges, 1000)
+    streamed, _, _ = called(judges, 4)
+    assert seconds == also == alone
+    assert alone / 4 <= spread <= alone / 4 + 1
+    assert streamed < spread
+    workers = sorted({name for work in calls for name in work.groups})
+    assert workers == [f"judges.python {cpu}" for cpu in range(4)]
+    for who in workers:
+        own = sorted((work.start, work.end) for work in calls if who in work.groups)
+        assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
+    told = worker_time("judges", workers, calls, 0.0, max(work.end for work in calls))
+    assert told.busy == pytest.approx(seconds / 4)
 
 
 def test_weights_follow_where_they_are_needed(folder: Path) -> None:

@@ -229,7 +229,12 @@ def test_declarations() -> None:
 def test_schedules() -> None:
     lines = ["pool a = b devices", "place a.train, c on a(b=c)", "stream a(b=c)", "send a to b(b=c)"]
     option = (Option("b", C),)
-    placed = (Pool("a", B), Place((Attribute(A, "train"), C), A, option), Stream(A, option), Send(A, B, option))
+    placed = (
+        Pool("a", B, "devices"),
+        Place((Attribute(A, "train"), C), A, option),
+        Stream(A, option),
+        Send(A, B, option),
+    )
     assert shape(file("schedule a\n" + "\n".join(lines)).declarations) == (Schedule("a", placed),)
     block = "".join(f"    {line}\n" for line in lines)
     both = file(f"schedule:\n{block}param a = b\n").declarations

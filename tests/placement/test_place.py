@@ -262,3 +262,31 @@ def test_generation_on_the_devices_of_training_gets_the_ranks_that_find_most_of_
     assert plan.role("actor", "train").devices == tuple(range(8))
     play = plan.role("actor", "generate")
     assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.copies()] == [[1, 3], [2, 4], [5, 7], [6, 8]]
+
+
+JUDGED = """\
+algorithm a
+{models}
+data prompts = jsonl("p.jsonl", batch=8)
+func correct = python("r.py:correct")
+func style   = python("r.py:style")
+step:
+    rollout = actor.generate(prompts, max_tokens=8)
+    score   = correct(rollout) + style(rollout)
+    train actor(lr=1e-3):
+        minimize -mean(actor.logprobs(rollout) * score)
+"""
+
+
+def test_functions_on_a_pool_of_cpus() -> None:
+    text = JUDGED.format(models=TINY.format(options=""))
+    plan = planned(text, "pool judges = 6 cpus\nplace correct on judges\n", Machine(2), ("transformers",))
+    assert plan.pools == (Pool(HOST, 0), Pool("all", 2), Pool("judges", 0, cpus=6)), "no devices are taken for them"
+    judges = Group("judges.python", "judges", "python", mesh(dp=6), tuple(range(6)), code=("correct",))
+    assert plan.groups[-1] == judges
+    assert plan.runs("correct") == judges and plan.runs("style") is None
+    assert plan.doer("", "call", "style").name == HOST
+    program = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
+    sent = {(edge.value, edge.source, edge.target) for edge in edges(program, plan)}
+    assert ("rollout", "all.transformers", "judges.python") in sent
+    assert any(edge[1:] == ("judges.python", HOST) for edge in sent), "and the scores go to the host"

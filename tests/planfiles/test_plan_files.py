@@ -21,7 +21,7 @@ from programs_on_disk import write_tiny
 import rlgraph
 from rlgraph.cli import status
 from rlgraph.compilation.saved import Origin, PlanFile
-from rlgraph.dsl.schedule import operations
+from rlgraph.dsl.schedule import code, operations
 from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
@@ -153,6 +153,11 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     cluster = draw(st.sampled_from(["", "3x8:a100-80gb"]))
     placed = [replace(pool, first=8 * number) for number, pool in enumerate(pools)] if cluster else pools
     blocks = draw(st.dictionaries(st.text(max_size=8), st.integers(1, 1 << 20), max_size=2))
+    judged = draw(st.lists(st.sampled_from(sorted(code(program))), unique=True)) if code(program) else []
+    if judged:
+        cpus = draw(st.integers(1, 9))
+        placed = [*placed, Pool("judges", 0, cpus=cpus)]
+        groups["j"] = Group("j", "judges", "python", mesh(dp=cpus), tuple(range(cpus)), code=tuple(judged))
     return Plan(
         program.name,
         (Pool(HOST, 0), *placed),
@@ -282,6 +287,30 @@ def test_what_is_wrong_is_told_with_its_place(old: str, new: str, code: str, und
     found = [each for each in raised.value.diagnostics if each.code == code and hint in each.hint]
     assert found, str(raised.value)
     assert under is None or under in [each.span.text for each in found], str(raised.value)
+
+
+JUDGES = '"devices": "0-3", "models": [], "code": ["correct"]'
+WRONG_CODE = [
+    ('"code": ["correct"]', '"code": ["corect"]', "E0955", '"corect"', "did you mean `correct`?"),
+    ('"code": ["correct"]', '"code": ["correct", "correct"]', "E0955", '"correct"', "keep one of them"),
+    ('"engine": "python"', '"engine": "vllm"', "E0955", '"vllm"', "there is `python`"),
+    (JUDGES, JUDGES.replace("0-3", "0-2,4"), "E0956", '"0-2,4"', "counted from 0"),
+    (JUDGES, JUDGES.replace("[],", '["actor"],'), "E0956", '["actor"]', "models are on pools of devices"),
+    ('{"dp": 4, "pp": 1, "tp": 1}, ' + JUDGES, '{"dp": 2, "pp": 1, "tp": 2}, ' + JUDGES, "E0956", "2", "by `dp`"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "code", "under", "hint"), WRONG_CODE)
+def test_what_is_wrong_of_functions_is_told_with_its_place(
+    old: str, new: str, code: str, under: str, hint: str
+) -> None:
+    schedule = "schedule grpo\npool judges = 4 cpus\nplace correct on judges"
+    text = rlgraph.compile(str(ALGORITHMS[0].parent / "grpo.rlf"), schedule=schedule).plan_json()
+    assert text.count(old) == 1
+    with pytest.raises(ProgramError) as refused:
+        read(text.replace(old, new))
+    found = refused.value.diagnostics[0]
+    assert (found.code, found.span.text) == (code, under) and hint in found.hint
 
 
 def test_all_that_is_wrong_is_said_at_once_but_no_flood() -> None:

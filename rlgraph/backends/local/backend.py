@@ -58,6 +58,9 @@ class LocalBackend(Steps):
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         raise NotImplementedError("nothing streams in one process")
 
+    def lanes(self, node: Node, frame: Frame) -> int:
+        return 1
+
     def abort(self, why: BaseException) -> None:
         """Nothing: one node runs at a time."""
 

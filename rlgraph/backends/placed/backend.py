@@ -18,8 +18,8 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Steps
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.ir.plan import Group, Plan
+from rlgraph.ops.nodes import NODES, code_of, model_of
 
 
 class Placed(Steps):
@@ -50,7 +50,8 @@ class Placed(Steps):
         surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
         self.first = {**first, **named, **surplus}
         self.weights = Weights(program, plan, transport, clock, observer, self.versions)
-        self.executor = Executor(self, Blocks(block) if block else Blocks(tables=dict(plan.blocks)), clock)
+        blocks = Blocks(block) if block else Blocks(tables=dict(plan.blocks))
+        self.executor = Executor(self, blocks, clock, max(pool.places for pool in plan.pools))
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step) | self.transport.finish(step, things)
@@ -77,6 +78,11 @@ class Placed(Steps):
             return False
         return engine(self._group(node, frame).engine).streams
 
+    def lanes(self, node: Node, frame: Frame) -> int:
+        """Ranks that run the user's code take rows each by itself."""
+        group = None if NODES[node.op].with_model else self.plan.runs(code_of(node))
+        return group.mesh.size if group else 1
+
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
         with self.weights.lent(model, group, node, frame.step) as version:
@@ -98,7 +104,7 @@ class Placed(Steps):
             if isinstance(table, StandIn):
                 assert node.id is not None
                 return Made({node.name: table.select(node.id)})
-        order = Order(node, frame, self.plan.group(HOST))
+        order = Order(node, frame, self._group(node, frame))
         if op.chooses is not None:
             return selected(node, frame, self.transport.choose(order))
         return self.transport.fire(order)
@@ -119,4 +125,5 @@ class Placed(Steps):
         return made
 
     def _group(self, node: Node, frame: Frame) -> Group:
-        return self.plan.role(frame.values[model_of(node)], node.op)
+        model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
+        return self.plan.doer(model, node.op, code_of(node))

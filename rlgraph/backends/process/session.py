@@ -95,7 +95,10 @@ class Session:
         *,
         open_engine: OpenEngine = _open_here,
         outside: Container[str] | None = None,
+        spread: bool = True,
     ) -> None:
+        """spread: functions and environments have as many processes as the program says; otherwise one."""
+        self.spread = spread
         self.program, self.settings = program, settings
         self.versions = Versions(program)
         self._open_engine = open_engine
@@ -140,6 +143,8 @@ class Session:
             self.first[outside.name] = None
             return
         args, options = outside.record.plain()
+        if not self.spread and "workers" in options:
+            options = {**options, "workers": 1}
         spec = Spec(outside.record.name, args, options, outside.record.span)
         if outside.kind == "data":
             check_source(spec)

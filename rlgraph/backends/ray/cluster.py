@@ -17,7 +17,8 @@ from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ops.nodes import NODES, code_of
 
 _CONNECT = 5.0
 """Seconds in which a cluster answers that is there."""
@@ -52,6 +53,7 @@ def start(
             group,
             rank,
             settings,
+            opened(program, plan, group),
             seconds,
         )
         for group in plan.groups
@@ -61,6 +63,18 @@ def start(
         return InThisProcess(specs)
     note("Ray")
     return _actors(plan, specs, address, seconds, memory, note)
+
+
+def opened(program: Program, plan: Plan, group: Group) -> frozenset[str]:
+    """What the processes of a group open from outside the program: the code that is placed on it; where models act, the
+    environments that have no pool of their own; on the host all else."""
+    if group.code:
+        return frozenset(group.code)
+    free = [each for each in program.outside if plan.runs(each.name) is None]
+    if group.name == HOST:
+        return frozenset(each.name for each in free)
+    acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
+    return frozenset(each.name for each in free if each.name in acted_in)
 
 
 def _actors(
@@ -86,7 +100,7 @@ def _actors(
 
     try:
         if own:
-            _connect(ray, address, sum(pool.devices for pool in plan.pools), note)
+            _connect(ray, address, plan, note)
         kind = _kind(ray)
         _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
@@ -117,6 +131,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         # Groups of one pool take turns on its devices: each has a part of every one, in the steps that Ray counts in.
         sharing = sum(other.pool == group.pool for other in plan.groups)
         part = math.floor(1e4 / sharing) / 1e4
+        kind = "CPU" if group.code else kind
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
     actor = ray.remote(concurrency_groups={ROWS: 2, ORDERS: 1})(Worker)
     return actor.options(
@@ -131,7 +146,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
 # The cluster
 
 
-def _connect(ray: Any, address: str | None, devices: int, note: Callable[[str], None]) -> None:
+def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], None]) -> None:
     """Joins the cluster at an address, or starts one here."""
     # A process without a device of its own (the host's) still sees what the machine has.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -145,7 +160,7 @@ def _connect(ray: Any, address: str | None, devices: int, note: Callable[[str], 
         else:
             # Nobody is told how Ray is used from here, unless the user has said so.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init("local", include_dashboard=False, **_local_room(devices, note), **common)
+            ray.init("local", include_dashboard=False, **_local_room(plan, note), **common)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(
@@ -158,17 +173,19 @@ def _connect(ray: Any, address: str | None, devices: int, note: Callable[[str], 
             signal.signal(signal.SIGTERM, before)
 
 
-def _local_room(devices: int, note: Callable[[str], None]) -> dict[str, int]:
+def _local_room(plan: Plan, note: Callable[[str], None]) -> dict[str, int]:
     """What Ray is told of this machine."""
     import torch
 
+    devices, cpus = (sum(getattr(pool, name) for pool in plan.pools) for name in ("devices", "cpus"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = {}
     if not torch.cuda.device_count():
-        # On a laptop the devices of a plan share its cores; that is slow, and right.
-        room["num_cpus"] = max(devices, cores)
-        if devices > cores:
-            note(f"Ray: {counted(devices, 'device')} on {counted(cores, 'core')}")
+        # On a laptop the devices and cpus of a plan share its cores; that is slow, and right.
+        room["num_cpus"] = max(devices + cpus, cores)
+        if devices + cpus > cores:
+            more = f" and {counted(cpus, 'cpu')}" if cpus else ""
+            note(f"Ray: {counted(devices, 'device')}{more} on {counted(cores, 'core')}")
     if not any(name in os.environ for name in _STORE_VARIABLES):
         room["object_store_memory"] = _STORE
     return room
@@ -190,13 +207,15 @@ def _check_address(address: str) -> None:
 
 def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
     """Whether the cluster has what the plan needs, before anything is started."""
-    have = int(ray.cluster_resources().get(kind, 0))
-    need = sum(pool.devices for pool in plan.pools)
-    if need > have:
-        raise _cannot(
-            f"the plan needs {counted(need, 'device')} ({_pools(plan)}), and the cluster has {have} ({kind})",
-            "make the pools smaller, or add machines",
-        )
+    needed = _needed(plan, kind)
+    for what, need in needed.items():
+        have = int(ray.cluster_resources().get(what, 0))
+        if need > have:
+            counts = counted(need, "cpu" if what != kind else "device")
+            raise _cannot(
+                f"the plan needs {counts} ({_pools(plan, kind, what)}), and the cluster has {have} ({what})",
+                "make the pools smaller, or add machines",
+            )
     there = int(ray.cluster_resources().get("memory", 0))
     # Of GPUs Ray does not know the memory.
     if kind == "CPU" and memory > there:
@@ -212,21 +231,33 @@ def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: f
     from ray.util.placement_group import placement_group
 
     for pool in plan.pools:
-        if pool.devices:
-            groups[pool.name] = placement_group([{kind: 1} for _ in range(pool.devices)], strategy="PACK")
+        if size := pool.devices or pool.cpus:
+            resource = kind if pool.devices else "CPU"
+            groups[pool.name] = placement_group([{resource: 1} for _ in range(size)], strategy="PACK")
     end = time.monotonic() + seconds
     for group in groups.values():
         # In short waits, between which Ctrl-C gets through.
         while not group.wait(_SLICE):
             if time.monotonic() > end:
-                free = int(ray.available_resources().get(kind, 0))
-                what = f"the plan needs {_pools(plan)}, and {free} are free ({kind})"
-                message = f"others use the devices of the cluster: {what}"
+                free = ", ".join(
+                    f"{_pools(plan, kind, each)}, and {int(ray.available_resources().get(each, 0))} are free ({each})"
+                    for each in _needed(plan, kind)
+                )
+                message = f"others use the devices of the cluster: the plan needs {free}"
                 raise _cannot(message, "try again when they are free; `ray status` shows what is used")
 
 
-def _pools(plan: Plan) -> str:
-    return ", ".join(f"`{pool.name}` {pool.devices}" for pool in plan.pools if pool.devices)
+def _needed(plan: Plan, kind: str) -> dict[str, int]:
+    """How much of each resource the pools have together: of the cluster's kind of devices, and of cpus."""
+    found = {kind: sum(pool.devices for pool in plan.pools)}
+    cpus = sum(pool.cpus for pool in plan.pools)
+    return found | ({"CPU": found.get("CPU", 0) + cpus} if cpus else {})
+
+
+def _pools(plan: Plan, kind: str, resource: str) -> str:
+    """The pools that need a resource, and how much."""
+    sizes = {pool.name: pool.devices * (kind == resource) + pool.cpus * (resource == "CPU") for pool in plan.pools}
+    return ", ".join(f"`{name}` {size}" for name, size in sizes.items() if size)
 
 
 def _environment(kind: str) -> dict[str, str]:

@@ -57,7 +57,13 @@ class Dispatch:
         """For each step that is under way, by process and work, the observer's number."""
 
     def fire(self, order: Order) -> Made:
-        """Each data-parallel copy of the group does its share of the rows."""
+        """Each data-parallel copy of the group does its share of the rows; of ranks that take rows by themselves, one
+        that is free does all."""
+        node, group = order.node, order.group
+        if group.code:
+            with self.queues.place(group.pool, order.step.number) as free:
+                number, receipts = self._sent(order, {free: order.frame})
+            return self.made(node, number, receipts[free], (group.name, free))
         shared = shares(order, self.axes)
         number, receipts = self.ask(order, shared.frames)
         copies = self.copies(order.group)
@@ -85,32 +91,34 @@ class Dispatch:
 
         A copy without a frame takes part in an update to which it has nothing to add.
         """
+        with self.queues.turn(order.group.pool, rank=order.step.number):
+            return self._sent(order, frames)
+
+    def _sent(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
+        """The same, by who has the pool, or a place of it."""
         node, group = order.node, order.group
         [number] = self._numbers(1)
         copies, wanted = self.copies(group), needs(node, order.frame, self.axes)
-        with self.queues.turn(group.pool, rank=order.step.number):
-            sent = [
-                (copy, frame is None, each)
-                for copy, frame in frames.items()
-                for each in self.addressed(node, copies[copy], frame, wanted)
-            ]
-            self.ledger.send([each.delivery for *_, each in sent])
-            self.observer.firing(node, group.pool)
-            began = time.perf_counter()
-            calls = Calls[bytes](self.processes)
-            for _, idle, each in sent:
-                told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
-                self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
-            answers = self.answers(calls, node)
-            seconds = time.perf_counter() - began
-            receipts = {
-                copy: found[0]
-                for (copy, idle, each), found in zip(sent, answers, strict=True)
-                if each.speaks and not idle
-            }
-            self.trace(order, number, calls, [each.delivery for *_, each in sent], answers)
-            tokens = sum(receipt.tokens for receipt in receipts.values())
-            self.observer.fired(node, seconds, tokens, group.pool)
+        sent = [
+            (copy, frame is None, each)
+            for copy, frame in frames.items()
+            for each in self.addressed(node, copies[copy], frame, wanted)
+        ]
+        self.ledger.send([each.delivery for *_, each in sent])
+        self.observer.firing(node, group.pool)
+        began = time.perf_counter()
+        calls = Calls[bytes](self.processes)
+        for _, idle, each in sent:
+            told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
+            self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
+        answers = self.answers(calls, node)
+        seconds = time.perf_counter() - began
+        receipts = {
+            copy: found[0] for (copy, idle, each), found in zip(sent, answers, strict=True) if each.speaks and not idle
+        }
+        self.trace(order, number, calls, [each.delivery for *_, each in sent], answers)
+        tokens = sum(receipt.tokens for receipt in receipts.values())
+        self.observer.fired(node, seconds, tokens, group.pool)
         return number, receipts
 
     def tell(

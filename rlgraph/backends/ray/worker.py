@@ -66,6 +66,8 @@ class WorkerSpec:
     group: Group
     rank: int
     settings: Settings
+    outside: frozenset[str]
+    """What it opens of the program's data, functions, environments and buffers."""
     seconds: float
     """Longest wait for another process."""
 
@@ -115,9 +117,14 @@ class Worker:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        outside = None if spec.group.name == HOST else _environments(spec.program)
         opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds)
-        self.session = Session(spec.program, spec.settings, open_engine=opener.open, outside=outside)
+        self.session = Session(
+            spec.program,
+            spec.settings,
+            open_engine=opener.open,
+            outside=spec.outside,
+            spread=not spec.group.code,
+        )
         if spec.group.name != HOST:
             return []
         models = {model.name for model in spec.program.models}
@@ -358,11 +365,6 @@ class Worker:
         """Gives a model here the weights of another one here, as an `update` says."""
         take_over(self.nodes[node][1], step, self.session, target, source)
         self._changes += 1
-
-
-def _environments(program: Program) -> frozenset[str]:
-    """What a process with models opens: the environments that models act in."""
-    return frozenset(env for _, node in program.walk() if (env := node.attr("env", None)))
 
 
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:

@@ -48,13 +48,24 @@ class PoolTime:
     """What it waited for while it was idle, the longest wait first."""
 
 
-def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
-    """Of one pool from one moment to another. Before each of its works it waits for what that work waits for. Works
-    from before and after say what the first and the last wait was for."""
+def worker_time(pool: str, workers: Sequence[str], works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    """Of a pool whose workers take work each by itself: of one of them, on average."""
+    parts = [pool_time(pool, works, began, ended, who) for who in workers]
+    waited: dict[Wait, float] = {}
+    for wait, seconds in (item for part in parts for item in part.waited):
+        waited[wait] = waited.get(wait, 0.0) + seconds / len(parts)
+    busy = sum(part.busy for part in parts) / len(parts)
+    return PoolTime(pool, busy, ended - began - busy, tuple(sorted(waited.items(), key=lambda item: -item[1])))
+
+
+def pool_time(pool: str, works: Sequence[Work], began: float, ended: float, worker: str = "") -> PoolTime:
+    """Of one pool, or of one of its workers, from one moment to another. Before each of its works it waits for what
+    that work waits for. Works from before and after say what the first and the last wait was for."""
     at, busy = began, 0.0
     waited: dict[Wait, float] = {}
     ends = step_ends(works)
-    own = sorted((work for work in works if pool in work.pools), key=lambda work: work.end)
+    here = (work for work in works if pool in work.pools and (not worker or worker in work.groups))
+    own = sorted(here, key=lambda work: work.end)
     for number, work in enumerate(own):
         if work.end > began and at < ended:
             if work.start > at:

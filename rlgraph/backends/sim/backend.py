@@ -59,6 +59,10 @@ class Aside(Queues):
     def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
         yield
 
+    @contextmanager
+    def place(self, pool: str, rank: int = 0) -> Iterator[int]:
+        yield 0
+
 
 def _first(thing: Value) -> Any:
     """What lives across steps, as it is before the first one."""

@@ -89,12 +89,14 @@ class SimTransport:
         """Waits for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with self.queues.turn(group.pool, rank=order.step.number):
+        with self.queues.place(group.pool, order.step.number) as place:
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
             spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
+            # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
+            who = replace(group, name=f"{group.name} {place}") if group.code else group
             work = self.log.take(
-                _title(node), node.op, [group], order.step.number, fired, spent, _counts(node, frame, made)
+                _title(node), node.op, [who], order.step.number, fired, spent, _counts(node, frame, made)
             )
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import time
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import host
+from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.ops.nodes import NODES
@@ -49,9 +51,18 @@ class Colocation:
 class Problem:
     """The step's work, its components, and the cluster."""
 
-    def __init__(self, components: Sequence[Component], cluster: Cluster, options: Options, goal: Goal) -> None:
+    def __init__(
+        self,
+        components: Sequence[Component],
+        cluster: Cluster,
+        options: Options,
+        goal: Goal,
+        code: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        """code: for each function of the user's that has a pool of cpus, the number of that pool among them, and how
+        many cpus it has."""
         self.components, self.cluster, self.options, self.goal = components, cluster, options, goal
-        self.tasks, self.constants = options.tasks, options.constants
+        self.tasks, self.constants, self.code = options.tasks, options.constants, code
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
@@ -85,19 +96,30 @@ class Problem:
 
     @cached_property
     def host(self) -> list[float]:
-        """Seconds of each task that the host does."""
-        return [
-            0.0 if task.model else task.times * host(task.op, task.rows, self.constants).seconds for task in self.tasks
-        ]
+        """Seconds of each task that the host does, or that runs the user's code elsewhere."""
+        return [0.0 if task.model else task.times * self._hosted(task) for task in self.tasks]
+
+    def _hosted(self, task: Task) -> float:
+        # The rows are dealt to all cpus of a pool.
+        _, cpus = self.code.get(task.code, (0, 1))
+        return host(task.op, task.rows / cpus, self.constants).seconds
 
     def colocation(self, blocks: Blocks) -> Colocation:
-        """How jobs run on some pools; the host is the last one."""
+        """How jobs run on some pools; the host comes after them, and then the pools of cpus."""
         if blocks not in self._colocations:
             home = {component: number for number, block in enumerate(blocks) for component in block.components}
             pools = [tuple(sorted({home[source], home[target]})) for source, target in self.syncs]
-            pools += [(len(blocks) if component is None else home[component],) for component in self.component_of]
-            self._colocations[blocks] = Colocation(home, pools, chains(self.order, pools, len(blocks) + 1))
+            pools += [
+                (self._place(task, len(blocks)) if component is None else home[component],)
+                for task, component in zip(self.tasks, self.component_of, strict=True)
+            ]
+            count = 1 + max((pool for own in pools for pool in own), default=0)
+            self._colocations[blocks] = Colocation(home, pools, chains(self.order, pools, count))
         return self._colocations[blocks]
+
+    def _place(self, task: Task, host: int) -> int:
+        number, _ = self.code.get(task.code, (-1, 1))
+        return host + 1 + number
 
     def seconds(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float]) -> list[float]:
         """Of each job, from those of each component's tasks."""

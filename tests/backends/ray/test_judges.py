@@ -1,0 +1,122 @@
+"""Functions on a pool of cpus: several processes call them, the numbers are those of one, and what goes wrong is said
+as it is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray.util")
+
+from scheduled import compiled
+from tiny import data_folder, weights
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.errors import RlgraphError, RunError
+
+USER = '''
+import os, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def slow(prompts, completions, completion_ids, **columns):
+    """Tells by which process it was called; longer answers take longer, so that rows are done in another order."""
+    (HERE / f"called-by-{os.getpid()}").touch()
+    time.sleep(0.01 * sum(len(ids) ** 2 for ids in completion_ids))
+    if (HERE / "raise").exists() and "dddd" in prompts:
+        raise LookupError("no answer is known")
+    return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
+'''
+
+TEXT = f"""algorithm judged
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=4)
+func correct = python("user.py:slow", workers=2)
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=5)
+    score   = correct(rollout)
+    adv     = center(score, prompts)
+    train actor(lr=0.01, eps=0.01):
+        minimize mean(-actor.logprobs(rollout) * adv)
+    report score = mean(score), spread = std(score), length = mean(rollout.length), best = mean(max(score, by=prompts))
+"""
+
+SCHEDULE = """pool all    = 1 devices
+pool judges = 3 cpus
+place actor   on all(engine=transformers)
+place correct on judges
+stream rollout(block=4)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = data_folder(tmp_path_factory.mktemp("judged"))
+    (folder / "user.py").write_text(USER)
+    return compiled(TEXT, {}, SCHEDULE, folder)
+
+
+@pytest.fixture(scope="module")
+def backend(cluster: None, made: Compiled) -> Iterator[RayBackend]:
+    with closing(RayBackend(made.program, made.plan, Settings(folder=made.folder))) as found:
+        yield found
+
+
+def callers(folder: Path) -> set[int]:
+    return {int(path.name.rsplit("-")[-1]) for path in folder.glob("called-by-*")}
+
+
+def test_several_processes_call_a_function_and_the_numbers_are_those_of_one(
+    made: Compiled, backend: RayBackend
+) -> None:
+    found = list(backend.steps(2))
+    assert len(callers(made.folder)) == 3, "one process on each cpu, whatever `workers` says"
+    assert all(psutil.Process(each).parent().pid in _pids(backend) for each in callers(made.folder))
+    with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
+        for ours, told in zip(found, local.steps(2), strict=True):
+            names = ("score", "spread", "length", "best")
+            assert {name: ours.metrics[name] for name in names} == pytest.approx(told.metrics, abs=1e-12)
+
+
+def _pids(backend: RayBackend) -> list[int]:
+    who = [each for each in backend.transport.processes.who if each[0] == "judges.python"]
+    processes = backend.transport.processes
+    from rlgraph.backends.ray.failures import Request
+
+    return processes.ask(Request(tuple(who), "its number"), Worker.pid)
+
+
+def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compiled, backend: RayBackend) -> None:
+    (made.folder / "raise").touch()
+    try:
+        with pytest.raises(RunError) as failed:
+            list(backend.steps(3))
+    finally:
+        (made.folder / "raise").unlink()
+        backend.transport.processes.go_on()
+    (found,) = failed.value.diagnostics
+    assert found.code == "E0726"
+    assert found.message.startswith("`slow` raised LookupError: no answer is known, on prompts row 5 (pass 2), sample ")
+    assert found.span.text == 'python("user.py:slow", workers=2)'
+    assert found.related[0].span.source.path == "user.py"
+
+
+def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend) -> None:
+    """It is the last test with these processes."""
+    os.kill(_pids(backend)[1], signal.SIGKILL)
+    with pytest.raises(RlgraphError) as failed:
+        list(backend.steps(3))
+    (found,) = failed.value.diagnostics
+    assert found.code == "E0740"
+    assert found.message.startswith("rank 1 of judges.python is gone") and "`call` for `score`" in found.message
