@@ -71,7 +71,12 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "every 20": "every 2",
             "parts=4": "parts=2",
         },
-        {"base": weights(0), "actor": CAUSAL, "tasks": 'jsonl("tasks.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "actor": CAUSAL,
+            "tasks": 'jsonl("tasks.jsonl", batch=5)',
+            "unseen": 'jsonl("tasks.jsonl", batch=4)',
+        },
     ),
     "async_grpo": (
         {"max_tokens=8192": "max_tokens=5", "lr=1e-6": "lr=0.02", "parts=4": "parts=2"},

@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _USUAL | {"rope_parameters": _THETA}),
     "tied": ("qwen2", _USUAL | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama": ("llama", _USUAL | {"rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5}),
+    "mistral": ("mistral", _USUAL | {"sliding_window": None}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
 }
 

@@ -75,7 +75,7 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
     "split,models",
     [
         ("tp1", ["qwen2", "tied", "llama", "qwen3"]),
-        ("tp2", ["qwen2", "tied", "llama", "qwen3"]),
+        ("tp2", ["qwen2", "tied", "llama", "mistral", "qwen3"]),
         ("pp2", ["tied", "llama"]),
         ("tp2pp2", ["tied", "qwen3"]),
         ("tp4", ["qwen2"]),

@@ -315,7 +315,7 @@ def test_agent(folder: Path) -> None:
     text = shipped(
         "agent", {"max_tokens=4096": "max_tokens=9", "n=8": "n=3", "lr=1e-6": "lr=0.02", "every 20": "every 2"}
     )
-    replay = Replay(text, folder, {**ACTOR, "tasks": source("tasks", 6)})
+    replay = Replay(text, folder, {**ACTOR, "tasks": source("tasks", 6), "unseen": source("tasks", 4)})
     lengths: set[int] = set()
     for number, seen in enumerate(replay.steps, 1):
         episodes, *trials = seen.sampled

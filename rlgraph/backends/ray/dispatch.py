@@ -222,7 +222,9 @@ class Dispatch:
         """Tells the observer who worked when, and from where its rows came."""
         node, group, works = order.node, order.group, self._work.setdefault(order.step.number, {})
         for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
-            rows, senders = max((told.size for told in delivery.rows), default=0), delivery.senders()
+            senders = delivery.senders()
+            made = [told for receipt in receipts for told in receipt.rows]
+            rows = max((told.size for told in (*delivery.rows, *made)), default=0)
             for address, answer in zip(who, receipts, strict=True):
                 work = self.observer.span(
                     group.pool,
