@@ -122,7 +122,7 @@ def test_devices_on_which_nothing_runs_are_warned_of() -> None:
     assert (code, text) == ("W0903", "pool one = 4 devices")
     assert message == "nothing runs on 2 of the 4 devices of `one`, and they stay reserved"
     ((code, message, _),) = warned("pool one = 4 devices\npool spare = 8 devices\n" + place.replace("DP", "4"))
-    assert (code, message) == ("W0903", "nothing runs on 8 of the 8 devices of `spare`, and they stay reserved")
+    assert (code, message) == ("W0903", "nothing runs on the 8 devices of `spare`, and they stay reserved")
 
 
 def test_a_place_of_work_that_nobody_needs_is_warned_of() -> None:
@@ -149,7 +149,7 @@ place actor.generate, ref.logprobs on one
     compiled = rlgraph.compile(unused.format(source=source), schedule=schedule, cluster="1x4:a100-80gb")
     found = [(each.code, each.message) for each in compiled.diagnostics if each.code in ("W0903", "W0904")]
     assert found == [
-        ("W0903", "nothing runs on 1 of the 1 devices of `spare`, and the plan has no such pool"),
+        ("W0903", "nothing runs on the 1 device of `spare`, and the plan has no such pool"),
         ("W0904", "`ref.logprobs` is placed, and the compiler has found that nobody needs it"),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlgraph.dsl.schedule import Schedule, code, operations
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
-from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.errors import NO_SPAN, Diagnostic, counted
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
@@ -55,7 +55,8 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
         size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
         if len(used) == size:
             continue
-        message = f"nothing runs on {size - len(used)} of the {size} {kind} of `{pool.name}`"
+        idle = f"{size - len(used)} of the {size} {kind}" if used else f"the {counted(size, kind.removesuffix('s'))}"
+        message = f"nothing runs on {idle} of `{pool.name}`"
         hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
         if not used:
             hint = f"leave `{pool.name}` out, or place work on it"

@@ -3,9 +3,9 @@
 `env shell = python("envs.py:Shell", image="small")` names a class (or a function that makes an object) with
 the methods
 
-    reset(row: dict) -> str                               the first observation; "" or None where the prompt
-    says it all step(action: str) -> (observation, reward, done)      str, float, bool close()
-    not required
+    reset(row: dict) -> str                             the first observation; "" or None where the prompt says it all
+    step(action: str) -> (observation, reward, done)    str, float, bool
+    close()                                             not required
 
 One object is made for each episode, from the options that are not rlgraph's (`image`). It lives in a process
 of its own, which is shared by the episodes of a file, or `workers=` of them.
@@ -14,9 +14,9 @@ of its own, which is shared by the episodes of a file, or `workers=` of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.foreign.files import Folders
@@ -31,7 +31,9 @@ from rlgraph.foreign.report import (
     parse_target,
 )
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, one_text, seconds, whole
-from rlgraph.foreign.worker import Died, Failure, Worker, Workers, Wrong
+from rlgraph.foreign.worker import Died, Failure, Worker, Workers, Wrong, side_by_side
+
+T = TypeVar("T")
 
 EnvironmentSpec = Spec
 OPTIONS = ("timeout", "workers")
@@ -70,7 +72,7 @@ class Episode:
 
     def close(self) -> None:
         """End the episode."""
-        if self.generation and self.generation == self.worker.generation:
+        if self.generation and self.generation == self.worker.generation and self.worker.running:
             self._request("close", "in `close`")
 
     def _request(self, operation: str, when: str, *arguments: Any) -> Any:
@@ -105,11 +107,14 @@ class Environment:
     def __call__(self, name: object) -> Episode:
         """An episode for the row called `name`; its `reset` makes the user's object.
 
-        Calls of one process wait for each other: to step episodes side by side, call from as many threads as
-        `workers`.
+        Calls of one process wait for each other: `together` steps episodes side by side.
         """
         worker = next(self.turns)
         return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What calls of its episodes give, in their order; episodes of different processes go side by side."""
+        return side_by_side(self.workers, calls)
 
     def close(self) -> None:
         """End the processes."""

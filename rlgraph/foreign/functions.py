@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from rlgraph.foreign.spec import (
     seconds,
     whole,
 )
-from rlgraph.foreign.worker import IMPORT_LIMIT_S, Code, Failure, TimedOut, Worker, Workers, Wrong
+from rlgraph.foreign.worker import IMPORT_LIMIT_S, Code, Failure, TimedOut, Worker, Workers, Wrong, side_by_side
 
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
@@ -122,16 +122,8 @@ class RewardFunction:
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
         parts = [rows.part(start, start + size) for start in range(0, count, size)]
-        if len(self.workers) == 1:
-            return [value for part in parts for value in self._call(self.workers[0], part)]
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            try:
-                values = list(pool.map(self._call, itertools.cycle(self.workers), parts))
-            except BaseException:  # the pool waits for its threads: let them not wait for the user's code
-                for worker in self.workers:
-                    worker.kill()
-                raise
-        return [value for part in values for value in part]
+        calls = [partial(self._call, *each) for each in zip(itertools.cycle(self.workers), parts, strict=False)]
+        return [value for part in side_by_side(self.workers, calls) for value in part]
 
     def _call(self, worker: Worker, rows: _Rows) -> list[float]:
         try:

@@ -22,11 +22,15 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+T = TypeVar("T")
 
 IMPORT_LIMIT_S = 600.0
 """For loading a user's file: it may load a model."""
@@ -150,6 +154,11 @@ class Worker:
         process = self._process
         if process is not None and process.popen.poll() is None:
             process.popen.kill()
+            process.popen.wait()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.popen.poll() is None
 
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair()
@@ -200,6 +209,20 @@ class Worker:
             return TimedOut(limit_s, file, line)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return Died(how, file, line)
+
+
+def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
+    """What calls of these processes give, in the order of the calls; one process does one at a time. After a failure
+    the processes are ended, so that nobody waits for the user's code."""
+    if len(workers) == 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(len(workers)) as pool:
+        try:
+            return list(pool.map(lambda call: call(), calls))
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
 
 
 class Workers:

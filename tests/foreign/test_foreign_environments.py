@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,41 @@ def test_episodes_are_spread_over_the_workers(opened: Callable[..., Environment]
     text = "import os\nclass Shell:\n    def reset(self, row):\n        return str(os.getpid())\n    def step(self, action): ...\n"
     shell = opened(text, ", workers=2")
     assert len({shell(f"row {row}").reset({}) for row in range(4)}) == 2
+
+
+MEETS = """
+import os, time
+from pathlib import Path
+HERE = Path(__file__).parent
+
+class Shell:
+    def reset(self, row):
+        self.number = row["number"]
+        return ""
+    def step(self, action):
+        # It ends when the other episode has begun its own.
+        (HERE / f"{action}{self.number}").touch()
+        while not (HERE / f"{action}{1 - self.number}").exists():
+            time.sleep(0.01)
+        if action == "fail" and self.number:
+            raise ValueError("no such command")
+        return str(self.number), 0.0, False
+    def close(self):
+        pass
+"""
+
+
+def test_episodes_of_several_workers_step_side_by_side(opened: Callable[..., Environment]) -> None:
+    """Each waits for the other: one after the other they would never end."""
+    shell = opened(MEETS, ", workers=2, timeout=60")
+    games = [shell(f"row {number}") for number in range(2)]
+    shell.together([partial(game.reset, {"number": number}) for number, game in enumerate(games)])
+    found = shell.together([partial(game.step, "go") for game in games])
+    assert [observation for observation, _, _ in found] == ["0", "1"]
+    with pytest.raises(RunError, match="no such command"):
+        shell.together([partial(game.step, "fail") for game in games])
+    for game in games:
+        game.close()  # what is gone has nothing to close, and hides no error
 
 
 def test_no_first_observation_and_no_close_are_fine(opened: Callable[..., Environment]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from rlgraph.engines.base import EngineError, Generation, Sampling, State, Strea
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
+from rlgraph.foreign import Environment, Episode
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import Axis, Table
@@ -277,13 +279,14 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     episodes = [_Episode(list(started[at // count])) for at in range(len(ids))]
     games = [environment(show_id(row)) for row in ids]
     try:
-        for game, row, episode in zip(games, rows, episodes, strict=True):
-            episode.observe(model, game.reset(row))
+        first = environment.together([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
+        for text, episode in zip(first, episodes, strict=True):
+            episode.observe(model, text)
         for turn in range(node.attr("max_turns")):
             open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
             if not open_:
                 break
-            _turn(node, frame.step, session, model, weights, ids, episodes, games, open_, turn)
+            _turn(node, frame.step, session, model, weights, ids, episodes, environment, games, open_, turn)
     finally:
         for game in games:
             game.close()
@@ -335,7 +338,8 @@ def _turn(
     weights: State | None,
     ids: tuple[RowId, ...],
     episodes: list[_Episode],
-    games: Sequence[Any],
+    environment: Environment,
+    games: Sequence[Episode],
     open_: list[int],
     turn: int,
 ) -> None:
@@ -352,9 +356,13 @@ def _turn(
         [(_, made)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
-        for at, action, chances in zip(group, actions, logprobs, strict=True):
+        decode = model.engine.codec.decode
+        answers = environment.together(
+            [partial(games[at].step, decode(action)) for at, action in zip(group, actions, strict=True)]
+        )
+        for at, action, chances, answer in zip(group, actions, logprobs, answers, strict=True):
             episodes[at].act(action, chances.tolist())
-            observation, reward, over = games[at].step(model.engine.codec.decode(action))
+            observation, reward, over = answer
             episodes[at].rewards.append(reward)
             episodes[at].over = over
             if not over and turn + 1 < node.attr("max_turns"):
