@@ -78,7 +78,7 @@ class AtOnce(Processes):
     def __init__(self, program: Program, plan: Plan, shapes: Mapping[str, Shape], batch: int) -> None:
         """program: a numbered one. shapes: of its models. batch: rows that are read."""
         specs = {
-            (group.name, rank): WorkerSpec(program, group, rank, Settings(), 1.0)
+            (group.name, rank): WorkerSpec(program, group, rank, Settings(), frozenset(), 1.0)
             for group in plan.groups
             for rank in range(group.mesh.size)
         }

@@ -58,8 +58,9 @@ def test_metrics_that_are_called_as_fields_of_a_record(folder: Path, capsys: pyt
     text = (folder / "tiny.rlf").read_text()
     (folder / "tiny.rlf").write_text(f"{text}    report type = 1.5\n    report phase = 2.5\n")
     code, out, _ = told(capsys, "run", "tiny.rlf", "--steps", "1", "--out", "here", "--message-format", "json")
-    step, _ = (json.loads(line) for line in out.splitlines())
+    *warnings, step, _ = (json.loads(line) for line in out.splitlines())
     assert code == 0
+    assert [warning["code"] for warning in warnings] == ["W0203", "W0203"]
     assert list(step) == ["type", "step", "phase", "seconds", "reward", "report.type", "report.phase"]
     assert (step["type"], step["step"], step["phase"]) == ("step", 1, "step")
     assert (step["report.type"], step["report.phase"]) == (1.5, 2.5)
