@@ -302,13 +302,13 @@ class Actors(Processes):
             ray.kill(self.handles[who])
 
     def _alike(self, ranks: set[Address]) -> bool:
-        """Whether the weights of all these have changed equally often: of those that answer together nobody knows which
-        one failed."""
+        """Whether the weights of those of them that are there have changed equally often: of ranks that answer together
+        nobody knows which one failed."""
         import ray
 
-        if ranks & self.gone.keys():
-            return False
-        asked: list[Any] = [self.call(who, Worker.changed) for who in ranks]
+        asked: list[Any] = [self.call(who, Worker.changed) for who in ranks - self.gone.keys()]
+        if not asked:
+            return True
         found, silent = ray.wait(asked, num_returns=len(asked), timeout=_GRACE)
         return not silent and len({*ray.get(found)}) == 1
 
