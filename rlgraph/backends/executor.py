@@ -112,7 +112,7 @@ class Executor:
             try:
                 runs = [GraphRun(self, graph, frame, crew) for frame in frames]
                 for run in runs[1:]:
-                    run.turn, run.awaited = False, {value.name: _not_yet for value in graph.inputs[: len(carried)]}
+                    run.turn, run.awaited = False, {value.name: not_yet for value in graph.inputs[: len(carried)]}
                 while not all(run.over for run in runs):
                     moved = runs[0].advance()
                     for before, run in pairwise(runs):
@@ -120,9 +120,7 @@ class Executor:
                         # Where one node runs at a time nothing is gained by beginning early.
                         moved |= (self.clock.together or before.over) and run.advance()
                     if not moved:
-                        waits = [task.node.name for run in runs for task in run.waiting]
-                        assert any(run.under_way for run in runs), f"no node can fire: {waits}"
-                        crew.next()()
+                        wait(runs, crew)
                 for before, run in pairwise(runs):
                     run.follow(before, graph)
             except BaseException as error:
@@ -369,5 +367,13 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _not_yet(node: Node) -> bool:
+def wait(runs: Sequence[GraphRun], crew: Crew) -> None:
+    """Until something that one of these fired has come further."""
+    waits = [task.node.name for run in runs for task in run.waiting]
+    assert any(run.under_way for run in runs), f"no node can fire: {waits}"
+    crew.next()()
+
+
+def not_yet(node: Node) -> bool:
+    """Of an input that comes as a whole, whoever reads it."""
     return False

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from rlgraph.backends.clocks import Crew
-from rlgraph.backends.executor import Await, Executor, GraphRun
+from rlgraph.backends.executor import Await, Executor, GraphRun, not_yet, wait
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program, Value
@@ -133,7 +133,7 @@ class Flights:
             elif maker is None:
                 frame.values[value.name] = things[name]
             else:
-                flight.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), _not_yet
+                flight.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), not_yet
         self.under_way.append(flight)
 
     def _weights(self, handle: str, model: str, flight: _Flight) -> Await:
@@ -164,9 +164,7 @@ class Flights:
                 flight.take()
                 moved |= flight.run.advance()
             if not moved and not oldest.run.over:
-                waits = [task.node.name for flight in self.under_way for task in flight.run.waiting]
-                assert any(flight.run.under_way for flight in self.under_way), f"no node can fire: {waits}"
-                oldest.run.crew.next()()
+                wait([flight.run for flight in self.under_way], oldest.run.crew)
         self._note(oldest)
 
     def _note(self, oldest: _Flight) -> None:
@@ -174,10 +172,6 @@ class Flights:
         for model in self.versions.newest:
             if model in oldest.lasts and oldest.run.has_made(oldest.lasts[model]):
                 self.versions.newest[model] = self.versions.after(model, oldest.number)
-
-
-def _not_yet(node: Node) -> bool:
-    return False
 
 
 def thing_name(value: Value) -> str:

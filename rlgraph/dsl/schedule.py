@@ -16,7 +16,7 @@ from rlgraph.enginespec.registry import axes, engines, faults
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.mesh import AXES
-from rlgraph.ir.plan import HOST, LARGEST_POOL
+from rlgraph.ir.plan import HOST, LARGEST
 from rlgraph.ir.types import Table, Type, is_model
 from rlgraph.ops import MODEL_OPERATIONS, NODES, code_of
 
@@ -242,8 +242,8 @@ class _Checker(Reporter):
                 line.count.span,
                 f"`pool {line.name} = 8 {line.unit}`",
             )
-        if count > LARGEST_POOL:
-            message = f"`{line.name}` has more than {LARGEST_POOL:,} {line.unit}"
+        if count > LARGEST:
+            message = f"`{line.name}` has more than {LARGEST:,} {line.unit}"
             raise self.stop("E0902", message, line.count.span, f"`pool {line.name} = 8 {line.unit}`")
         counts = (0, count) if line.unit == "cpus" else (count, 0)
         self.pools[line.name] = Pool(line.name, *counts, line.span)

@@ -8,8 +8,8 @@ from rlgraph.ir.mesh import Mesh, mesh
 
 VERSION = 2
 
-LARGEST_POOL = 1 << 20
-"""Devices or cpus: who wants more has mistyped."""
+LARGEST = 1 << 20
+"""Of devices, cpus, rows and the like: who wants a larger number has mistyped."""
 
 HOST = "host"
 """The pool, and the group, that does what needs no model: data, functions, mathematics, states. One process, no

@@ -9,12 +9,11 @@ from typing import Any
 
 from rlgraph.compilation.programs import whole
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.ir.plan import LARGEST
 
 Path = tuple[str | int, ...]
 """The way to a piece: the names of fields, the numbers of items."""
 
-LARGEST = 1 << 20
-"""Of devices, rows and the like: who wants a larger number has mistyped."""
 MOST = 20
 """Mistakes that are told at once."""
 DEEPEST = 32

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlgraph.planfiles.document import LARGEST, JsonNode
+from rlgraph.ir.plan import LARGEST
+from rlgraph.planfiles.document import JsonNode
 
 
 class Field(Protocol):

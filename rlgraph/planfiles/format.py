@@ -10,8 +10,8 @@ from typing import Any
 
 from rlgraph.errors import nearest
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import VERSION, Group, Holding, Pool, Role
-from rlgraph.planfiles.document import LARGEST, JsonNode
+from rlgraph.ir.plan import LARGEST, VERSION, Group, Holding, Pool, Role
+from rlgraph.planfiles.document import JsonNode
 from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Record, Section, Text, Whole
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
