@@ -144,10 +144,15 @@ def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[
     assert told(capsys, *run, "--out", "c", *other)[0] == 0
     assert metrics(folder / "a") == metrics(folder / "b") != metrics(folder / "c")
     assert json.loads((folder / "b/run.json").read_text())["replay"] == "rec"
-    code, _, err = told(capsys, *run, "--out", "d", "--record", "rec")
+    # A run's folder is as good as its recording's; one that was not recorded says what to do.
+    assert told(capsys, *run, "--out", "d", "--replay", "a", *other)[0] == 0
+    assert metrics(folder / "d") == metrics(folder / "a")
+    code, _, err = told(capsys, *run, "--out", "e", "--replay", "c")
+    assert code == 2 and "E0815]: the run in `c` was not recorded\nhelp: run it again with `--record DIR`" in err
+    code, _, err = told(capsys, *run, "--out", "e", "--record", "rec")
     assert code == 2 and "error[E0814]: the folder `rec` is not empty" in err
-    assert not (folder / "d").exists()
-    code, _, err = told(capsys, *run, "--out", "d", "--replay", "rec", "--set", "n=5")
+    assert not (folder / "e").exists()
+    code, _, err = told(capsys, *run, "--out", "e", "--replay", "rec", "--set", "n=5")
     assert code == 4 and "the recording has no `rollout` for prompts row" in err
 
 

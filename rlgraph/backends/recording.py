@@ -9,12 +9,12 @@ nothing else. So a run with any other plan, backend, block size or number of pro
 A line, broken here:
 
     {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...",
-     "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "finished": true}
+     "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "versions": [[4, 3]], "finished": true}
 
 `row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is
 a hash of the tokens before the response: a row that is asked something else is not answered from the recording. Where
-nothing was asked, `start` has the tokens that the engine began with instead. Numbers are written so that reading them
-gives the same bits.
+nothing was asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the
+tokens: the first 3 of them version 4 here. Numbers are written so that reading them gives the same bits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ import torch
 
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Runs
 from rlgraph.engines.base import Generation
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.ir.graph import Node
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "recording.json"
 
 
@@ -116,13 +117,13 @@ class Recorder:
         ids: Sequence[RowId],
         prompts: Sequence[Sequence[int]],
         made: Generation,
+        versions: Sequence[Runs],
     ) -> None:
         """Keeps the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
-        chances = iter(made.logprobs.tolist())
+        chances, sequences = iter(made.logprobs.tolist()), made.sequences
+        responses = zip(sequences.rows(), sequences.scored_rows(), made.finished.tolist(), versions, strict=True)
         lines = []
-        for row, prompt, tokens, response, finished in zip(
-            ids, prompts, made.sequences.rows(), made.sequences.scored_rows(), made.finished.tolist(), strict=True
-        ):
+        for row, prompt, (tokens, response, finished, runs) in zip(ids, prompts, responses, strict=True):
             record = {
                 "node": node.attr("key"),
                 "turn": turn,
@@ -130,6 +131,7 @@ class Recorder:
                 "prompt": _hash(prompt),
                 "tokens": response,
                 "logprobs": list(islice(chances, len(response))),
+                "versions": runs,
                 "finished": finished,
             }
             if not prompt:
@@ -162,19 +164,21 @@ class Replay:
 
     def read(
         self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
-    ) -> Generation:
-        """The recorded responses to `prompts`, a list of tokens for each row; log-probabilities as float64.
+    ) -> tuple[Generation, list[Runs]]:
+        """The recorded responses to `prompts`, a list of tokens for each row, and the versions that made their tokens;
+        log-probabilities as float64.
 
         Raises RunError for a row that was not recorded, or was asked something else, and where a file is damaged.
         """
         rows = self._of_step(step)
         found = [self._row(rows, node, step, turn, row, prompt) for row, prompt in zip(ids, prompts, strict=True)]
         asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, found, strict=True)]
-        return Generation(
+        made = Generation(
             Sequences.from_pairs(asked, [record["tokens"] for record in found]),
             torch.tensor([chance for record in found for chance in record["logprobs"]], dtype=torch.float64),
             torch.tensor([record["finished"] for record in found], dtype=torch.bool),
         )
+        return made, [record["versions"] for record in found]
 
     def has(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
         """Whether a row was recorded."""
@@ -245,8 +249,12 @@ def _record(line: str) -> tuple[_Key, dict[str, Any]]:
     found = json.loads(line)
     if len(found["tokens"]) != len(found["logprobs"]):
         raise ValueError("a log-probability for each token")
+    versions = tuple((version, tokens) for version, tokens in found["versions"])
+    if not versions or sum(tokens for _, tokens in versions) != len(found["tokens"]):
+        raise ValueError("a version for each token")
     kept = {name: found[name] for name in ("prompt", "tokens", "logprobs", "finished")}
-    return (found["node"], found["turn"], tuple(found["row"])), {**kept, "start": found.get("start", [])}
+    more = {"versions": versions, "start": found.get("start", [])}
+    return (found["node"], found["turn"], tuple(found["row"])), kept | more
 
 
 def _hash(tokens: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ and says it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -22,6 +22,20 @@ from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
     from rlgraph.engines.base import State
+
+
+Runs = tuple[tuple[int, int], ...]
+"""Which versions of a model's weights made the tokens of a row, in their order: a version, and how many tokens it made
+before another one went on. Of a row without tokens, the version that would have made them."""
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Neighbours of the same version as one."""
+    found: list[tuple[int, int]] = []
+    for version, tokens in runs:
+        before = found.pop()[1] if found and found[-1][0] == version else 0
+        found.append((version, before + tokens))
+    return tuple(found)
 
 
 class Versions:

@@ -59,7 +59,10 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
     "--record", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is sampled, to replay it."
 )
 @click.option(
-    "--replay", type=click.Path(path_type=Path), metavar="DIR", help="Take what a run recorded, and sample nothing."
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Take what a run recorded (or that run's folder), and sample nothing.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @click.option(

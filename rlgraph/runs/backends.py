@@ -14,6 +14,7 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.planning import not_built, not_installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.placement.memory import least_memory
+from rlgraph.runs.folder import recording_of
 from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 
@@ -58,7 +59,7 @@ def open_backend(
         options.token_budget,
         folder=compiled.folder.absolute(),
         record=options.record and options.record.resolve(),
-        replay=options.replay and options.replay.resolve(),
+        replay=options.replay and recording_of(options.replay).resolve(),
     )
     module, _, name = spec.opens.partition(":")
     with _one_torch_thread():

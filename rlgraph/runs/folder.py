@@ -21,8 +21,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.jsonlines import finite
 
 METRICS = "metrics.jsonl"
-PROGRAM, PLAN = "program.rlf", "plan.json"
-OURS = (PROGRAM, PLAN, "run.json", "graph.txt", METRICS, "tensorboard", "models")
+PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
+OURS = (PROGRAM, PLAN, HOW, "graph.txt", METRICS, "tensorboard", "models")
 DEFAULT_PARENT = Path("runs")
 
 
@@ -91,7 +91,7 @@ class RunFolder:
         try:
             (self.path / (PLAN if plan else PROGRAM)).write_text(text, encoding="utf-8")
             (self.path / "graph.txt").write_text(graph, encoding="utf-8")
-            (self.path / "run.json").write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
+            (self.path / HOW).write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
 
@@ -147,6 +147,19 @@ class RunFolder:
                 self.path.rmdir()
             if self.path.parent == DEFAULT_PARENT:
                 DEFAULT_PARENT.rmdir()
+
+
+def recording_of(path: Path) -> Path:
+    """The folder of a recording, where a run's folder may be meant, too: that of what the run recorded. Raises
+    UsageMistake for a run that recorded nothing."""
+    try:
+        found = json.loads((path / HOW).read_text("utf-8"))["record"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return path
+    if isinstance(found, str):
+        return Path(found)
+    message, hint = f"the run in `{path}` was not recorded", "run it again with `--record DIR`"
+    raise UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))
 
 
 def _remove(path: Path) -> None:

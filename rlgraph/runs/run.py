@@ -13,7 +13,7 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import RunError
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.display import display
-from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.folder import RunFolder, recording_of
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.options import Options
 from rlgraph.runs.progress import Display, Quiet
@@ -107,7 +107,7 @@ def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) 
     if options.trace:
         check_writable(options.trace)
     if options.replay:
-        read_header(options.replay, compiled.name)
+        read_header(recording_of(options.replay), compiled.name)
     with recording(options.record, compiled.name, options.seed) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
@@ -200,4 +200,6 @@ def _how(compiled: Compilation, options: Options) -> dict[str, object]:
 
     versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
     chosen = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
-    return {"program": compiled.source.path, "set": dict(compiled.set), **chosen, "versions": versions}
+    # Whoever replays this run may be in another folder.
+    recorded = {"record": options.record and str(options.record.resolve())}
+    return {"program": compiled.source.path, "set": dict(compiled.set), **chosen, **recorded, "versions": versions}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,6 +124,17 @@ def test_samples_that_end_first_of_a_recording_of_all(folder: Path, tmp_path: Pa
     same(Run(program, folder, replay=tmp_path / "all").steps(1), seen[", first=3"])
 
 
+def test_ages_come_out_of_the_recording(folder: Path, tmp_path: Path) -> None:
+    """They are those of the weights that made the rows, whatever the replaying process would have sampled with."""
+    swaps, given = PROGRAMS["async_grpo"]
+    program = compile_text(shipped("async_grpo", {**swaps, "lag=2": "staleness=2"}), given)
+    with recording(tmp_path / "r", program.name, 0):
+        assert [seen.metrics["age"] for seen in Run(program, folder, record=tmp_path / "r").steps(2)] == [0, 0]
+    for file in (tmp_path / "r").glob("step-000002.*"):
+        file.write_text(file.read_text().replace('"versions": [[1, ', '"versions": [[0, '))
+    assert [seen.metrics["age"] for seen in Run(program, folder, replay=tmp_path / "r").steps(2)] == [0, 1]
+
+
 # The rows themselves
 
 NODE = Node("generate", (), (), (("key", "rollout"),))
@@ -141,18 +153,24 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
     made = [(prompt or [7], response) for prompt, response in rows]
     ids = [("prompts", 0, at) for at in range(count)]
     chances = [torch.rand(len(response)) for _, response in rows]
+    versions = [
+        ((at, 1), (at + 1, 2)) if len(response) == 3 else ((at, len(response)),)
+        for at, (_, response) in enumerate(rows)
+    ]
 
     def write(step: int, first: int) -> None:
         part = slice(first, first + share)
         answer = generation(made[part], torch.cat(chances[part]) * step)
-        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], [prompt for prompt, _ in rows[part]], answer)
+        asked = [prompt for prompt, _ in rows[part]]
+        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], asked, answer, versions[part])
 
     with recording(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
     replay = Replay(tmp_path / "r", "grpo", 0)
     for step in (2, 1):
         order = list(range(count))[::-1]
-        found = replay.read(NODE, step, None, [ids[at] for at in order], [rows[at][0] for at in order])
+        found, runs = replay.read(NODE, step, None, [ids[at] for at in order], [rows[at][0] for at in order])
+        assert runs == versions[::-1]
         expected = generation([made[at] for at in order], torch.cat([chances[at] * step for at in order]))
         assert found.sequences.rows() == expected.sequences.rows()
         assert torch.equal(found.sequences.scored, expected.sequences.scored)
@@ -165,8 +183,9 @@ def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbe
     path = tmp_path_factory.mktemp("numbers") / "r"
     wanted = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
     with recording(path, "grpo", 0):
-        Recorder(path).write(NODE, 1, 4, [("a", 0, 1)], [[3]], generation([([3], [5] * len(numbers))], wanted))
-    found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]]).logprobs.to(wanted.dtype)
+        made = generation([([3], [5] * len(numbers))], wanted)
+        Recorder(path).write(NODE, 1, 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
+    found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]])[0].logprobs.to(wanted.dtype)
     assert found.tolist() == wanted.tolist()
     assert [math.copysign(1, value) for value in found] == [math.copysign(1, value) for value in wanted]
 
@@ -174,7 +193,7 @@ def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbe
 def test_the_files_are_as_described(folder: Path, recorded: Any) -> None:
     path, seen = recorded("agent")
     header = json.loads((path / HEADER).read_text())
-    assert (header["format"], header["program"], header["seed"]) == (1, "agent", 0)
+    assert (header["format"], header["program"], header["seed"]) == (2, "agent", 0)
     lines = [json.loads(line) for file in path.glob("step-000001.*.jsonl") for line in file.read_text().splitlines()]
     episode = next(table for table in seen[0].sampled if table.model == "actor")
     first = {line["turn"]: line for line in lines if tuple(line["row"]) == episode.ids[0] and line["node"] == "episode"}
@@ -220,6 +239,8 @@ def test_other_prompts(folder: Path, recorded: Any, tmp_path: Path) -> None:
         lambda text: text.replace('"row"', '"line"'),
         lambda text: "\0" + text,
         lambda text: text.replace('"tokens": [', '"tokens": [1, '),
+        lambda text: re.sub(r'"versions": \[\[1, ', '"versions": [[1, 1], [2, ', text),
+        lambda text: re.sub(r'"versions": \[\[1, \d+\]\]', '"versions": []', text),
     ],
 )
 def test_a_damaged_file(folder: Path, tmp_path: Path, damage: Callable[[str], str]) -> None:

@@ -18,6 +18,7 @@ from rlgraph.backends.process.session import ModelState, Session, engine_failure
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Runs, joined
 from rlgraph.engines.base import EngineError, Generation, Sampling, State, Streams
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
@@ -47,8 +48,8 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights)
-    for (start, stop), (rows, made) in zip(
+    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights, version)
+    for (start, stop), (rows, made, runs) in zip(
         pairwise(accumulate(sizes, initial=0)), sampler.parts(ids, encoded, keys, sizes), strict=True
     ):
         # With one row for each that is asked, they are the same rows.
@@ -56,7 +57,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
-            "version": torch.full((len(own),), version),
+            "version": _version(runs),
         }
         asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
         table = TableData(*asked, made.sequences, columns, model.model.name)
@@ -169,6 +170,11 @@ def _weights(node: Node, frame: Frame, session: Session, model: ModelState) -> t
     return model.past.get(version) if oldest(node) else None, version
 
 
+def _version(runs: Sequence[Runs]) -> Tensor:
+    """Of each row, int64 [rows]: all its tokens are of one."""
+    return torch.tensor([each[0][0] for each in runs], dtype=torch.long)
+
+
 @dataclass(frozen=True)
 class _Sampler:
     """How rows are sampled, from the recording that is replayed or else by the engine, and which of them are kept."""
@@ -182,26 +188,29 @@ class _Sampler:
     """Responses to each list of tokens."""
     sampling: Sampling
     weights: State | None
+    version: int
+    """Of the weights that the engine samples with."""
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[tuple[tuple[RowId, ...], Generation]]:
-        """The responses to the first so many lists, to the next ones, and so on, with the rows that they are."""
+    ) -> Iterator[tuple[tuple[RowId, ...], Generation, list[Runs]]]:
+        """The responses to the first so many lists, to the next ones, and so on, with the rows that they are and the
+        versions that made them."""
         bounds = pairwise(accumulate(sizes, initial=0))
         try:
-            for (start, _), (kept, made) in zip(bounds, self._kept(ids, encoded, keys, sizes), strict=True):
+            for (start, _), (kept, made, runs) in zip(bounds, self._kept(ids, encoded, keys, sizes), strict=True):
                 places = [start * self.count + place for place in kept.tolist()]
                 rows = tuple(ids[place] for place in places)
                 if self.session.recorder and self.model.engine.speaks:
                     asked = [encoded[place // self.count] for place in places]
-                    self.session.recorder.write(self.node, self.step.number, self.turn, rows, asked, made)
-                yield rows, made
+                    self.session.recorder.write(self.node, self.step.number, self.turn, rows, asked, made, runs)
+                yield rows, made, runs
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
 
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[tuple[Tensor, Generation]]:
+    ) -> Iterator[tuple[Tensor, Generation, list[Runs]]]:
         """Which responses of a part are kept, int64, and these."""
         if self.session.replay:
             assert len(sizes) == 1, "a recording is there at once"
@@ -214,9 +223,12 @@ class _Sampler:
             found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes)
         for made in found:
             kept = first_ended(made, self.count, self.sampling)
-            yield kept, taken(made, kept)
+            made = taken(made, kept)
+            yield kept, made, [((self.version, tokens),) for tokens in made.sequences.counts().tolist()]
 
-    def _replayed(self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]) -> tuple[Tensor, Generation]:
+    def _replayed(
+        self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]
+    ) -> tuple[Tensor, Generation, list[Runs]]:
         """Of samples that end first the recording has no others."""
         step, kept = self.step.number, torch.arange(len(ids))
         if self.sampling.first:
@@ -225,11 +237,11 @@ class _Sampler:
                 kept = there.nonzero()[:, 0]
         places = kept.tolist()
         rows, asked = [ids[place] for place in places], [encoded[place // self.count] for place in places]
-        made = replay.read(self.node, step, self.turn, rows, asked)
+        made, runs = replay.read(self.node, step, self.turn, rows, asked)
         if len(rows) < len(ids) or not self.sampling.first:
-            return kept, made
+            return kept, made, runs
         chosen = first_ended(made, self.count, self.sampling)
-        return chosen, taken(made, chosen)
+        return chosen, taken(made, chosen), [runs[place] for place in chosen.tolist()]
 
 
 def _repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
@@ -286,7 +298,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
             open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
             if not open_:
                 break
-            _turn(node, frame.step, session, model, weights, ids, episodes, environment, games, open_, turn)
+            _turn(node, frame.step, session, model, weights, version, ids, episodes, environment, games, open_, turn)
     finally:
         for game in games:
             game.close()
@@ -295,7 +307,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
-        "version": torch.full((len(ids),), version),
+        "version": _version([joined(e.versions) or ((version, 0),) for e in episodes]),
         "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
         "turns": torch.from_numpy(turns),
     }
@@ -311,6 +323,7 @@ class _Episode:
         self.scored = [False] * len(prompt)
         self.prompt = len(prompt)
         self.logprobs: list[float] = []
+        self.versions: list[tuple[int, int]] = []
         self.rewards: list[float] = []
         self.over = False
 
@@ -320,10 +333,11 @@ class _Episode:
             self.tokens += ids
             self.scored += [False] * len(ids)
 
-    def act(self, ids: list[int], logprobs: list[float]) -> None:
+    def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
         self.tokens += ids
         self.scored += [True] * len(ids)
         self.logprobs += logprobs
+        self.versions += versions
 
     def room(self, most: int) -> int:
         """Tokens that may still come; none when it is over."""
@@ -336,6 +350,7 @@ def _turn(
     session: Session,
     model: ModelState,
     weights: State | None,
+    version: int,
     ids: tuple[RowId, ...],
     episodes: list[_Episode],
     environment: Environment,
@@ -352,16 +367,16 @@ def _turn(
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        sampler = _Sampler(node, step, session, model, turn, 1, sampling, weights)
-        [(_, made)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
+        sampler = _Sampler(node, step, session, model, turn, 1, sampling, weights, version)
+        [(_, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         decode = model.engine.codec.decode
         answers = environment.together(
             [partial(games[at].step, decode(action)) for at, action in zip(group, actions, strict=True)]
         )
-        for at, action, chances, answer in zip(group, actions, logprobs, answers, strict=True):
-            episodes[at].act(action, chances.tolist())
+        for at, action, chances, own, answer in zip(group, actions, logprobs, runs, answers, strict=True):
+            episodes[at].act(action, chances.tolist(), own)
             observation, reward, over = answer
             episodes[at].rewards.append(reward)
             episodes[at].over = over
