@@ -16,7 +16,7 @@ import rlgraph
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.planning import find_shapes
-from rlgraph.cost.constants import GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Task, Workload, main_step, tasks
@@ -42,6 +42,8 @@ CHANGES = (
     (r"value_lm\(base\)", 'value_lm(judge, dtype="bfloat16")'),
     (r"reward_lm\(\w+\)", 'reward_lm(judge, dtype="bfloat16")'),
 )
+
+GPU = defaults("gpu")
 """What the paper's workload changes in the programs; critics and reward models are of one size."""
 
 STAGES = {32: 1, 40: 1, 48: 4, 80: 8}

@@ -255,7 +255,7 @@ def simulate(
         cluster, constants = calibration.on(cluster), calibration.constants
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
-    constants = constants or defaults(cluster.islands[0].device.name)
+    constants = constants or defaults(cluster.islands[0].device.kind)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
     found = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
     if steps == 1:

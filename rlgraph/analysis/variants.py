@@ -106,7 +106,7 @@ def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -
 
 def next_device(device: Device) -> Listed | None:
     """The weakest accelerator of the table that is faster and has no less of anything."""
-    if device.name == "cpu":
+    if device.kind == "cpu":
         return None
     own = _strength(device)
     better = []

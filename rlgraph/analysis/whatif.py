@@ -175,16 +175,17 @@ def _memory(asked: Question, value: Word) -> tuple[Question, float]:
 
 
 def _device(asked: Question, value: Word) -> tuple[Question, None]:
-    old = asked.cluster.islands[0].device.name
+    old = asked.cluster.islands[0].device
     name = names().get(value.text.lower(), "")
     if not name:
         raise _wrong(
             f"there is no device `{value.text}`", value, nearest(value.text.lower(), names()) or _listing(known())
         )
-    if (name == "cpu") != (old == "cpu"):
+    new = known()[name]
+    if new.device.kind != old.kind:
         hint = "engines, constants and dtypes are others there: compile for the other cluster, and compare"
-        raise _wrong(f"`{name}` cannot take the place of `{old}`", value, hint)
-    return with_device(asked, known()[name]), None
+        raise _wrong(f"`{name}` cannot take the place of `{old.name}`", value, hint)
+    return with_device(asked, new), None
 
 
 def _prompts(asked: Question, value: Word) -> tuple[Question, float]:

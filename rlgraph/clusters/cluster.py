@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+DeviceKind = Literal["cpu", "gpu"]
+
+
+def kind_of(device: str) -> DeviceKind:
+    """Of a device by its name."""
+    return "cpu" if device == "cpu" else "gpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -28,8 +35,8 @@ class Device:
     """US dollars an hour."""
 
     @property
-    def kind(self) -> Literal["cpu", "gpu"]:
-        return "cpu" if self.name == "cpu" else "gpu"
+    def kind(self) -> DeviceKind:
+        return kind_of(self.name)
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at a dtype; where it has none of its own, that of float32."""

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def on_cpus(self) -> bool:
-        return self.cluster.islands[0].device.name == "cpu"
+        return self.cluster.islands[0].device.kind == "cpu"
 
     def assumptions(self) -> dict[str, Any]:
         """What the program does not say, as plain data."""
@@ -56,7 +56,7 @@ def target(
     found = read_cluster(cluster) if isinstance(cluster, str) else cluster
     if calibration is not None:
         return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
-    constants = defaults(found.islands[0].device.name)
+    constants = defaults(found.islands[0].device.kind)
     return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.enginespec.registry import engines
-from rlgraph.enginespec.spec import DeviceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,12 @@ def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
     return {(name, kind): rates for name, spec in engines().items() for kind, rates in spec.rates[device].items()}
 
 
-GPU = Constants(_rates("gpu"))
-"""Of a data-centre GPU in bfloat16. Shares of the peak are those that training and serving systems publish; overheads
-are of the order that kernel launches and Python take. `rlgraph profile` measures a machine's own."""
+@cache
+def defaults(device: DeviceKind) -> Constants:
+    """Where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
-CPU = Constants(_rates("cpu"), reserved=512 << 20)
-"""Of a CPU; `rlgraph profile` measures a machine's own."""
-
-
-def defaults(device: str) -> Constants:
-    """Of a device by its name in a cluster's text, where nothing was measured."""
-    return CPU if device == "cpu" else GPU
+    Shares of a GPU's peak are those that training and serving systems publish; overheads are of the order that kernel
+    launches and Python take. `rlgraph profile` measures a machine's own.
+    """
+    # A function and not values of the module: only who predicts something has to find the engines.
+    return Constants(_rates(device), reserved=512 << 20) if device == "cpu" else Constants(_rates(device))

@@ -45,11 +45,11 @@ def from_tables(grammar: str) -> lark.Lark | None:
     """The quick way, where there are tables of just this grammar."""
     if not lark.__version__.startswith(LARKS) or not TABLES.exists():
         return None
-    kept = json.loads(TABLES.read_text(encoding="utf-8"))
+    kept = json.loads(TABLES.read_text(encoding="utf-8"), object_hook=_numbered)
     if kept["grammar"] != _fingerprint(grammar):
         return None
     load: Callable[..., lark.Lark] = lark.Lark._load_from_dict
-    return load(_numbered(kept["data"]), _numbered(kept["memo"]))
+    return load(kept["data"], kept["memo"])
 
 
 def write() -> None:
@@ -65,13 +65,9 @@ def _fingerprint(grammar: str) -> int:
     return zlib.crc32("".join(grammar.split("\r")).encode())
 
 
-def _numbered(kept: Any) -> Any:
-    """With the keys that are numbers as numbers again: JSON has none."""
-    if isinstance(kept, dict):
-        return {int(key) if key.isdecimal() else key: _numbered(value) for key, value in kept.items()}
-    if isinstance(kept, list):
-        return [_numbered(value) for value in kept]
-    return kept
+def _numbered(kept: dict[str, Any]) -> dict[Any, Any]:
+    """With the keys that are numbers as numbers again: JSON has none. An object has only such keys, or none."""
+    return {int(key): value for key, value in kept.items()} if next(iter(kept), "").isdecimal() else kept
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-
-DeviceKind = Literal["cpu", "gpu"]
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
 """A field of `rlgraph.ir.plan.Holding`."""

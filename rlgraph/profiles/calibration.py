@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
+from rlgraph.clusters.cluster import kind_of
 from rlgraph.clusters.devices import DTYPES
 from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
@@ -65,7 +66,7 @@ class _Reading:
         machine = {name: node.text() for name, node in self.top.field("machine").entries()}
         errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
         self.document.done()
-        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(device.name))
+        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(kind_of(device.name)))
         return Calibration(constants, device, machine, errors)
 
     def version(self) -> None:

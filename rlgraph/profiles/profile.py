@@ -18,12 +18,12 @@ from typing import Any, get_args
 import numpy as np
 
 from rlgraph.analysis.simulate import model_configs
-from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.cluster import Cluster, kind_of
 from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.calibration import Calibration, Measured, constants_of
-from rlgraph.cost.constants import CPU, Constants, Host, defaults
+from rlgraph.cost.constants import Constants, Host, defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Predictor, TaskModel
 from rlgraph.cost.time import Batch
@@ -96,7 +96,7 @@ def profile(
     note("matrix products and memory")
     device = measure_device()
     probe = Probe(SIZES[:2] if quick else SIZES, POINTS)
-    cluster = Calibration(CPU, device).on(read_cluster(f"1x2:{device.name}"))
+    cluster = Calibration(defaults("cpu"), device).on(read_cluster(f"1x2:{device.name}"))
     samples: list[Sample] = []
     local, remote = _Overheads(), _Overheads()
     rounds = 3 if quick else ROUNDS
@@ -183,7 +183,7 @@ def quiet(values: Sequence[float]) -> float:
 def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
-    predictor = Predictor(compiled.plan, {}, cluster, CPU, setup.threads or 1)
+    predictor = Predictor(compiled.plan, {}, cluster, defaults("cpu"), setup.threads or 1)
     turns, models = by_turn(seen), model_configs(compiled)
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
@@ -241,7 +241,7 @@ def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, de
             mine = [each for each in samples if (each.deployment.engine, each.kind) == (engine, kind)]
             if mine:
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
-    base = defaults(device.name)
+    base = defaults(kind_of(device.name))
     scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
     constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
     return Calibration(constants, device, machine(), errors)

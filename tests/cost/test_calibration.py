@@ -13,7 +13,7 @@ import pytest
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.calibration import Calibration, Measured
-from rlgraph.cost.constants import CPU, Host
+from rlgraph.cost.constants import Host, defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
@@ -24,6 +24,8 @@ from rlgraph.models.shape import Shape, shape_of
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.profile import Sample, fit_rates, predicted
+
+CPU = defaults("cpu")
 
 ISLAND = read_cluster("1x2:cpu").islands[0]
 

@@ -18,12 +18,14 @@ from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.steps import Silent
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import CPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.ir.graph import Node
 from tests.cost.allocated import Everywhere
+
+CPU = defaults("cpu")
 
 EXACT = replace(CPU, reserved=0, fragmentation=0.0)
 MODEL = """random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={ffn}, num_hidden_layers=2, num_attention_heads=4,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks, usable
@@ -39,6 +39,8 @@ TASKS = (
     Task("train critic", "train", "critic", BATCH),
     Task("train actor", "train", "actor", BATCH),
 )
+
+GPU = defaults("gpu")
 CLUSTER = read_cluster("1x8:h200")
 EIGHT = tuple(range(8))
 

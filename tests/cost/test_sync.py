@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import sync
 from rlgraph.enginespec.registry import engine as spec_of
@@ -16,6 +16,8 @@ from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, shape_of
 from rlgraph.transfers.assignment import assign
 from rlgraph.transfers.reshard import reshard
+
+GPU = defaults("gpu")
 
 NAMES = ("Qwen/Qwen2.5-7B", "meta-llama/Llama-2-13b-hf")
 ISLAND = read_cluster("1x8:a100-80gb").islands[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import TaskModel, order
@@ -33,7 +33,7 @@ def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
     config = known("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
-    return TaskModel(operation, model, Deployment(engine, ISLAND, mesh(1, *split)), GPU, BATCH)
+    return TaskModel(operation, model, Deployment(engine, ISLAND, mesh(1, *split)), defaults("gpu"), BATCH)
 
 
 @pytest.mark.parametrize(("operation", "engine", "split"), CASES)
@@ -41,7 +41,7 @@ def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
 def test_seconds_are_those_of_the_cost(operation: str, engine: str, split: tuple[int, int], copies: int) -> None:
     found = task(operation, engine, split)
     assert found.seconds(copies) == pytest.approx(found.cost(copies).seconds, rel=1e-12)
-    assert found.cost(copies).seconds > found.work(copies).seconds + order(copies, GPU).seconds
+    assert found.cost(copies).seconds > found.work(copies).seconds + order(copies, defaults("gpu")).seconds
 
 
 @pytest.mark.parametrize(("operation", "engine", "split"), CASES)

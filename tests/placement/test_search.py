@@ -12,7 +12,7 @@ from math import inf, prod
 import pytest
 
 from rlgraph.clusters.cluster import Cluster, Device, Island
-from rlgraph.cost.constants import GPU
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Task
@@ -25,7 +25,7 @@ from rlgraph.placement.search.partitions import partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Search
 
-CONSTANTS = replace(GPU, reserved=0)
+CONSTANTS = replace(defaults("gpu"), reserved=0)
 MOST = 20000
 """Choices of options that brute force looks at for one problem."""
 

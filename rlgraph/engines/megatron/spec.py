@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.megatron.layout import layout
 from rlgraph.enginespec.legal import tensor_misfits
 from rlgraph.enginespec.rates import Rates
-from rlgraph.enginespec.spec import DeviceKind, EngineSpec, Memory
+from rlgraph.enginespec.spec import EngineSpec, Memory
 from rlgraph.models.shape import Shape
 
 _ROPE = {

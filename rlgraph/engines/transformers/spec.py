@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlgraph.enginespec.spec import DeviceKind, EngineSpec, Grown, Memory
+from rlgraph.clusters.cluster import DeviceKind
+from rlgraph.enginespec.spec import EngineSpec, Grown, Memory
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
