@@ -94,6 +94,8 @@ class Generation:
     finished: Tensor
     """bool [N * n]: the row ended by itself, not at `max_tokens`. One that was given up has fewer tokens, and is not
     finished."""
+    versions: Tensor | None = None
+    """int64 [total scored]: of the weights that sampled each token, where new ones could come meanwhile (`Refresh`)."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,26 @@ class HasWeights(Protocol):
         ...
 
 
+class Refresh(Protocol):
+    """New weights for a model, while it samples. An engine that `rereads` asks for them before it samples each token,
+    also the first one. Whoever brings them writes into its `tensors` and says so, in the thread that asked."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are there."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether new ones can be taken now. All ranks of a copy take them before the same token: once they wait at
+        each of them."""
+        ...
+
+    def take(self) -> int:
+        """Takes them: their version."""
+        ...
+
+
 class Generates(HasWeights, Protocol):
     """Of an engine whose operations are `generate` and `interact`."""
 
@@ -215,8 +237,12 @@ class Generates(HasWeights, Protocol):
         sampling: Sampling,
         row_keys: np.ndarray,
         weights: State | None = None,
+        refresh: Refresh | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given.
+
+        refresh: where new weights may come meanwhile, of an engine that `rereads`: rows that have not ended go on with
+        them as if these had read their prompts and the tokens so far.
 
         The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
         n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,
@@ -230,7 +256,13 @@ class Streams(Generates, Protocol):
     """Of an engine that `streams`."""
 
     def parts(
-        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, sizes: Sequence[int]
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        sizes: Sequence[int],
+        refresh: Refresh | None = None,
     ) -> Iterator[Generation]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
         ends."""

@@ -36,7 +36,11 @@ def taken(made: Generation, rows: Tensor) -> Generation:
     counts = made.sequences.counts()
     places = ragged_index((counts.cumsum(0) - counts)[rows], counts[rows])
     return replace(
-        made, sequences=made.sequences.take(rows), logprobs=made.logprobs[places], finished=made.finished[rows]
+        made,
+        sequences=made.sequences.take(rows),
+        logprobs=made.logprobs[places],
+        finished=made.finished[rows],
+        versions=None if made.versions is None else made.versions[places],
     )
 
 

@@ -136,6 +136,9 @@ class EngineSpec:
     """It computes micro-batches side by side in one process, as many as there are threads."""
     streams: bool = False
     """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.engines.base.Streams`)."""
+    rereads: bool = False
+    """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
+    again (`rlgraph.engines.base.Refresh`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
     shards_optimizer: bool = False

@@ -10,6 +10,7 @@ from rlgraph.engines.base import EngineError, Sampling
 from rlgraph.engines.sampling import sample, uniforms
 from rlgraph.engines.sequences import Sequences
 from tests.engines.models import FAMILIES, engine
+from tests.engines.refreshing import Coming, check
 
 PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
 
@@ -192,3 +193,36 @@ def test_diverged_weights_are_reported() -> None:
     next(iter(model.model.parameters())).data.fill_(torch.nan)
     with pytest.raises(EngineError, match="not finite"):
         model.generate(PROMPTS, 1, Sampling(3), keys(5))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("limits", [{}, {"threads": 2}, {"cache_tokens": 60}])
+def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, int]) -> None:
+    """Rows of several lengths, some of which have ended before."""
+    models = {version: engine(family, seed=version) for version in range(3)}
+    mine = engine(family, **limits)
+    coming = Coming(lambda version: mine.load_state(models[version].state()), after=(12, 14))
+    sampling = Sampling(20, temperature=0.8, stop_ids=(9, 10, 11))
+    made = mine.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
+    check(made, models, sampling, 1e-10)
+    assert made.versions is not None
+    counts = made.sequences.counts().tolist()
+    assert any(len(set(part.tolist())) == 3 for part in made.versions.split(counts)), "some rows have all three"
+    # What was sampled before the change is what no change gives, and what comes after is made of the same numbers.
+    before = models[0].generate(PROMPTS, 4, sampling, keys(20)).sequences.scored_rows()
+    for row, old, versions in zip(made.sequences.scored_rows(), before, made.versions.split(counts), strict=True):
+        first = int((versions == 0).sum())
+        assert row[:first] == old[:first]
+    again = engine(family, **limits)
+    coming = Coming(lambda version: again.load_state(models[0].state()), after=(12, 14))
+    made = again.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
+    assert made.sequences.scored_rows() == before, "reading the same weights again changes nothing"
+
+
+def test_weights_that_cannot_be_taken_end_the_call() -> None:
+    def fail(version: int) -> None:
+        raise EngineError("the sender is gone")
+
+    for limits in ({}, {"threads": 2}):
+        with pytest.raises(EngineError, match="the sender is gone"):
+            engine(**limits).generate(PROMPTS, 2, Sampling(12), keys(10), refresh=Coming(fail, after=(3,)))

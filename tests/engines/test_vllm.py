@@ -22,6 +22,7 @@ from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
 from tests.engines.models import WORDS
+from tests.engines.refreshing import Coming, check
 from tests.engines.vllm_models import spec
 
 PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
@@ -218,6 +219,20 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
         for (_, start, stop), model in zip(sample.versions, (trainer, other), strict=True):
             assert start < stop
             torch.testing.assert_close(logprobs[start:stop], scores(model, row)[start:stop], rtol=0, atol=1e-5)
+    # The same by asking: two changes, also where rows leave the engine in parts.
+    engine.load_state(own)
+    models = {0: trainer, 1: other, 2: TransformersEngine.open(spec(seed=6))}
+    sampling = Sampling(24, stop_ids=(20, 21, 22, 23))
+    whole = engine.generate(
+        LONG, 6, sampling, keys(24), refresh=Coming(lambda version: write(engine, models[version]), after=(4, 11))
+    )
+    check(whole, models, sampling, 1e-5)
+    engine.load_state(own)
+    coming = Coming(lambda version: write(engine, models[version]), after=(4, 11))
+    parts = list(engine.parts(LONG, 6, sampling, keys(24), [1, 3], coming))
+    assert whole.versions is not None and int(whole.versions.max()) == 2
+    assert [row for part in parts for row in part.sequences.rows()] == whole.sequences.rows()
+    assert torch.cat([part.versions for part in parts if part.versions is not None]).equal(whole.versions)
     engine.load_state(own)
 
 

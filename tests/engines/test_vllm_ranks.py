@@ -17,6 +17,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.ir.mesh import mesh
+from tests.engines.refreshing import Coming
 from tests.engines.vllm_models import misplaced, spec
 
 PROMPTS = Sequences.from_lists([[3 + (i * i + row * i) % 37 for i in range(1 + 5 * row)] for row in range(8)])
@@ -40,7 +41,14 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     engine = VllmEngine.open(spec(), mesh(tp=2), rank, address=address, rows=12, row_tokens=128, cache_bytes=0)
     made = [engine.generate(PROMPTS, 4, sampling, KEYS) for sampling in SAMPLINGS]
     rows = [(one.sequences.rows(), one.logprobs.tolist()) for one in made]
-    results.put((rank, engine.speaks, rows, misplaced(engine, TransformersEngine.open(spec()).model)))
+    wrong = misplaced(engine, TransformersEngine.open(spec()).model)
+    # New weights that wait at one rank before they do at the other.
+    own = engine.state()
+    halves = {name: tensor / 2 for name, tensor in own.items()}
+    coming = Coming(lambda version: engine.load_state(halves), after=(7 + 5 * rank,))
+    changed = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
+    assert changed.versions is not None
+    results.put((rank, engine.speaks, rows, wrong, (changed.sequences.rows(), changed.versions.tolist())))
 
 
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
@@ -55,10 +63,11 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
         for process in ranks:
             process.join(timeout=10)
             process.kill()
-    assert [speaks for _, speaks, _, _ in found] == [True, False]
-    assert [wrong for *_, wrong in found] == [[], []]
-    (_, _, first, _), (_, _, second, _) = found
+    assert [speaks for _, speaks, *_ in found] == [True, False]
+    assert [wrong for *_, wrong, _ in found] == [[], []]
+    (_, _, first, _, changed), (_, _, second, _, same) = found
     assert first == second
+    assert changed == same and {*changed[1]} == {0, 1} and changed[0] != first[0][0]
     trainer = TransformersEngine.open(spec())
     for sampling, (rows, logprobs) in zip(SAMPLINGS, first, strict=True):
         made = trainer.generate(PROMPTS, 4, sampling, KEYS)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from rlgraph.engines.base import EngineError, Generation, Sampling
+from rlgraph.engines.base import EngineError, Generation, Refresh, Sampling
 from rlgraph.engines.sampling import sample
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.transformers.cache import make_cache
 from rlgraph.engines.transformers.network import Network
+from rlgraph.engines.transformers.pause import Pause
 
 _DROP_AT = 0.75
 """Finished rows leave the batch when at most this share of it is still running: a copy of the cache then
@@ -43,6 +46,8 @@ class _Rows:
     """int64 [R]"""
     finished: Tensor
     """bool [R]"""
+    versions: Tensor | None
+    """int64 [R, longest]: of the weights that sampled each token, where new ones can come."""
 
 
 def generate(
@@ -56,6 +61,7 @@ def generate(
     pool: Executor | None = None,
     threads: int = 1,
     block_tokens: int = 1 << 18,
+    refresh: Refresh | None = None,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
@@ -74,8 +80,11 @@ def generate(
         blocks = [part for rows in blocks for part in _of_equal_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
+    pause = None if refresh is None else Pause(refresh)
+
     def run(rows: Tensor) -> _Rows:
-        return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id)
+        with nullcontext() if pause is None else pause.decoding():
+            return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause)
 
     # Threads with a block each, not operators with two threads each: those wait for one another hundreds of
     # times a token, which on a machine that has other work to do takes tens of times as long.
@@ -122,6 +131,7 @@ def _decode(
     keys: np.ndarray,
     stops: Tensor,
     pad_id: int,
+    pause: Pause | None,
 ) -> _Rows:
     """The responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
@@ -130,17 +140,17 @@ def _decode(
     finished = torch.zeros(count, dtype=torch.bool)
     given_up = torch.zeros(count, dtype=torch.bool)
     logprobs = torch.zeros(count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32)
+    versions = None if pause is None else torch.zeros(count, limit, dtype=torch.long)
     if not limit:
-        return _Rows(tokens, logprobs, lengths, finished)
+        return _Rows(tokens, logprobs, lengths, finished, versions)
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
     if picked.unique().shape[0] != picked.shape[0]:
         picked, local = torch.unique(rows // n, return_inverse=True)
     ids, mask = _left_padded(prompts.take(picked), pad_id)
     width, ragged = ids.shape[1], not bool(mask.all())
     start = mask.sum(1)
-    cache = make_cache(network.model.config, limit)
-    positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(width)[None]
-    logits = network.step(ids.to(device), cache, positions.to(device), mask.to(device) if ragged else None)
+    version = None if pause is None else pause.version()
+    logits, cache = _read(network, ids, mask, limit)
     if picked.shape[0] != count:
         logits = logits.index_select(0, local.to(device))
         cache.batch_select_indices(local.to(device))
@@ -153,6 +163,12 @@ def _decode(
     is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True)
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
     for place in range(limit):
+        if pause is not None and versions is not None:
+            if (now := pause.version()) != version:
+                version, read = now, torch.cat([ids[local[active]], tokens[active, :place]], 1)
+                there = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
+                logits, cache = _read(network, read, there, limit - place)
+            versions[active, place] = now
         wide = logits if logits.dtype == torch.float64 else logits.float()
         sampled, logprob = sample(wide, keys, place, sampling, banned if place < sampling.min_tokens else None)
         token = sampled.cpu()
@@ -181,7 +197,16 @@ def _decode(
         logits = network.step(
             sampled[:, None], cache, where.to(device), None if seen is None else seen[:, : width + place + 1]
         )
-    return _Rows(tokens, logprobs, lengths, finished)
+    return _Rows(tokens, logprobs, lengths, finished, versions)
+
+
+def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, DynamicCache]:
+    """What the model says after rows that end in the same column, and the cache that so many tokens may follow. ids:
+    int64 [N, T]; mask: bool [N, T], what is no padding."""
+    ragged, cache = not bool(mask.all()), make_cache(network.model.config, room)
+    positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(ids.shape[1])[None]
+    seen = mask.to(network.device) if ragged else None
+    return network.step(ids.to(network.device), cache, positions.to(network.device), seen), cache
 
 
 def _left_padded(prompts: Sequences, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -204,6 +229,7 @@ def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Row
     logprobs = torch.cat([part.logprobs for part in parts])[back]
     lengths = torch.cat([part.lengths for part in parts])[back]
     finished = torch.cat([part.finished for part in parts])[back]
+    spans = [part.versions for part in parts if part.versions is not None]
     written = torch.arange(limit)[None] < lengths[:, None]
     before = torch.repeat_interleave(prompts.lengths, n)
     starts = (before + lengths).cumsum(0) - (before + lengths)
@@ -214,4 +240,5 @@ def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Row
     responses = ragged_index(starts + before, lengths)
     flat[responses] = tokens[written]
     scored[responses] = True
-    return Generation(Sequences(flat, before + lengths, scored), logprobs[written], finished)
+    versions = torch.cat(spans)[back][written] if spans else None
+    return Generation(Sequences(flat, before + lengths, scored), logprobs[written], finished, versions)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Sampling, State, TrainOptions
+from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
@@ -119,6 +119,7 @@ class TransformersEngine:
         sampling: Sampling,
         row_keys: np.ndarray,
         weights: State | None = None,
+        refresh: Refresh | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
         self._require("causal_lm", "generate")
@@ -134,6 +135,7 @@ class TransformersEngine:
                 pool=self._pool,
                 threads=self.threads,
                 block_tokens=self._cache_tokens,
+                refresh=refresh,
             )
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:

@@ -17,6 +17,7 @@ SPEC = EngineSpec(
     experts=True,
     every_model=True,
     threads=True,
+    rereads=True,
     saves=True,
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
     preference=1,

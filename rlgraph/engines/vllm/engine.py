@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlgraph.engines.base import EngineError, Generation, Rank, Sampling, State
+from rlgraph.engines.base import EngineError, Generation, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
@@ -45,12 +46,17 @@ class Sample:
     """Which weights sampled which tokens: a version, its first place and the one after its last."""
 
 
-def _generation(starts: Sequence[list[int]], samples: Sequence[Sample]) -> Generation:
+def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: Mapping[int, int]) -> Generation:
+    """known: by the engine's count of its weights the versions that they are, where somebody has told them."""
     logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    versions = [
+        known[version] for sample in samples for version, *span in sample.versions for _ in range(*span) if known
+    ]
     return Generation(
         Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
         torch.tensor(logprobs, dtype=torch.float32),
         torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
+        torch.tensor(versions, dtype=torch.int64) if known else None,
     )
 
 
@@ -105,25 +111,38 @@ class VllmEngine:
         return int(self._engine.model_config.max_model_len)
 
     def generate(
-        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, weights: State | None = None
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
+        refresh: Refresh | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
         given."""
         if weights is not None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys)
-        [made] = self.parts(prompts, n, sampling, row_keys, [len(prompts)])
+        [made] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh)
         return made
 
     def parts(
-        self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray, sizes: Sequence[int]
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        sizes: Sequence[int],
+        refresh: Refresh | None = None,
     ) -> Iterator[Generation]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
         ends."""
         starts = self._started(prompts).rows()
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         ended: dict[int, Sample] = {}
-        samples = self.stream(prompts, n, sampling, row_keys)
+        known: dict[int, int] = {}
+        samples = self.stream(prompts, n, sampling, row_keys, refresh, known)
         for first, last in bounds:
             rows = range(first * n, last * n)
             missing = set(rows) - ended.keys()
@@ -131,11 +150,20 @@ class VllmEngine:
                 sample = next(samples)
                 ended[sample.row] = sample
                 missing.discard(sample.row)
-            yield _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows])
+            yield _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
         samples.close()
 
-    def stream(self, prompts: Sequences, n: int, sampling: Sampling, row_keys: np.ndarray) -> Iterator[Sample]:
-        """The samples of `generate`, each as soon as it ends.
+    def stream(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        refresh: Refresh | None = None,
+        known: dict[int, int] | None = None,
+    ) -> Iterator[Sample]:
+        """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
+        brings, by this engine's count.
 
         Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
         weights. A stream that is closed gives its other rows up. A row of which it is certain that it is not one of
@@ -152,8 +180,14 @@ class VllmEngine:
         batch = Batch(sampling, self._stops(sampling))
         waiting = self._submit(prompts, n, batch, keys)
         ended: dict[int, list[int]] = {}
+        known = {} if known is None else known
+        if refresh is not None:
+            known[self.version] = refresh.version
         try:
             while waiting:
+                if refresh is not None and self._all(refresh.waits):
+                    new = refresh.take()
+                    known[self.version] = new
                 outputs = self._engine.step()
                 if batch.failure is not None:
                     raise batch.failure
@@ -210,6 +244,16 @@ class VllmEngine:
             yield
         finally:
             self.load_state(own)
+
+    def _all(self, here: bool) -> bool:
+        """Whether something holds at all ranks of this copy, which ask before the same step."""
+        if self._mesh.length("tp") == 1:
+            return here
+        from vllm.distributed.parallel_state import get_tp_group
+
+        least = torch.tensor(here, dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
+        return bool(least)
 
     def _started(self, prompts: Sequences) -> Sequences:
         """`prompts`, an empty one begun with the token that begins a text."""

@@ -25,6 +25,7 @@ SPEC = EngineSpec(
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
     streams=True,
+    rereads=True,
     memory=Memory(cache=Reserved(), cpu_dtype="float32"),
     # With CUDA graphs it decodes at 0.7 to 0.8 of a GPU's bandwidth.
     rates={
