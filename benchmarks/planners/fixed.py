@@ -16,7 +16,7 @@ from math import inf
 
 from rlgraph.cost import memory, time, work
 from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.optimizer import adamw
+from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.peak import usable
 from rlgraph.ir.mesh import mesh
 from rlgraph.placement.search.components import Component
@@ -175,7 +175,7 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
                 latency = time.latency(kind, component.config, deployment, constants, batches)
                 mine = sum(batch.share(devices) for batch in batches)
                 sent = gather * (3 if op == "train" else 1) * latency.turns(mine)
-                update = adamw().moved * weights / devices / island.device.bandwidth if op == "train" else 0.0
+                update = optimizer_bytes().moved * weights / devices / island.device.bandwidth if op == "train" else 0.0
                 seconds.append(latency.seconds(mine) + sent + update)
                 footprint = (memory.training if op == "train" else memory.reading)(
                     component.config, deployment, batches

@@ -13,6 +13,7 @@ from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
+from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 BLOCK_TOKENS = 2048
 """Padded tokens of a micro-batch where nobody says how many: what the engines take by themselves."""
@@ -26,6 +27,8 @@ class ModelConfig:
     shape: Shape
     kind: ModelKind
     dtype: str = "float32"
+    optimizer: Optimizer = ADAMW
+    """Where it is trained."""
 
     @property
     def item(self) -> int:

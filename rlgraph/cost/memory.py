@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
-from rlgraph.cost.optimizer import adamw
+from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.time import Batch, slots
 from rlgraph.cost.work import Activations, Tokens
 from rlgraph.enginespec.spec import Grown
@@ -60,7 +60,7 @@ def training(config: ModelConfig, deployment: Deployment, batches: Sequence[Batc
     """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
     (arXiv 1910.02054)."""
     weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
-    state = adamw(config.item)
+    state = optimizer_bytes(config.optimizer, config.item)
     own = Bytes((("weights", weights * config.item),))
     optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
     sharded = deployment.spec.shards_optimizer

@@ -20,7 +20,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import link
-from rlgraph.cost.optimizer import adamw
+from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
 
@@ -236,7 +236,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
     # gradients.
     split = deployment.spec.shards_optimizer
-    step = adamw()
+    step = optimizer_bytes(config.optimizer)
     sent = weights * (step.gradient + config.item) if split else weights * 2 * step.gradient
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = weights * step.moved if split else 0.0

@@ -15,6 +15,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 if TYPE_CHECKING:
     from rlgraph.engines.sources import ModelSpec
@@ -100,8 +101,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """One model's optimizer: AdamW (arXiv 1711.05101) with a learning rate that depends on the number of the
-    update."""
+    """One model's optimizer, and a learning rate that depends on the number of the update."""
 
     lr: float
     """Peak learning rate."""
@@ -113,9 +113,9 @@ class TrainOptions:
     """Where `linear` and `cosine` end, in updates."""
     final_lr: float = 0.0
     """The rate from there on."""
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    optimizer: Optimizer = ADAMW
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Of the optimizer; of those that are not said its defaults hold."""
     clip_norm: float | None = None
     """Scale the gradient down to this global norm; None or 0: do not."""
 
@@ -125,6 +125,10 @@ class TrainOptions:
             self.schedule == "constant" or self.total_steps is not None,
             f"the {self.schedule} schedule needs total_steps",
         )
+
+    def setting(self, name: str) -> float:
+        """One of the optimizer's numbers."""
+        return self.settings.get(name, self.optimizer.default(name))
 
     def learning_rate(self, step: int) -> float:
         """The rate of update `step`, counted from 0."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +11,31 @@ from torch import Tensor, nn
 from rlgraph.engines.base import EngineError, TrainOptions
 
 
+def adamw(options: TrainOptions) -> dict[str, Any]:
+    """The settings of AdamW as torch calls them."""
+    betas = options.setting("beta1"), options.setting("beta2")
+    return {"weight_decay": options.setting("weight_decay"), "betas": betas, "eps": options.setting("eps")}
+
+
+TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
+    "adamw": (torch.optim.AdamW, adamw),
+}
+"""By name: torch's own, and its settings as torch calls them."""
+
+
 class Optimizer:
-    """AdamW over a model's parameters; narrow ones are updated through float32 copies, so that small steps
-    are not lost."""
+    """Steps of a model's parameters; narrow ones are updated through float32 copies, so that small steps are not
+    lost."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = [parameter for _, parameter in model.named_parameters()]
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
-        self._adam = torch.optim.AdamW(self._masters or self._parameters, fused=True)
+        self._torch: torch.optim.Optimizer | None = None
+        """Made for the first step, which says which it is."""
+        self._loaded: dict[Tensor, dict[str, Tensor]] = {}
+        """For it: what was loaded before."""
 
     def step(self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int) -> dict[str, float]:
         """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
@@ -38,11 +54,15 @@ class Optimizer:
         if options.clip_norm and norm > options.clip_norm:
             torch._foreach_mul_(grads, float(options.clip_norm / norm))
         rate = options.learning_rate(number)
-        for group in self._adam.param_groups:
-            group.update(lr=rate, weight_decay=options.weight_decay, betas=options.betas, eps=options.eps)
+        make, settings = TORCH[options.optimizer.name]
+        if self._torch is None:
+            self._torch = make(targets, fused=True)
+            self._torch.state.update(self._loaded)
+        for group in self._torch.param_groups:
+            group.update(lr=rate, **settings(options))
         for target, gradient in zip(targets, grads, strict=True):
             target.grad = gradient
-        self._adam.step()
+        self._torch.step()
         for target in targets:
             target.grad = None
         if self._masters is not None:
@@ -57,10 +77,10 @@ class Optimizer:
             master.copy_(parameter.detach())
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the moments, the number of updates and the wide copies, by parameter name."""
-        kept = {}
+        """Copies of what the optimizer keeps for each parameter, and of the wide copies, by parameter name."""
+        made, kept = self._loaded if self._torch is None else self._torch.state, {}
         for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
-            for key, value in self._adam.state.get(target, {}).items():
+            for key, value in made.get(target, {}).items():
                 kept[f"{key}:{name}"] = value.clone()
             if self._masters is not None:
                 kept[f"master:{name}"] = self._masters[index].clone()
@@ -68,15 +88,14 @@ class Optimizer:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
-            moments = {
-                key: state[f"{key}:{name}"].clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}:{name}" in state
-            }
-            self._adam.state[target] = moments
-            if self._masters is not None and f"master:{name}" in state:
-                self._masters[index].copy_(state[f"master:{name}"])
+        targets = dict(zip(self._names, self._masters or self._parameters, strict=True))
+        self._torch, self._loaded = None, {}
+        for key, value in state.items():
+            kind, _, name = key.partition(":")
+            if kind != "master":
+                self._loaded.setdefault(targets[name], {})[kind] = value.clone()
+            elif self._masters is not None:
+                targets[name].copy_(value)
 
     def _refuse(self, gradients: Sequence[Tensor]) -> None:
         bad = [name for name, gradient in zip(self._names, gradients, strict=True) if not gradient.isfinite().all()]

@@ -141,6 +141,8 @@ class EngineSpec:
     again (`rlgraph.engines.base.Refresh`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
+    optimizers: frozenset[str] = frozenset({"adamw"})
+    """Those of `rlgraph.ops.optimizers` that it can step with."""
     shards_optimizer: bool = False
     """Data-parallel copies share the optimizer's state out among them (ZeRO's first stage, arXiv 1910.02054); else they
     add gradients up and each takes the whole step."""

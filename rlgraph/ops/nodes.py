@@ -40,6 +40,7 @@ from typing import Any, Literal
 
 from rlgraph.ir.attributes import Attribute, Required
 from rlgraph.ir.graph import Node
+from rlgraph.ops.optimizers import attributes as of_optimizers
 
 Work = Literal["generates", "scores", "trains"]
 
@@ -298,10 +299,7 @@ _ALL = (
         attributes=(
             Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
             Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
-            Attribute("weight_decay", "float", 0.0, 0.0, None, "of AdamW"),
-            Attribute("beta1", "float", 0.9, 0.0, 1.0, "of AdamW"),
-            Attribute("beta2", "float", 0.999, 0.0, 1.0, "of AdamW"),
-            Attribute("eps", "float", 1e-8, 0.0, None, "of AdamW"),
+            *of_optimizers(),
             Attribute(
                 "micro", "axis", None, doc="rows of this axis may be computed apart; none: all at once", by="pass"
             ),

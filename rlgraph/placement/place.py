@@ -34,6 +34,7 @@ from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
+from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""
@@ -100,7 +101,19 @@ def dtype_of(model: Model, program: Program) -> str:
 
 def config_of(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """A program's model as cost and memory are reckoned of it."""
-    return ModelConfig(model.name, shape, cast(ModelKind, model.kind), dtype_of(model, program))
+    kind, optimizer = cast(ModelKind, model.kind), _optimizer(model, program)
+    return ModelConfig(model.name, shape, kind, dtype_of(model, program), optimizer)
+
+
+def _optimizer(model: Model, program: Program) -> Optimizer:
+    """That which keeps most for each weight, of those that it is trained with."""
+    found = []
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if NODES[node.op].trains and cast(Handle, types[node.inputs[0]]).name == model.name:
+                found.append(optimizer_of(node))
+    return max(found, key=lambda each: each.kept, default=ADAMW)
 
 
 def updates(program: Program) -> Iterator[tuple[str, str]]:
@@ -157,7 +170,8 @@ class _Placer:
         split = mesh(dp=self.pools[pool])
         engine = self.engine(model, operation, split)
         for seat in others:
-            if engine == seat.engine or not NODES[operation].generates and operation in spec_of(seat.engine).operations:
+            able = operation in spec_of(seat.engine).operations and self.can_step(model, operation, seat.engine)
+            if engine == seat.engine or not NODES[operation].generates and able:
                 return seat
         return _Seat(pool, engine, split)
 
@@ -176,7 +190,11 @@ class _Placer:
         wanted = {name for name, size in split.axes if size > 1}
         able = [each.name for each in preferred(operation) if wanted <= set(each.axes)]
         there = (name for name in able if name in self.installed and self.fits(model, name, split))
-        return next(there, able[-1])
+        return next((name for name in there if self.can_step(model, operation, name)), able[-1])
+
+    def can_step(self, model: Model, operation: str, engine: str) -> bool:
+        """Whether an engine has the optimizer, where the operation needs one."""
+        return not NODES[operation].trains or _optimizer(model, self.program).name in spec_of(engine).optimizers
 
     def fits(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
@@ -199,6 +217,15 @@ class _Placer:
         engine, shape, dtype = seat.engine, self.shapes.get(model.name), dtype_of(model, self.program)
         subject = next(s.span for s in pin.work if s.model == model.name)
         named = pin.at("engine") if pin.engine else subject
+        optimizer = _optimizer(model, self.program).name
+        done = [operation for (name, operation), each in self.seats.items() if (name, each) == (model.name, seat)]
+        if not all(self.can_step(model, operation, engine) for operation in done):
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` does not have `{optimizer}`, with which `{model.name}` is trained",
+                named,
+                f"`engine={embedded().name}` does",
+            )
         if not spec_of(engine).can_compute(dtype):
             yield Diagnostic(
                 "E0912",

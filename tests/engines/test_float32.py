@@ -52,7 +52,7 @@ def test_three_updates_are_those_of_plain_torch(family: str) -> None:
     weight = torch.randn(ROWS * (LONG - 4), generator=generator)
     # A large eps keeps rounding in tiny gradients from being blown up to whole steps.
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.1, foreach=False, fused=False)
-    options = TrainOptions(lr=1e-2, eps=1e-2, weight_decay=0.1, clip_norm=0.5)
+    options = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 
     def loss(_: object) -> Tensor:
         return -(engine.logprobs(sequences) * weight).mean()

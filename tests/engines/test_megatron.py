@@ -50,7 +50,7 @@ MESHES = {
     "tp4": mesh(tp=4),
     "pp4": mesh(pp=4),
 }
-OPTIONS = TrainOptions(lr=1e-2, eps=1e-2, weight_decay=0.1, clip_norm=0.5)
+OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 """A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
 
 
@@ -185,7 +185,7 @@ def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:
 
 
 def test_two_calls_of_a_micro_batch_and_no_clipping(ranks: Ranks, folder: Path) -> None:
-    options = TrainOptions(lr=1e-4, eps=1.0, schedule="linear", warmup_steps=2, total_steps=4)
+    options = TrainOptions(lr=1e-4, schedule="linear", warmup_steps=2, total_steps=4, settings={"eps": 1.0})
     spec, task = spec_of(folder, "tied"), replace(task_for(MESHES["pp2"]), other=rows(12, seed=5), options=options)
     task = replace(task, blocks=((*task.blocks[0], ()),))
     check(spec, task, ranks.run(MESHES["pp2"], train, spec, task))

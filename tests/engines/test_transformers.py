@@ -30,7 +30,7 @@ ROWS = Sequences.from_lists(
     ],
     [[0, 0, 1, 1, 0, 1], [0, 0], [0, 1, 1, 1, 1, 1, 1, 1, 1], [0], [0, 1, 0], [0, 1, 1, 0, 1]],
 )
-SGD = TrainOptions(lr=0.1, eps=1.0)
+SGD = TrainOptions(lr=0.1, settings={"eps": 1.0})
 
 
 def own_outputs(model: TransformersEngine) -> list[Tensor]:
@@ -181,7 +181,7 @@ def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) 
 
 def test_adamw_and_clipping_are_torchs() -> None:
     model, twin = engine("gpt2"), engine("gpt2")
-    options = TrainOptions(0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2, clip_norm=0.5)
+    options = TrainOptions(0.01, clip_norm=0.5, settings={"beta1": 0.8, "beta2": 0.9, "eps": 1e-2, "weight_decay": 0.1})
     adam = torch.optim.AdamW(twin.model.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-2)
     for step in range(3):
         told = model.train_step([ROWS], by_hand(lambda rows: -model.logprobs(rows).mean()), options, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,20 @@ def test_what_it_cannot_do_is_said(package: Path, options: str, said: str) -> No
     with pytest.raises(ProgramError) as error:
         rlgraph.compile(PROGRAM, schedule=SCHEDULE.replace("engine=plain", options))
     assert said in str(error.value)
+
+
+def test_an_engine_without_the_optimizer_trains_nothing(package: Path) -> None:
+    installed(package, "long = long_engine:SPEC\n")
+    (package / "long_engine.py").write_text(LONG)
+    assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine == "long"
+    (package / "long_engine.py").write_text(LONG.replace("preference", "optimizers=frozenset(), preference"))
+    sys.modules.pop("long_engine")
+    registry._found.cache_clear()
+    assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine != "long"
+    apart = SCHEDULE.replace("engine=plain", "engine=long")
+    with pytest.raises(ProgramError, match="`long` does not have `adamw`, with which `actor` is trained"):
+        rlgraph.compile(PROGRAM, schedule=apart)
+    assert rlgraph.compile(PROGRAM, schedule=apart.replace("actor on", "actor.generate on")).plan
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
+from rlgraph.ops.optimizers import optimizer_of, settings_of
 
 
 def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
@@ -112,11 +113,9 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[np.ndarray]:
 
 def _options(node: Node) -> TrainOptions:
     rate = node.attr("lr")
-    betas = (node.attr("beta1"), node.attr("beta2"))
     common: dict[str, Any] = {
-        "weight_decay": node.attr("weight_decay"),
-        "betas": betas,
-        "eps": node.attr("eps"),
+        "optimizer": optimizer_of(node),
+        "settings": settings_of(node),
         "clip_norm": node.attr("clip_norm"),
     }
     if not isinstance(rate, Record):

@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.optimizer import adamw
 
 
 class Trainer:
@@ -67,7 +68,7 @@ class Trainer:
         rate = options.learning_rate(number)
         # Of all groups: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
-            group.update(lr=rate, weight_decay=options.weight_decay, betas=options.betas, eps=options.eps)
+            group.update(lr=rate, **adamw(options))
         self._adam.step_with_ready_grads()
         return {"grad_norm": norm, "lr": rate}
 

@@ -167,6 +167,8 @@ class Options:
         for spec in preferred(component.operations[0]):
             there = spec.embedded or spec.name in self.engines
             able = spec.operations.issuperset(component.operations)
+            if component.work == "train":
+                able &= config.optimizer.name in spec.optimizers
             if there and able and legal(config.shape, spec.name, config.kind, 1):
                 return [spec.name]
         return [embedded().name]
