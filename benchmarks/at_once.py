@@ -114,7 +114,7 @@ class AtOnce(Processes):
         self._count("pack", parcels)
         return [("rows", who)] * len(parcels)
 
-    def get(self, references: Sequence[Any], request: Request) -> list[Any]:
+    def get(self, references: Sequence[Any], request: Request, beside: Sequence[Any] = ()) -> list[Any]:
         return [each() if callable(each) else each for each in references]
 
     def give_up(self, why: BaseException) -> None: ...
@@ -150,7 +150,7 @@ class AtOnce(Processes):
 
     def _fire(self, who: Address, told: bytes, *arrived: Any) -> bytes:
         order = order_of(told)
-        if not order.parts:
+        if not order.parts or not order.keeps:
             return packed(self._receipt(order, len(arrived)))
         self._parts[who] = self._in_parts(order, len(arrived))
         return self._next_part(who)

@@ -49,6 +49,22 @@ def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> 
     return found
 
 
+def handed_on(graph: Graph) -> list[bool]:
+    """For each node of a graph whether others work on with a block of what it makes: a model or the user's code, maybe
+    after some mathematics. Where only a barrier follows, a block is the least that is worth an order: a node takes all
+    that is there."""
+    begins: dict[str, bool] = {}
+    found = []
+    for node in reversed(graph.nodes):
+        own = any(begins.get(value.name, False) for value in node.outputs)
+        found.append(own)
+        by_rows = node.unit is not None and node.unit.axis is not None
+        works = NODES[node.op].with_model or bool(NODES[node.op].foreign)
+        for name in node.inputs:
+            begins[name] = begins.get(name, False) or (by_rows and (works or own))
+    return found[::-1]
+
+
 def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[Cut, ...]) -> Iterator[int]:
     """The ends of the whole blocks among the rows of a node's unit from `done` to `ready`, in order."""
     axis = frame.rows[unit].axis

@@ -36,6 +36,11 @@ class Crew(Protocol):
         """Called by the work; the event happens in the thread that runs the graph."""
         ...
 
+    @property
+    def told(self) -> bool:
+        """Whether something is told already."""
+        ...
+
     def next(self) -> Event:
         """Waits until something is told."""
         ...
@@ -106,6 +111,10 @@ class _InLineCrew:
     def tell(self, event: Event) -> None:
         event()
 
+    @property
+    def told(self) -> bool:
+        return False
+
     def next(self) -> Event:
         raise AssertionError("work is over when it has begun: there is nothing to wait for")
 
@@ -164,6 +173,10 @@ class _ThreadCrew:
 
     def tell(self, event: Event) -> None:
         self.events.put(event)
+
+    @property
+    def told(self) -> bool:
+        return not self.events.empty()
 
     def next(self) -> Event:
         return self.events.get()
@@ -325,6 +338,10 @@ class _VirtualCrew:
     def tell(self, event: Event) -> None:
         self.events.append(event)
         self._rouse()
+
+    @property
+    def told(self) -> bool:
+        return bool(self.events)
 
     def next(self) -> Event:
         while not self.events:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.blocks import Blocks, Cut, cuts, ends
+from rlgraph.backends.blocks import Blocks, Cut, cuts, ends, handed_on
 from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
@@ -62,6 +62,8 @@ class _Task:
     node: Node
     cuts: tuple[Cut, ...] = ()
     """The tables whose blocks it takes."""
+    handed_on: bool = True
+    """Others work on with a block of what it makes, while it does the next one."""
     after: list[_Task] = field(default_factory=list)
     """Those that read a handle which this node replaces."""
     done: int = 0
@@ -142,7 +144,9 @@ class GraphRun:
         self.under_way = 0
         """Nodes that are fired and not done."""
         wanted = cuts(graph, frame.types, self.blocks.tables)
-        self.tasks = [_Task(node, each) for node, each in zip(graph.nodes, wanted, strict=True)]
+        self.tasks = [
+            _Task(node, each, handed) for node, each, handed in zip(graph.nodes, wanted, handed_on(graph), strict=True)
+        ]
         self.waiting = list(self.tasks)
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
@@ -166,11 +170,13 @@ class GraphRun:
         return not self.waiting
 
     def advance(self) -> bool:
-        """Fires all that can fire; whether anything could."""
+        """Fires all that can fire; whether anything could, or is over now."""
         moved = False
         for task in self.waiting:
             moved |= self.advance_task(task)
-        self.waiting = [task for task in self.waiting if not task.finished]
+        left = [task for task in self.waiting if not task.finished]
+        moved |= len(left) < len(self.waiting)
+        self.waiting = left
         return moved
 
     def follow(self, before: GraphRun, graph: Graph) -> None:
@@ -250,8 +256,10 @@ class GraphRun:
         if self.backend.streams(task.node, self.frame):
             found = [first, *whole]
             self.fire(task, axis, found if found[-1] == ready else [*found, ready], last)
-        else:
+        elif task.handed_on or self.blocks.each is not None:
             self.fire(task, axis, [first], last)
+        else:
+            self.fire(task, axis, [ready if last else max(whole, default=first)], last)
         return True
 
     def whole_blocks(self, task: _Task, axis: str, ready: int) -> Iterator[int]:
@@ -372,6 +380,9 @@ def wait(runs: Sequence[GraphRun], crew: Crew) -> None:
     waits = [task.node.name for run in runs for task in run.waiting]
     assert any(run.under_way for run in runs), f"no node can fire: {waits}"
     crew.next()()
+    # Who is behind looks once at all that has come meanwhile.
+    while crew.told:
+        crew.next()()
 
 
 def not_yet(node: Node) -> bool:

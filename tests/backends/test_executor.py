@@ -135,9 +135,9 @@ class Streamed(Fired):
 @pytest.mark.parametrize(
     ("block", "answers", "prompts"),
     [
-        (1, [1] * 12, [1] * 6),
+        (1, [2] * 6, [1] * 6),
         (2, [2] * 6, [1] * 6),
-        (3, [3] * 4, [2] * 3),
+        (3, [3, 3, 6], [2] * 3),
         (4, [4] * 3, [2] * 3),
         (8, [8, 4], [4, 2]),
         (100, [12], [6]),
@@ -146,10 +146,11 @@ class Streamed(Fired):
 def test_a_block_of_a_table_is_so_many_of_its_rows_at_every_node(
     folder: Path, block: int, answers: list[int], prompts: list[int]
 ) -> None:
-    """Two answers for each prompt: where prompts go through, the fewest in which so many answers lie."""
+    """Two answers for each prompt: where prompts go through, the fewest in which so many answers lie. Nobody works on
+    with the scores of one block: scoring takes all whole blocks that are there."""
     fired = Streamed(STREAM, folder, rollout=block)
-    assert fired.sizes("rollout") == prompts and fired.sizes("adv") == prompts
-    assert fired.sizes("score") == answers
+    assert fired.sizes("rollout") == prompts
+    assert fired.sizes("score") == answers and sum(fired.sizes("adv")) == 6
     assert fired.seen.metrics == Fired(STREAM, folder).seen.metrics
 
 
@@ -166,6 +167,15 @@ step:
     report score = mean(score), second = mean(second), third = mean(third)
 """
 )
+
+
+def test_a_block_that_others_work_on_with_is_no_larger(folder: Path) -> None:
+    text = STREAM.replace(
+        "    half ",
+        "    keep rollout where score > -1\n    chances = actor.logprobs(rollout, temperature=2.0)\n    half ",
+    )
+    text = text.replace("report ", "report chance = mean(chances), ")
+    assert Streamed(text, folder, rollout=3).sizes("score") == [3] * 4
 
 
 def test_only_the_table_that_is_streamed_goes_in_blocks(folder: Path) -> None:

@@ -37,6 +37,16 @@ def test_an_order_goes_to_a_copy() -> None:
     assert sum(bytes_of_many.values()) < 1.1 * sum(bytes_of_few.values())
 
 
+def test_blocks_cost_no_more_orders_than_they_are() -> None:
+    """The 256 blocks of a batch are told of by who speaks for a copy, one after the other; who is behind takes all that
+    are there."""
+    whole, _ = step(grpo(2, 4, heads=2, stages=1, clock=InLine()))
+    few, _ = step(grpo(2, 4, heads=2, stages=1, block=64, clock=InLine()))
+    many, _ = step(grpo(2, 4, heads=8, stages=2, block=64, clock=InLine()))
+    assert few == many
+    assert few["next_part"] == 256 - 4 and few["fire"] == whole["fire"]
+
+
 def test_work_grows_with_the_copies() -> None:
     def work(copies: int) -> int:
         run = grpo(copies, copies, heads=2, stages=1, clock=InLine())

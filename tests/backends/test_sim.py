@@ -15,6 +15,7 @@ from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.blocks import handed_on
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
@@ -144,7 +145,17 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
         finally:
             backend.close()
         list(SimBackend(made.program, made.plan, Fixed(), WORKLOAD, observer=ours).steps(2))
-        assert Counter(ours.names) == Counter(real.names)
+        assert set(ours.names) == set(real.names)
+        # Of what nobody works on with, all blocks are taken that are there: that is a matter of time.
+        late = {
+            (node.op, node.name)
+            for phase in made.program.phases
+            for node, handed in zip(phase.graph.nodes, handed_on(phase.graph), strict=True)
+            if more and not handed
+        }
+        assert Counter(each for each in ours.names if each not in late) == Counter(
+            each for each in real.names if each not in late
+        )
         if not more:
             found = [each for each in ours.pools if each[0] != "host"]
             if made.program.phases[-1].staleness:
@@ -155,11 +166,13 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_a_block_is_of_the_rows_of_its_table(folder: Path, engine: str) -> None:
-    """Five prompts with four answers each: eight answers are those of two prompts."""
+    """Five prompts with four answers each: eight answers are those of two prompts. What has ended while the first ones
+    are scored is scored at once."""
     made = program("grpo", folder, apart, "stream rollout(block=8)\n")
     backend, _ = simulated(made, 1, streams(made.plan, 8) if engine == "vllm" else made.plan)
-    for name in ("rollout", "ref_logp"):
-        assert sorted(work.rows for work in backend.works if work.name == name) == [4, 8, 8], name
+    scored = [4, 8, 8] if engine == "transformers" else [8, 12]
+    for name, rows in (("rollout", [4, 8, 8]), ("ref_logp", scored)):
+        assert sorted(work.rows for work in backend.works if work.name == name) == rows, name
 
 
 def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> None:

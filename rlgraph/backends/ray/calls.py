@@ -35,7 +35,9 @@ class Calls(Generic[T]):
         self.processes = processes
         self.asked: list[tuple[Address, ...]] = []
         """For each call, who answers it."""
-        self._answers: list[Reference[Any]] = []
+        self.answers: list[Reference[Any]] = []
+        self.beside: list[Reference[Any]] = []
+        """Answers to others, a failure of which ends the wait for these."""
         self._several: list[bool] = []
 
     @property
@@ -60,12 +62,13 @@ class Calls(Generic[T]):
 
     def _add(self, who: tuple[Address, ...], answer: Reference[Any], *, several: bool) -> None:
         self.asked.append(who)
-        self._answers.append(answer)
+        self.answers.append(answer)
         self._several.append(several)
 
     def get(self, doing: str, node: Node | None = None) -> list[list[T]]:
         """Waits: for each call the answers. Raises RunError where a process failed, is gone, or does not answer."""
-        found = self.processes.get(self._answers, Request(self.who, doing, node, tuple(self.asked)))
+        request = Request(self.who, doing, node, tuple(self.asked))
+        found = self.processes.get(self.answers, request, self.beside)
         return [
             cast("list[T]", answer) if several else [answer]
             for answer, several in zip(found, self._several, strict=True)

@@ -187,15 +187,19 @@ class Dispatch:
                 self.ledger.send([each.delivery for each in sent])
                 for each in sent:
                     told = packed(self.told(order, numbers[mine[0]], each.delivery, each.speaks, parts=parts))
-                    for index in mine:
+                    # Of the others nobody wants a part: they tell of all at the end, but a failure at once.
+                    calls, deliveries = coming[mine[0] if each.speaks else mine[-1]]
+                    self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
+                    deliveries.append(each.delivery)
+                    if not each.speaks:
+                        for index in mine[:-1]:
+                            coming[index][0].beside += calls.answers[-1:]
+                        continue
+                    for index in mine[1:]:
                         calls, deliveries = coming[index]
-                        if index == mine[0]:
-                            self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
-                            deliveries.append(each.delivery)
-                        else:
-                            # A process does one thing after the other: it goes on when it has told of the part before.
-                            self.tell(calls, each, Worker.next_part)
-                            deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
+                        # A process does one thing after the other: it goes on when it has told of the part before.
+                        self.tell(calls, each, Worker.next_part)
+                        deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
             for index, (calls, deliveries) in enumerate(coming):
                 answers = self.answers(calls, node)
                 self.trace(order, numbers[index], calls, deliveries, answers)

@@ -72,8 +72,11 @@ class Processes(ABC):
         """Has a process pack rows, for each parcel of its own."""
 
     @abstractmethod
-    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
-        """The answers; raises RunError where a process failed, is gone, or does not answer."""
+    def get(
+        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+    ) -> list[T]:
+        """The answers; raises RunError where a process failed, is gone, or does not answer. beside: answers that are
+        not waited for, but a failure ends the wait."""
 
     def ask(
         self, request: Request, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
@@ -135,7 +138,9 @@ class InThisProcess(Processes):
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         return [self.call(who, Worker.parcel, parcel) for parcel in parcels]
 
-    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
+    def get(
+        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+    ) -> list[T]:
         found = [each.result() if isinstance(each, Future) else each for each in references]
         for each in found:
             if isinstance(each, EngineError):
@@ -215,18 +220,23 @@ class Actors(Processes):
         sent = called.remote(*parcels)
         return sent if len(parcels) > 1 else [sent]
 
-    def get(self, references: Sequence[Reference[T]], request: Request) -> list[T]:
+    def get(
+        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+    ) -> list[T]:
         import ray
 
         for who in request.who:
             if who in self.gone:
                 raise gone(who, self.gone[who], request, self.logs)
         waiting: list[Any] = list(references)
+        others: list[Any] = list(beside)
         end = time.monotonic() + self.seconds
         while True:
             left = end - time.monotonic()
             try:
                 # Short waits, so that the failure of another wait ends this one too.
+                answered, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
+                ray.get(answered)
                 found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
                 return found
             except ray.exceptions.GetTimeoutError:

@@ -52,13 +52,22 @@ class Remote(StandIn):
         return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Remote:
-        pieces: dict[PieceRef, int] = {}
-        numbers, found = [], [self, *(other for other in others if isinstance(other, Remote))]
-        for part in found:
+        # A value grows block by block: what is numbered already is not numbered again.
+        pieces = dict(self.numbers)
+        numbers, places = [self.piece], [self.place]
+        for part in others:
+            assert isinstance(part, Remote)
             renumbered = np.array([pieces.setdefault(ref, len(pieces)) for ref in part.pieces], dtype=np.int32)
             numbers.append(renumbered[part.piece] if len(part.pieces) else part.piece)
-        places = np.concatenate([part.place for part in found])
-        return Remote(tuple(pieces), np.concatenate(numbers), places, self.column)
+            places.append(part.place)
+        found = Remote(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
+        found.__dict__["numbers"] = pieces
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[PieceRef, int]:
+        """The number of each piece."""
+        return {ref: number for number, ref in enumerate(self.pieces)}
 
     def by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
         """The places that are used of each piece, in the order of the rows; of no rows, none of the first piece."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -185,7 +185,10 @@ class Worker:
                 return Receipt(start, time.time(), chosen=chosen_places(node, frame), came=came)
             if order.parts:
                 self.parts = self.in_parts(order, node, frame, start, came)
-                return next(self.parts)
+                if order.keeps:
+                    return next(self.parts)
+                *_, last = self.parts
+                return replace(last, start=start, came=came)
             if NODES[node.op].trains:
                 made = train(node, frame, session, idle=order.idle)
                 self._changes += 1
