@@ -50,7 +50,7 @@ test: $(VENV)/.engines ## everything but speed; what starts clusters comes last,
 test-processors: $(VENV)/.test ## the tests of numbers as older processors would run them
 	@$(BIN)/python tools/test_processors.py
 
-check: $(VENV)/.test ## style and types
+check: $(VENV)/.engines ## style and types; those of Ray and vLLM are part of ours
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo 'not laid out by `ruff format`: run it'; exit 1; }
 	@$(BIN)/mypy

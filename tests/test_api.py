@@ -298,3 +298,9 @@ def test_an_option_for_processes_is_refused_where_there_are_none(option: dict[st
         rlgraph.compile(PROGRAM).run(steps=1, **option)
     name = next(iter(option))
     assert wrong.value.diagnostics[0].message == f"`{name}` is for a backend with processes, and `local` has none"
+
+
+@pytest.mark.parametrize("devices", [0, -1, True, 1.0, "8", 1 << 21])
+def test_a_number_of_devices_that_cannot_be(devices: object) -> None:
+    with pytest.raises(rlgraph.ProgramError, match="error\\[E0902\\]: `devices` is a whole number from 1 to 1,048,576"):
+        rlgraph.compile(PROGRAM, devices=devices)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import click
 from rlgraph import __version__
 from rlgraph.cli.shown import Format, show
 from rlgraph.errors import RlgraphError, RunError, UsageMistake
+from rlgraph.ir.plan import LARGEST
 
 FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
 
@@ -35,6 +36,9 @@ message_format = click.option(
     type=click.Choice(["human", "json"]),
     default="human",
     help="Diagnostics as text on stderr, or as lines of JSON on stdout.",
+)
+devices_option = click.option(
+    "--devices", type=click.IntRange(1, LARGEST), default=1, help="How many there are, if no schedule has pools."
 )
 set_option = click.option(
     "--set",

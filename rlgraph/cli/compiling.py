@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
+from rlgraph.cli.base import (
+    FINE,
+    devices_option,
+    message_format,
+    rlgraph,
+    set_option,
+    settings_of,
+    target_options,
+    telling,
+)
 from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 @rlgraph.command("compile")
 @click.argument("files", nargs=-1, metavar="FILE...")
 @set_option
-@click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
+@devices_option
 @target_options
 @click.option(
     "--minimize",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, telling
+from rlgraph.cli.base import FINE, devices_option, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
 from rlgraph.runs.options import BACKENDS, LOCAL, Options, backend_spec
@@ -31,7 +31,7 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
     help=f"Where it runs: {', '.join(f'`{each.name}` is {each.about}' for each in BACKENDS.values())}.",
 )
 @click.option("--address", metavar="ADDRESS", help="Of a Ray cluster.  [default: one is started on this machine]")
-@click.option("--devices", type=click.IntRange(1), default=1, help="How many there are, if no schedule has pools.")
+@devices_option
 @click.option(
     "--steps",
     type=click.IntRange(1),

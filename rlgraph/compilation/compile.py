@@ -11,8 +11,9 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.programs import Opened, changes, columns_in, faults_in, open_program, with_quotes
 from rlgraph.compilation.schedules import with_schedule
 from rlgraph.dsl.check import Checked, check_all
-from rlgraph.errors import ProgramError
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.pipeline import run_passes
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def compiled(
     opened: Opened, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
 ) -> Compilation:
     """After every pass. Raises ProgramError where it cannot run as its schedule says, or on no part of its cluster."""
+    if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
+        message = f"`devices` is a whole number from 1 to {LARGEST:,}"
+        raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
     typed = _with_dtypes(found.program, target is not None and not target.on_cpus)
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule

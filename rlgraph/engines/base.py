@@ -51,7 +51,7 @@ class Rank:
     device: str | None = None
     """As torch names it; None: see `rlgraph.engines.device`."""
 
-    def blocks(self) -> dict[str, int]:
+    def blocks(self) -> dict[str, Any]:
         """The padded tokens of a micro-batch, where the plan says how many."""
         return {"block_tokens": self.holding.micro_tokens} if self.holding.micro_tokens else {}
 

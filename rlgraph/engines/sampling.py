@@ -18,7 +18,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     bits."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    found: np.ndarray = x ^ (x >> np.uint64(31))
+    return found
 
 
 def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:

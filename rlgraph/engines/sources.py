@@ -77,11 +77,12 @@ def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
     """Load or make a model; a source that cannot be used raises `EngineError`."""
     if spec.dtype not in _DTYPES:
         raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
+    new: tuple[str, ...] = ()
     with quiet():
         codec = load_codec(spec)
         if isinstance(spec.source, RandomSource):
-            model, new = _random(spec.kind, spec.source, codec), ()
-            model = model.to(_DTYPES[spec.dtype])
+            model = _random(spec.kind, spec.source, codec)
+            model = model.to(_DTYPES[spec.dtype])  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
     # Dropout would make the log-probability of a row depend on the pass that computes it.

@@ -9,7 +9,7 @@ from rlgraph.enginespec.registry import engines
 from rlgraph.enginespec.spec import EngineSpec, Misfits
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
-from rlgraph.models.shape import Shape
+from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnknownFamily, UnsupportedModel
 
 _WHAT = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
 
@@ -34,6 +34,13 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     for axis, misfits in spec.misfits.items():
         found += _misfits(axis, mesh.length(axis), shape, misfits)
     return found
+
+
+def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:
+    """Why an engine cannot hold a model; where its family is not known, those are named that this engine can hold."""
+    if not isinstance(found, UnknownFamily):
+        return found
+    return UnknownFamily(found.family, (each for each in FAMILIES if each not in SPARSE or named(engine).experts))
 
 
 def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:

@@ -158,4 +158,5 @@ def _gaps(places: np.ndarray) -> np.ndarray:
 def _places(gaps: np.ndarray) -> np.ndarray:
     """What `_gaps` was made of."""
     ends = gaps != _NONE
-    return np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
+    found: np.ndarray = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
+    return found

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from rlgraph.engines.base import EngineError
 
@@ -49,7 +50,7 @@ class Mailbox:
     their first message: of many places each has few peers."""
 
     def __init__(
-        self, place: int, places: Sequence[int], store: dist.Store, *, name: str = "mail", seconds: float = 120.0
+        self, place: int, places: Sequence[int], store: Store, *, name: str = "mail", seconds: float = 120.0
     ) -> None:
         """All `places` make one, at the same time, with the same store and name. No wait is longer than `seconds`."""
         self.place = place
@@ -57,7 +58,7 @@ class Mailbox:
         self._limit = timedelta(seconds=seconds)
         try:
             self._group = dist.ProcessGroupGloo(
-                dist.PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
+                PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
             )
         except RuntimeError as error:
             raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,14 @@ from typing import Any
 class UnsupportedModel(ValueError):
     """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names
     the family or the field."""
+
+
+class UnknownFamily(UnsupportedModel):
+    """A family of models that is not known; the message names those that are."""
+
+    def __init__(self, family: str, known: Iterable[str]) -> None:
+        self.family = family
+        super().__init__(f"models of the family `{family}` are not known: there are {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     vocabulary has to be there. Raises UnsupportedModel."""
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
-        raise UnsupportedModel(f"models of the family `{family}` are not known: there are {', '.join(FAMILIES)}")
+        raise UnknownFamily(family, FAMILIES)
     config = {**_DEFAULTS[family], **config}
     _refuse_unusual(family, config)
     heads = _number(config, "num_attention_heads")

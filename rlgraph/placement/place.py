@@ -23,10 +23,10 @@ from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.dsl.schedule import Placement, Schedule, Send, code, operations
-from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.legal import held, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
-from rlgraph.errors import Diagnostic, ProgramError, Span, listed
+from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
@@ -236,13 +236,18 @@ class _Placer:
         if isinstance(shape, UnsupportedModel):
             yield Diagnostic(
                 "E0912",
-                f"`{engine}` cannot hold `{model.name}`: {shape}",
+                f"`{engine}` cannot hold `{model.name}`: {held(shape, engine)}",
                 named,
                 f"`engine={embedded().name}` takes every architecture",
             )
         elif shape is not None:
-            for at, text in _misfits(shape, cast(ModelKind, model.kind), seat, pin, named):
-                yield Diagnostic("E0911", f"`{model.name}`: {text}", at)
+            kind = cast(ModelKind, model.kind)
+            whole = problems(shape, engine, mesh(), kind)
+            yield from (Diagnostic("E0912", f"`{model.name}`: {text}", named) for text in whole)
+            for axis, size in seat.mesh.axes:
+                alone = problems(shape, engine, Mesh(((axis, size),)), kind)
+                found = (text for text in alone if text not in whole)
+                yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text in found)
 
     # The plan
 
@@ -333,15 +338,6 @@ def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
     if a.size % part:
         return (a, b), 1
     return (a.copied(part // own[0]), b.copied(part // own[1])), a.size // part
-
-
-def _misfits(shape: Shape, kind: ModelKind, seat: _Seat, pin: Placement, named: Span) -> Iterator[tuple[Span, str]]:
-    """What is wrong with a model's split, and the option that it comes from; `named` is where the engine stands."""
-    whole = problems(shape, seat.engine, mesh(), kind)
-    yield from ((named, text) for text in whole)
-    for axis, size in seat.mesh.axes:
-        alone = problems(shape, seat.engine, Mesh(((axis, size),)), kind)
-        yield from ((pin.at(axis), text) for text in alone if text not in whole)
 
 
 def _split(split: Mesh) -> str:

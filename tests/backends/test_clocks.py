@@ -83,7 +83,7 @@ def longest(tasks: list[Task]) -> float:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_graph_of_tasks(tasks: list[Task]) -> None:
     done = run(tasks)
     assert sorted(done) == list(range(len(tasks)))
@@ -102,7 +102,7 @@ def test_a_graph_of_tasks(tasks: list[Task]) -> None:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_everything_begins_when_its_cause_ends(tasks: list[Task]) -> None:
     """So the chain of causes from the last end has no gaps: it is the critical path."""
     for found in run(tasks).values():
@@ -110,7 +110,7 @@ def test_everything_begins_when_its_cause_ends(tasks: list[Task]) -> None:
 
 
 @given(graphs(pools="a"))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_on_one_pool_times_add_up(tasks: list[Task]) -> None:
     assert max(each.end for each in run(tasks).values()) == sum(task.seconds for task in tasks)
 

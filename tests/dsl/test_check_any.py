@@ -22,7 +22,7 @@ def test_a_program_goes_through_all_passes(text: str) -> None:
 
 
 @given(st.integers(0, 2**40))
-@settings(max_examples=200, deadline=5000)
+@settings(max_examples=200)
 def test_a_program_with_accidents_is_explained_or_goes_through_all_passes(seed: int) -> None:
     compile_fully(mutant(seed))
 

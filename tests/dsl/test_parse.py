@@ -347,7 +347,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map(" ".join) | st.lists(PIECES, max_size=40).map("".join) | st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_a_program_or_is_explained(text: str) -> None:
     try:
         file(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.engines.base import Generation, Sampling
@@ -29,7 +29,6 @@ def generation(lengths: list[int], most: int) -> Generation:
     return Generation(sequences, torch.arange(float(sum(lengths))), finished)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 4), min_size=n, max_size=n)] * 2)))
 def test_which_are_kept(groups: tuple[list[int], list[int]]) -> None:
     one, two = groups
@@ -40,7 +39,6 @@ def test_which_are_kept(groups: tuple[list[int], list[int]]) -> None:
     assert first_ended(made, n, Sampling(4)).tolist() == list(range(2 * n))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_none_is_given_up_too_early(data: st.DataObject) -> None:
     """Rows go on in any order, as in an engine in which some wait for others."""

@@ -378,7 +378,7 @@ def interpret(expr: Expr, given: dict[str, Any], shape: Shape) -> dict[tuple[int
 
 
 @given(expressions(), st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=3), st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_expressions(expr: Expr, tokens: list[list[int]], seed: int) -> None:
     shape = Shape(tokens)
     given = values(shape, seed)

@@ -63,7 +63,7 @@ def one_copy(over: Mesh) -> list[int]:
     return list(over.ranks(dp=0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(splits("megatron"))
 def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_tensor_rank(
     split: tuple[Shape, Mesh],
@@ -81,7 +81,7 @@ def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_t
         assert [megatron.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(splits("vllm"))
 def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[Shape, Mesh]) -> None:
     shape, over = split

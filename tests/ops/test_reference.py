@@ -20,7 +20,7 @@ Rows = list[list[float]]
 # Few different entries, so that ties and rows of equal entries are common; 0.1 has no exact sum.
 ENTRY = st.one_of(st.sampled_from([0.0, 0.1, 1.0, -1.0, 0.3]), st.floats(-10, 10))
 ROWS = st.lists(st.one_of(st.lists(ENTRY, max_size=7), st.integers(1, 9).map(lambda n: [0.1] * n)), max_size=6)
-RUN = settings(max_examples=60, deadline=None)
+RUN = settings(max_examples=60)
 
 
 def flat(rows: Rows, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, int]:

@@ -179,7 +179,7 @@ JSON = st.recursive(
 ORIGIN = Origin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x85"'})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_what_is_written_is_read_back(data: st.DataObject) -> None:
     program = compiled(data.draw(st.sampled_from(["ppo", "async_grpo", "dapo"]))).program
@@ -356,7 +356,7 @@ def mutated(document: Any, rng: random.Random) -> str:
     return json.dumps(document)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.integers(0, 1 << 32), st.sampled_from(["ppo", "async_grpo"]))
 def test_what_is_broken_is_read_or_refused(seed: int, name: str) -> None:
     rng = random.Random(seed)

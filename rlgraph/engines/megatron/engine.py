@@ -25,6 +25,7 @@ from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import ModelSpec, load, load_codec
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, blend, copied, fill, same_names, take_over
+from rlgraph.enginespec.legal import held
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.known import find_config
@@ -253,4 +254,4 @@ def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
         model = load(spec).model
         return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
     except UnsupportedModel as error:
-        raise EngineError(str(error)) from error
+        raise EngineError(str(held(error, "megatron"))) from error

@@ -80,7 +80,9 @@ class Scalar(nn.Linear):
         super().__init__(hidden, 1, bias)
         nn.init.zeros_(self.weight)
 
-    def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, weight: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
         """As Megatron calls an output layer."""
         return super().forward(hidden), None
 

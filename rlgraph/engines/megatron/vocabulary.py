@@ -19,7 +19,7 @@ def logprobs_and_entropy(
     logits: [M, n], the columns of this rank, from number `first` of the vocabulary on; n is at least 1. tokens: int64
     [M].
     """
-    found: tuple[Tensor, Tensor] = _LogSoftmax.apply(logits, tokens, first, group)
+    found: tuple[Tensor, Tensor] = _LogSoftmax.apply(logits, tokens, first, group)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -23,7 +23,7 @@ class RoomyLayer(DynamicLayer):
     """
 
     def __init__(self, room: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._room = room
         self._length = 0
         self._stored: tuple[Tensor, Tensor] | None = None

@@ -40,7 +40,7 @@ class _Linear(nn.Linear):
         return _apply(input, self.weight, self.bias)
 
 
-class _Conv1D(Conv1D):  # type: ignore[misc]  # untyped base
+class _Conv1D(Conv1D):
     def forward(self, x: Tensor) -> Tensor:
         return _apply(x, self.weight.t(), self.bias)
 
@@ -70,7 +70,8 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _multiply(x, weight, bias)
-    return _Product.apply(x, weight, bias)
+    product: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return product
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -47,7 +47,8 @@ class Network:
         hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
         index = rows * ids.shape[1] + columns
-        return self._head(flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index))
+        read: Tensor = self._head(flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index))
+        return read
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The backbone's last hidden states of right-padded rows, float [N, T, H]; only where it `splits`."""
@@ -119,7 +120,7 @@ class Network:
         """A few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn,
         once."""
         config = self.model.config.get_text_config()
-        ids = torch.arange(1, 9, device=self.device)[None] % config.vocab_size
+        ids: Tensor = torch.arange(1, 9, device=self.device)[None] % config.vocab_size
         ids[0, 0] = getattr(config, "pad_token_id", None) or 0
         return ids
 

@@ -56,8 +56,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def _rows(network: Network) -> Tensor:
     """int64 [_ROWS, _LENGTH], all different where the vocabulary is large enough."""
-    size = network.model.config.get_text_config().vocab_size
-    ids = torch.arange(_ROWS * _LENGTH).view(_ROWS, _LENGTH)
+    size: int = network.model.config.get_text_config().vocab_size
+    ids: Tensor = torch.arange(_ROWS * _LENGTH).view(_ROWS, _LENGTH)
     ids[1, :_PROMPT] = ids[0, :_PROMPT]
     # The first tokens of a vocabulary are often special.
     return ((ids + size // 2) % size).to(network.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -161,7 +161,7 @@ class VllmEngine:
         row_keys: np.ndarray,
         refresh: Refresh | None = None,
         known: dict[int, int] | None = None,
-    ) -> Iterator[Sample]:
+    ) -> Generator[Sample, None, None]:
         """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
         brings, by this engine's count.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,16 +27,19 @@ class RankExecutor(UniProcExecutor):
         super()._init_executor()
         # All ranks have mapped the shared memory through which they talk on a CPU; its name would outlive a killed
         # process.
-        ident, rank = os.environ.get("VLLM_DIST_IDENT"), self.vllm_config.additional_config["rank"]
+        ident, rank = os.environ.get("VLLM_DIST_IDENT"), self._place["rank"]
         for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
             segment.unlink(missing_ok=True)
 
     def _distributed_args(self) -> tuple[str, int, int]:
         # By tcp, not by the variables of `torchrun`: vLLM names the shared memory after the port.
-        place = self.vllm_config.additional_config
-        rank = int(place["rank"])
+        rank = int(self._place["rank"])
         # Where each process is given a GPU of its own, that one is its first.
-        return f"tcp://{place['address']}", rank, rank if on_cpu() else rank % torch.cuda.device_count()
+        return f"tcp://{self._place['address']}", rank, rank if on_cpu() else rank % torch.cuda.device_count()
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return cast(dict[str, Any], self.vllm_config.additional_config)
 
     def determine_available_memory(self) -> list[int]:
         """The least that any rank has, in bytes: all have as many blocks of the key-value cache."""

@@ -12,7 +12,7 @@ from rlgraph.engines.base import EngineError
 from rlgraph.engines.sources import ModelSpec, load, load_codec, quiet
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights
-from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.legal import held, problems
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
@@ -40,7 +40,7 @@ def read(spec: ModelSpec, mesh: Mesh) -> Source:
     try:
         shape = shape_of(config.to_dict())
     except UnsupportedModel as error:
-        raise EngineError(f"the engine vllm cannot take this model: {error}") from error
+        raise EngineError(f"the engine vllm cannot take this model: {held(error, 'vllm')}") from error
     if wrong := problems(shape, "vllm", mesh, spec.kind):
         raise EngineError("; ".join(wrong))
     listed = [settings] if isinstance(settings, int) else list(settings or [])

@@ -60,7 +60,7 @@ def start(
         load_format="dummy",
         skip_tokenizer_init=True,
         generation_config="vllm",
-        dtype=dtype,
+        dtype=dtype,  # type: ignore[arg-type, unused-ignore]
         enforce_eager=on_cpu(),
         max_model_len=row_tokens,
         max_num_seqs=limits.rows,
@@ -84,7 +84,7 @@ def start(
         raise EngineError(f"vLLM cannot start with this model: {first}") from error
     # An engine that is dropped would take torch.distributed down for everything else in this process. What remains of
     # that is to let the garbage collector look again at all that vLLM has hidden from it.
-    engine.engine_core._finalizer.detach()
+    engine.engine_core._finalizer.detach()  # type: ignore[attr-defined, unused-ignore]
     gc.unfreeze()
     return engine
 
