@@ -14,6 +14,7 @@ from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.notation.text import show_constant
 from rlgraph.ops import NODES, model_of
+from rlgraph.passes.accumulate import trainings
 
 
 def summary(compiled: Compilation) -> str:
@@ -34,6 +35,8 @@ def summary(compiled: Compilation) -> str:
         lines += ["", *show_choice(compiled.choice)]
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan)]
+    if compiled.planned and compiled.plan.blocks:
+        lines += _streamed(compiled)
     return "\n".join(lines)
 
 
@@ -70,6 +73,15 @@ def _placement(plan: Plan) -> Iterator[str]:
     for model, source, target in plan.syncs():
         how = ", what changed of them" if plan.holding(model, target).delta else ""
         yield f"weights of {model}: {source} to {target}{how}"
+
+
+def _streamed(compiled: Compilation) -> Iterator[str]:
+    """What becomes of each training to which rows stream."""
+    for each in trainings(compiled.program, compiled.plan):
+        if each.why:
+            yield f"train {each.model} waits for the whole batch: {each.why}"
+        else:
+            yield f"train {each.model} adds gradients up while rows stream, and takes its step when all are there"
 
 
 def _does(group: Group, plan: Plan) -> str:

@@ -73,6 +73,8 @@ class Flights:
         self.executor, self.frame, self.versions = executor, frame, versions
         self.under_way: deque[_Flight] = deque()
         """The oldest first."""
+        self.failed = 0
+        """How often steps failed: those under way then begin again."""
         self.threads = max(executor.threads(phase.graph) * self.credit(phase) for phase in program.phases)
 
     def credit(self, phase: Phase) -> int:
@@ -104,6 +106,7 @@ class Flights:
             except BaseException as error:
                 # Of a step that failed nothing is over: asked again, it begins again, and so do those ahead of it.
                 self.under_way.clear()
+                self.failed += 1
                 self.executor.backend.abort(error)
                 raise
 

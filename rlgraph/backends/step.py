@@ -18,6 +18,10 @@ class Step:
     seed: int = 0
     """Of the run: random numbers are a function of it, the node, the step and the row, and of nothing else."""
 
+    attempt: int = 0
+    """How many steps of the run failed before it was begun: what they have left behind is not its own. No number
+    depends on it."""
+
     def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
         """A random number for each row of the node that is called so, uint64."""
         head = f"{self.seed}/{name}/{self.number}/{extra}/".encode()

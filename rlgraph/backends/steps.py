@@ -140,7 +140,7 @@ class Steps:
 
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""
-        return Frame(phase.graph.values(), Step(number, phase.name, self.seed), self.elsewhere)
+        return Frame(phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.elsewhere)
 
     def fire(self, node: Node, frame: Frame) -> Made:
         """Does the work of a node on the rows of a frame."""

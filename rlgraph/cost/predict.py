@@ -14,7 +14,7 @@ from rlgraph.cost.memory import Footprint
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ops.nodes import NODES
+from rlgraph.ops.nodes import NODES, planned_as
 
 ROW_BYTES = 20
 """That travel for each token of a row: the token itself, log-probabilities, what is computed for it."""
@@ -37,12 +37,12 @@ class TaskModel:
         self.config, self.deployment, self.constants, self.batches = config, deployment, constants, batches
         self.one = deployment.mesh.copy_size
         self.tokens = sum(batch.tokens().tokens for batch in batches)
-        trains = NODES[operation].trains
-        kind: Literal["forward", "train"] = "train" if trains else "forward"
-        generates = NODES[operation].generates
-        self.passes = None if generates else time.latency(kind, config, deployment, constants, batches)
-        """Of a copy; None: it samples."""
-        self.update = time.update(config, deployment, constants) if trains else None
+        op = NODES[operation]
+        kind: Literal["forward", "train"] = "train" if op.trains else "forward"
+        reads = op.scores or op.region
+        self.passes = time.latency(kind, config, deployment, constants, batches) if reads else None
+        """Of a copy; None: it samples, or only takes a step."""
+        self.update = time.update(config, deployment, constants) if op.updates else None
         self.sampled: dict[float, Cost] = {}
         """By the rows of a copy."""
 
@@ -68,6 +68,8 @@ class TaskModel:
         return sum(batch.share(copies * self.deployment.threads) for batch in self.batches)
 
     def _sample(self, rows: float, copies: int) -> Cost:
+        if not self.batches:
+            return Cost()
         if rows not in self.sampled:
             deployment = self.deployment.copied(copies)
             self.sampled[rows] = time.generate(self.config, deployment, self.constants, self.batches[0])
@@ -138,7 +140,7 @@ class Predictor:
 
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """The work alone, on all copies of the group that does it."""
-        deployment = self.deployment(model, self.plan.role(model, operation))
+        deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
         found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
         return found.work(deployment.dp)
 

@@ -302,7 +302,7 @@ class _Checker(Reporter):
         if expr.name in used:
             return expr.name
         kind = self.program.model(model).kind
-        legal = {*METHODS[kind], *(name for name, op in NODES.items() if op.trains)}
+        legal = {*METHODS[kind], *(name for name in MODEL_OPERATIONS if NODES[name].trains)}
         shown = (
             f"the program does not use `{model}.{expr.name}`"
             if expr.name in legal

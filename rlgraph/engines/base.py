@@ -312,6 +312,24 @@ class Trains(HasWeights, Protocol):
         ...
 
 
+class Accumulates(Trains, Protocol):
+    """Of an engine that `accumulates`. `train_step` does these three one after the other."""
+
+    def clear_gradients(self) -> None:
+        """Forget what was added up. All data-parallel ranks call it together, as they do `apply_gradients`."""
+        ...
+
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+        """Add the gradient of the sum of the losses of `micro(block)` to those that are there; this rank's alone, for
+        the weights as they are. After a failure they are to be cleared."""
+        ...
+
+    def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
+        """One update with `scale` times the gradients of all data-parallel ranks, and the same of the losses: what
+        `train_step` returns."""
+        ...
+
+
 class Saves(HasWeights, Protocol):
     """Of an engine that `saves`."""
 

@@ -139,6 +139,8 @@ class EngineSpec:
     rereads: bool = False
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
     again (`rlgraph.engines.base.Refresh`)."""
+    accumulates: bool = False
+    """It adds up gradients over several calls: see `rlgraph.engines.base.Accumulates`."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
     optimizers: frozenset[str] = frozenset({"adamw"})

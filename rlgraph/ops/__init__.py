@@ -1,6 +1,17 @@
 """Operations, each declared once: `tensor` mathematics, and the `nodes` that models, tables and loops are made of."""
 
-from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES, NodeOp, attr, chosen_from, code_of, model_of, table_of, work_of
+from rlgraph.ops.nodes import (
+    MODEL_OPERATIONS,
+    NODES,
+    NodeOp,
+    attr,
+    chosen_from,
+    code_of,
+    model_of,
+    planned_as,
+    table_of,
+    work_of,
+)
 from rlgraph.ops.tensor import TENSOR, TensorOp, infer
 
 __all__ = [
@@ -14,6 +25,7 @@ __all__ = [
     "code_of",
     "infer",
     "model_of",
+    "planned_as",
     "table_of",
     "work_of",
 ]

@@ -21,6 +21,7 @@ are functions here:
     op.attributes        names, types, ranges and defaults of its attributes
 
     attr(node, "lag")    an attribute's value, the record's default where the node does not say it
+    planned_as("apply")  the operation as which a plan places its work: "train"
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
     rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
@@ -82,6 +83,8 @@ class NodeOp:
     """It is about how many rows an axis has, and reads none of them."""
     foreign: str = ""
     """Of an operation that runs the user's Python: the attribute that names the function or environment."""
+    part_of: str = ""
+    """Of an operation that no program asks for: that of the program which it does a part of. A plan only knows that."""
 
     @property
     def generates(self) -> bool:
@@ -127,6 +130,12 @@ _LAG = (
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
+_OPTIMIZER = (
+    Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
+    Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
+    *of_optimizers(),
+)
+_UPDATE = "an optimizer step needs the gradient of all its rows"
 
 _ALL = (
     NodeOp(
@@ -295,11 +304,9 @@ _ALL = (
         "model any* -> model any*",
         "batch",
         "One optimizer step on a loss.",
-        "an optimizer step needs the gradient of all its rows",
+        _UPDATE,
         attributes=(
-            Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
-            Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
-            *of_optimizers(),
+            *_OPTIMIZER,
             Attribute(
                 "micro", "axis", None, doc="rows of this axis may be computed apart; none: all at once", by="pass"
             ),
@@ -309,6 +316,29 @@ _ALL = (
         updates=True,
         region=True,
         pure=False,
+    ),
+    NodeOp(
+        "accumulate",
+        "model any* -> tensor any*",
+        "row",
+        "The gradient of a loss on some rows, added to that of the rows before; makes a 1 for each.",
+        attributes=(_AXIS,),
+        work="trains",
+        region=True,
+        pure=False,
+        part_of="train",
+    ),
+    NodeOp(
+        "apply",
+        "model tensor -> model",
+        "batch",
+        "One optimizer step with the gradient that was accumulated, times a number.",
+        _UPDATE,
+        attributes=_OPTIMIZER,
+        work="trains",
+        updates=True,
+        pure=False,
+        part_of="train",
     ),
     NodeOp(
         "minibatch",
@@ -363,7 +393,7 @@ _ALL = (
 
 NODES: Mapping[str, NodeOp] = {op.name: op for op in _ALL}
 
-MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model)
+MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model and not op.part_of)
 """What a plan gives to groups of processes: everything that computes with a model's weights."""
 
 
@@ -376,6 +406,11 @@ def attr(node: Node, name: str) -> Any:
     """An attribute's value; the record's default where the node does not say it."""
     default = NODES[node.op].attribute(name).default
     return node.attr(name, None if isinstance(default, Required) else default)
+
+
+def planned_as(operation: str) -> str:
+    """The operation as which a plan places the work of one."""
+    return NODES[operation].part_of or operation
 
 
 def model_of(node: Node) -> str:

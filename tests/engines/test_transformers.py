@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,22 @@ def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, bu
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=tolerance)
     start = engine(family).state()
     assert any(not torch.equal(start[name], tensor) for name, tensor in weights.items())
+
+
+def test_gradients_that_are_added_up_make_the_update_of_all_of_them() -> None:
+    """What was there before is forgotten, and half of twice the gradient is the gradient."""
+    model, twin = engine(), engine()
+    options = replace(SGD, clip_norm=0.01)
+    expected = twin.train_step([ROWS], by_hand(lambda rows: -twin.logprobs(rows).sum()), options, 0)
+    half = len(ROWS) // 2
+    parts = [ROWS.take(rows) for rows in torch.arange(len(ROWS)).split(half)]
+    model.add_gradients(parts[:1], by_hand(lambda rows: model.logprobs(rows).sum()))
+    model.clear_gradients()
+    for part in parts:
+        model.add_gradients([part], by_hand(lambda rows: -2 * model.logprobs(rows).sum()))
+    assert model.apply_gradients(options, 0, 0.5) == pytest.approx(expected)
+    for name, tensor in twin.state().items():
+        torch.testing.assert_close(model.state()[name], tensor, rtol=0, atol=1e-10)
 
 
 def test_threads_are_bit_identical_to_no_threads_on_the_same_blocks() -> None:

@@ -16,13 +16,13 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK
 from rlgraph.backends.process.sampling import sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
-from rlgraph.backends.process.training import train
+from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps
 from rlgraph.engines.base import Saves
 from rlgraph.ir.graph import Node, Program
 
-_WORK = {**WORK, "train": train}
+_WORK = {**WORK, **TRAINING}
 
 
 class LocalBackend(Steps):

@@ -19,7 +19,7 @@ from rlgraph.backends.steps import Observer, Steps
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ops.nodes import NODES, code_of, model_of
+from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
 
 
 class Placed(Steps):
@@ -111,19 +111,19 @@ class Placed(Steps):
 
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
-        group, model, trains = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].trains
+        group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
         with self.weights.lent(model, group, node, frame.step) as version:
             try:
                 made = self.transport.fire(Order(node, frame, group, version))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
-                if trains:
+                if updates:
                     self.weights.trained(model, frame.step)
                 raise
-        if trains:
+        if updates:
             self.weights.trained(model, frame.step)
         return made
 
     def _group(self, node: Node, frame: Frame) -> Group:
         model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
-        return self.plan.doer(model, node.op, code_of(node))
+        return self.plan.doer(model, planned_as(node.op), code_of(node))

@@ -46,10 +46,7 @@ def needed(node: Node) -> tuple[str, ...]:
 
 def split_axis(node: Node) -> str | None:
     """The axis whose rows can be shared out."""
-    if NODES[node.op].trains:
-        found: str | None = node.attr("micro")
-        return found
-    return node.unit.axis if node.unit else None
+    return node.attr("micro") or (node.unit.axis if node.unit else None)
 
 
 def row_axes(frame: Frame, names: Iterable[str], more: Iterable[Axis]) -> list[Axis]:
@@ -106,6 +103,9 @@ def shares(order: Order, axes: Mapping[str, Axis]) -> Shares:
     """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program."""
     node, frame, copies = order.node, order.frame, order.group.mesh.length("dp")
     axis, trains = split_axis(node), NODES[node.op].trains
+    if trains and not node.regions:
+        # The step itself: each has gradients of its own, and needs to know what all know.
+        return Shares(node, frame, None, dict.fromkeys(range(copies), frame), {})
     # All copies of a model take the same step, those without rows too.
     idle: dict[int, Frame | None] = dict.fromkeys(range(copies)) if trains else {}
     if copies == 1 or axis is None:

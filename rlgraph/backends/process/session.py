@@ -67,6 +67,8 @@ class ModelState:
     past: PastWeights
     updates: int = 0
     """Optimizer steps."""
+    gathers: Step | None = None
+    """The step of which gradients have been added up."""
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]

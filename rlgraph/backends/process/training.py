@@ -1,9 +1,10 @@
-"""`train`: one optimizer step, its gradient summed over micro-batches."""
+"""`train`: one optimizer step, its gradient summed over micro-batches; `accumulate` and `apply`: the same in parts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
-from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
+from rlgraph.engines.base import Accumulates, Call, EngineError, Micro, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
@@ -28,41 +29,100 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
     idle: other copies of the model have all the rows; this one only takes the same step.
     """
-    region, axis, model = node.region, node.attr("micro"), frame.values[node.inputs[0]]
+    gathered, model = _Gathered(node, frame, session, node.attr("micro"), idle), frame.values[node.inputs[0]]
     state = session.models[model]
-    parts: dict[int, tuple[Frame, Places]] = {}
-    lock = threading.Lock()
-    blocks = [] if idle else _blocks(node, frame, session) if axis else [None]
+    with _changed(node, model, frame, session):
+        state.engine.train_step(gathered.blocks, gathered.micro, _options(node), state.updates)
+    return gathered.made(model)
 
-    def micro(block: int) -> Micro:
-        body, places = _part(frame, axis, blocks[block], node.captured)
-        asked = [inner for inner in region.nodes if NODES[inner.op].scores]
 
-        def loss(answers: Sequence[Tensor]) -> Tensor:
-            """The micro-batch's part of the loss."""
-            for inner, answer in zip(asked, answers, strict=True):
-                body.values[inner.name] = answer.to("cpu", session.dtype)
-            [value] = run_region(partial(_straight, session), region, body, [model])
-            body.values = {name: _detached(body.values[name]) for name, _ in node.exported}
-            with lock:
-                parts[block] = body, places
-            assert isinstance(value, Tensor)
-            return value
+def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+    """The body for each micro-batch of some rows of the step: its gradient is added to that of the rows before.
 
-        body.values[region.inputs[0].name] = model
-        return Micro(tuple(_call(inner, body, session) for inner in asked), loss)
+    idle: other copies of the model have all these rows.
+    """
+    axis, model = node.attr("axis"), frame.values[node.inputs[0]]
+    gathered, state = _Gathered(node, frame, session, axis, idle), session.models[model]
+    engine = cast(Accumulates, state.engine)
+    try:
+        if state.gathers != frame.step:
+            # The first of a step: a step that failed may have left some.
+            engine.clear_gradients()
+            state.gathers = frame.step
+        if not idle:
+            engine.add_gradients(gathered.blocks, gathered.micro)
+    except EngineError as error:
+        raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
+    return gathered.made(torch.ones(0 if idle else frame.size(axis), dtype=torch.long))
 
+
+def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+    """The model with the step taken of the gradients that were accumulated, times a number."""
+    model, scale = (frame.values[name] for name in node.inputs)
+    state = session.models[model]
+    state.gathers = None
+    with _changed(node, model, frame, session):
+        cast(Accumulates, state.engine).apply_gradients(_options(node), state.updates, float(scale))
+    return Made({node.outputs[0].name: model})
+
+
+TRAINING: Mapping[str, Callable[..., Made]] = {"train": train, "accumulate": accumulate, "apply": apply}
+"""By operation; each takes `idle`, beside what all work takes."""
+
+
+@contextmanager
+def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator[None]:
+    """Around an update of a model."""
+    state = session.models[model]
     session.changing(model, frame.step)
     try:
-        state.engine.train_step(range(len(blocks)), micro, _options(node), state.updates)
+        yield
     except EngineError as error:
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
-    if not parts:
-        # A rank without the answers has nothing to export either.
-        return Made({node.outputs[0].name: model})
-    ordered = [parts[block] for block in range(len(blocks))]
-    return made_of(node, frame, assembled(node, frame, ordered, axis or ""), [model], {})
+
+
+class _Gathered:
+    """The micro-batches of a body, and what it makes on them."""
+
+    def __init__(self, node: Node, frame: Frame, session: Session, axis: str | None, idle: bool) -> None:
+        self.node, self.frame, self.session, self.axis = node, frame, session, axis
+        self.model = frame.values[node.inputs[0]]
+        self.rows = [] if idle else _blocks(node, frame, session, axis) if axis else [None]
+        self.parts: dict[int, tuple[Frame, Places]] = {}
+        self.asked = [inner for inner in node.region.nodes if NODES[inner.op].scores]
+        self._lock = threading.Lock()
+
+    @property
+    def blocks(self) -> range:
+        return range(len(self.rows))
+
+    def micro(self, block: int) -> Micro:
+        region, session = self.node.region, self.session
+        body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured)
+
+        def loss(answers: Sequence[Tensor]) -> Tensor:
+            """The micro-batch's part of the loss."""
+            for inner, answer in zip(self.asked, answers, strict=True):
+                body.values[inner.name] = answer.to("cpu", session.dtype)
+            [value] = run_region(partial(_straight, session), region, body, [self.model])
+            body.values = {name: _detached(body.values[name]) for name, _ in self.node.exported}
+            with self._lock:
+                self.parts[block] = body, places
+            assert isinstance(value, Tensor)
+            return value
+
+        body.values[region.inputs[0].name] = self.model
+        return Micro(tuple(_call(inner, body, session) for inner in self.asked), loss)
+
+    def made(self, carried: Any) -> Made:
+        """What the node makes: `carried`, and what the body has exported."""
+        if not self.parts:
+            # A rank without the answers has nothing to export either.
+            return Made({self.node.outputs[0].name: carried})
+        ordered = [self.parts[block] for block in self.blocks]
+        whole = assembled(self.node, self.frame, ordered, self.axis or "")
+        return made_of(self.node, self.frame, whole, [carried], {})
 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
@@ -91,9 +151,8 @@ def _detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _blocks(node: Node, frame: Frame, session: Session) -> list[np.ndarray]:
+def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.ndarray | None]:
     """Rows of the unit for each micro-batch, int64, by the padded tokens of what the model reads for them."""
-    axis = node.attr("micro")
     lengths = torch.zeros(frame.size(axis), dtype=torch.long)
     for inner in node.region.nodes:
         if not NODES[inner.op].scores or table_of(inner) not in frame.values:
@@ -104,7 +163,7 @@ def _blocks(node: Node, frame: Frame, session: Session) -> list[np.ndarray]:
     settings = session.settings
     if settings.micro_rows:
         rows = np.arange(frame.size(axis))
-        return np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows))
+        return list(np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows)))
     state = session.models[frame.values[node.inputs[0]]]
     blocks = state.engine.plan_blocks(lengths, settings.token_budget)
     # Ascending within a block: rows of one parent stay together.

@@ -12,6 +12,7 @@ from rlgraph.backends.steps import Observer, Silent
 from rlgraph.enginespec.registry import embedded
 from rlgraph.ir.graph import Program, numbered
 from rlgraph.ir.plan import HOST, Plan
+from rlgraph.passes.accumulate import accumulated
 
 
 class RayBackend(Placed):
@@ -36,7 +37,8 @@ class RayBackend(Placed):
         processes need together at least. Raises ProgramError for what cannot be opened, RunError for a cluster that
         cannot hold the plan.
         """
-        plan, program = plan.alone(embedded().name) if debug else plan, numbered(program)
+        plan = plan.alone(embedded().name) if debug else plan
+        program = numbered(accumulated(program, plan))
         observer = observer or Silent()
         self.processes = start(
             program,

@@ -278,6 +278,7 @@ class Dispatch:
 
 
 def _model(node: Node) -> str:
-    kind = node.outputs[0].type
+    """That a node trains."""
+    kind = node.region.inputs[0].type
     assert isinstance(kind, Handle)
     return kind.name

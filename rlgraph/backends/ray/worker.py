@@ -19,7 +19,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
-from rlgraph.backends.process.training import train
+from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
@@ -189,9 +189,9 @@ class Worker:
                     return next(self.parts)
                 *_, last = self.parts
                 return replace(last, start=start, came=came)
-            if NODES[node.op].trains:
-                made = train(node, frame, session, idle=order.idle)
-                self._changes += 1
+            if node.op in TRAINING:
+                made = TRAINING[node.op](node, frame, session, idle=order.idle)
+                self._changes += NODES[node.op].updates
             else:
                 made = work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)

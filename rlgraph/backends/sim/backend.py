@@ -18,6 +18,7 @@ from rlgraph.cost.tasks import Workload
 from rlgraph.ir.graph import Program, Value, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
+from rlgraph.passes.accumulate import accumulated
 
 
 class SimBackend(Placed):
@@ -34,7 +35,7 @@ class SimBackend(Placed):
         turns: bool = True,
     ) -> None:
         """turns: works of a pool take turns; without, nothing waits but for what it needs."""
-        program, observer = numbered(program), observer or Silent()
+        program, observer = numbered(accumulated(program, plan)), observer or Silent()
         self.clock = Virtual()
         self.log = Log(self.clock, predictor, observer)
         queues = Queues(plan, self.clock) if turns else Aside(plan, self.clock)

@@ -316,12 +316,11 @@ def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
 
 
 def _title(node: Node) -> str:
-    """As people know the work: an update by its model, all else by what it makes."""
+    """As people know the work: training by its model, all else by what it makes."""
     if not NODES[node.op].trains:
         return node.name
-    trained = node.outputs[0].type
-    assert isinstance(trained, Handle)
-    return f"train {trained.name}"
+    model = model_of(node).split("@")[0]
+    return f"train {model}" if node.regions else f"update {model}"
 
 
 def _model(node: Node, frame: Frame) -> str | None:
@@ -341,7 +340,8 @@ def _batches(node: Node, frame: Frame, made: Made) -> list[Batch]:
 
 def _tables(node: Node, frame: Frame) -> list[Held]:
     """Those that an update, or a call of a model, reads."""
-    calls = [call for call in (node.region.nodes if NODES[node.op].trains else [node]) if NODES[call.op].scores]
+    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
+    calls = [call for call in nodes if NODES[call.op].scores]
     return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
 
 

@@ -33,11 +33,11 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 
 class MegatronEngine:
-    """One rank's part of a model. Implements `Scores` and `Trains`.
+    """One rank's part of a model. Implements `Scores` and `Accumulates`.
 
     All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp)
-    have rows of their own, and call `open`, `copy` and `train_step` together. Nothing but `train_step` keeps gradients.
-    All ranks of the last stage have results, not the one alone that `speaks`.
+    have rows of their own, and call `open`, `copy`, `train_step`, `clear_gradients` and `apply_gradients` together.
+    Nothing but training keeps gradients. All ranks of the last stage have results, not the one alone that `speaks`.
     """
 
     def __init__(
@@ -59,6 +59,8 @@ class MegatronEngine:
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._pipeline = Pipeline(self.model, shape.vocab, codec.pad_id)
         self._trainer: Trainer | None = None
+        self._loss = 0.0
+        """Of the gradients that were added up."""
 
     @classmethod
     @on_cpu()
@@ -115,20 +117,39 @@ class MegatronEngine:
         """The scalar at each row's last token, float [N]."""
         return self._ask(sequences, ["score"])[0]
 
-    @on_cpu()
-    @torch.enable_grad()
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its
         `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
+        self.clear_gradients()
+        self.add_gradients(blocks, micro)
+        return self.apply_gradients(options, step)
+
+    @on_cpu()
+    def clear_gradients(self) -> None:
+        """Forget what was added up."""
         if self._trainer is None:
             self._trainer = Trainer(self.model, self._distributed)
         self._trainer.clear()
-        loss = self._pipeline.gradients(self._trainer.chunk, blocks, self._checked(micro))
-        total = torch.tensor(loss if self.speaks else 0.0, dtype=torch.float64, device=device())
+        self._loss = 0.0
+
+    @on_cpu()
+    @torch.enable_grad()
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+        """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
+        the ranks of this copy take part."""
+        assert self._trainer is not None
+        self._loss += self._pipeline.gradients(self._trainer.chunk, blocks, self._checked(micro))
+
+    @on_cpu()
+    @torch.enable_grad()
+    def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
+        """One update with `scale` times the gradients of all copies."""
+        assert self._trainer is not None
+        total = torch.tensor(self._loss if self.speaks else 0.0, dtype=torch.float64, device=device())
         dist.all_reduce(total)
-        return {"loss": float(total), **self._trainer.step(options, step)}
+        return {"loss": scale * float(total), **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices; at least one for each stage, where there are as many rows."""

@@ -51,6 +51,7 @@ SPEC = EngineSpec(
     faults=faults,
     layout=layout,
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
+    accumulates=True,
     shards_optimizer=True,
     memory=Memory(flash=False, fused_norms=_fused_norms, gradients_stay=True),
     # Shares of a GPU's peak as published (Megatron-LM, arXiv 2104.04473: 0.44 to 0.52 on A100).

@@ -52,13 +52,16 @@ class Trainer:
         self.chunk.zero_grad_buffer()
         self._adam.zero_grad()
 
-    def step(self, options: TrainOptions, number: int) -> dict[str, float]:
-        """Update the weights with the sum of all ranks' gradients: its norm before clipping, and the learning rate.
+    def step(self, options: TrainOptions, number: int, scale: float = 1.0) -> dict[str, float]:
+        """Update the weights with `scale` times the sum of all ranks' gradients: its norm before clipping, and the
+        learning rate.
 
         A gradient that is not finite raises `EngineError` on every rank and leaves the weights as they are.
         """
         finalize_model_grads([self.chunk])
         self._adam.prepare_grads()
+        if scale != 1:
+            self._scale(scale)
         norm = float(self._adam.get_grad_norm())
         if not math.isfinite(norm):
             # In the same words on every rank: none of them sees all of the gradient.

@@ -22,7 +22,7 @@ from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 from rlgraph.engines.transformers.attention import use_fast_decoding
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
-from rlgraph.engines.transformers.gradients import summed
+from rlgraph.engines.transformers.gradients import plus, summed
 from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
@@ -87,6 +87,9 @@ class TransformersEngine:
         use_fast_decoding(self.model)
         self._network = Network(self.model)
         self._optimizer: Optimizer | None = None
+        self._loss = 0.0
+        self._gradients: list[Tensor | None] = []
+        """Added up since they were cleared, with the loss."""
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
@@ -181,18 +184,39 @@ class TransformersEngine:
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """One update with the gradient of the sum of the losses of `micro(block)`: its `loss`, `grad_norm` before
-        clipping, and `lr`.
+        clipping, and `lr`."""
+        self.clear_gradients()
+        self.add_gradients(blocks, micro)
+        return self.apply_gradients(options, step)
 
-        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change
-        the result; those of other copies after them.
+    def clear_gradients(self) -> None:
+        """Forget what was added up."""
+        self._loss, self._gradients = 0.0, []
+
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+        """Add the gradient of the sum of the losses of `micro(block)` to what is there.
+
+        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
+        result.
         """
+        parameters = list(self.model.parameters())
+        loss, sums = summed(self, parameters, blocks, micro, self._pool, self.threads)
+        self._loss += loss
+        before = self._gradients or [None] * len(sums)
+        self._gradients = [plus(old, new) for old, new in zip(before, sums, strict=True)]
+
+    def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
+        """One update with the gradients that were added up, and those of other copies, times `scale`."""
         if self._optimizer is None:
             self._optimizer = Optimizer(self.model)
         parameters = list(self.model.parameters())
-        total, gradients = summed(self, parameters, blocks, micro, self._pool, self.threads)
+        loss, gradients = self._loss, self._gradients or [None] * len(parameters)
+        self.clear_gradients()
         if self.copies is not None:
-            total, gradients = self.copies.sum(total, gradients, parameters)
-        return {"loss": total, **self._optimizer.step(gradients, options, step)}
+            loss, gradients = self.copies.sum(loss, gradients, parameters)
+        if scale != 1:
+            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
+        return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this

@@ -42,7 +42,7 @@ def summed(
     total, sums = 0.0, list[Tensor | None]([None] * len(parameters))
     for value, gradients in _in_order(one, blocks, pool, threads):
         total += value
-        sums = [_plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+        sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
     return total, sums
 
 
@@ -80,7 +80,8 @@ def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor |
         yield result
 
 
-def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+def plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """The sum, in the place of the old one; None is 0."""
     if old is None or new is None:
         return new if old is None else old
     return old.add_(new)

@@ -18,6 +18,7 @@ SPEC = EngineSpec(
     every_model=True,
     threads=True,
     rereads=True,
+    accumulates=True,
     saves=True,
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
     preference=1,

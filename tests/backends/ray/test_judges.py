@@ -23,6 +23,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.errors import RlgraphError, RunError
+from rlgraph.passes.accumulate import trainings
 
 USER = '''
 import os, time
@@ -52,7 +53,7 @@ step:
     report score = mean(score), spread = std(score), length = mean(rollout.length), best = mean(max(score, by=prompts))
 """
 
-SCHEDULE = """pool all    = 1 devices
+SCHEDULE = """pool all    = 2 devices
 pool judges = 3 cpus
 place actor   on all(engine=transformers)
 place correct on judges
@@ -80,6 +81,7 @@ def callers(folder: Path) -> set[int]:
 def test_several_processes_call_a_function_and_the_numbers_are_those_of_one(
     made: Compiled, backend: RayBackend
 ) -> None:
+    assert [each.why for each in trainings(made.program, made.plan)] == [""], "both copies train meanwhile"
     found = list(backend.steps(2))
     assert len(callers(made.folder)) == 3, "one process on each cpu, whatever `workers` says"
     assert all(psutil.Process(each).parent().pid in _pids(backend) for each in callers(made.folder))
