@@ -20,7 +20,7 @@ from rlgraph.backends.step import Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of
-from rlgraph.ops.nodes import at_once, attr
+from rlgraph.ops.nodes import NODES, OnSteps, at_once, attr
 
 Run = Callable[[Graph, Frame], None]
 """Runs every node of a graph; the values are in the frame afterwards."""
@@ -112,11 +112,6 @@ def once(loop: Loop) -> Frame:
     return loop.frame
 
 
-def every(node: Node, step: Step) -> bool:
-    """Every so many steps, counted from 1."""
-    return bool(step.number % node.attr("steps") == 0)
-
-
 def minibatch(loop: Loop) -> Frame:
     """For each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
     node, frame = loop.node, loop.frame
@@ -165,7 +160,15 @@ def collect(loop: Loop) -> Frame:
     return now
 
 
-LOOPS: Mapping[str, Policy] = {"every": Policy(once, every), "minibatch": Policy(minibatch), "collect": Policy(collect)}
+def _on(steps: OnSteps) -> Policy:
+    return Policy(once, lambda node, step: steps.when(step.number, node.attr("steps")))
+
+
+LOOPS: Mapping[str, Policy] = {
+    "minibatch": Policy(minibatch),
+    "collect": Policy(collect),
+    **{name: _on(op.on_steps) for name, op in NODES.items() if op.on_steps},
+}
 """By operation."""
 
 

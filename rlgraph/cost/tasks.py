@@ -125,12 +125,13 @@ class _Laying:
     def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
         region, first = node.region, len(self.found)
         times, shares = scope.times, dict(scope.shares)
-        if NODES[node.op].loop == "slices":
+        op = NODES[node.op]
+        if op.loop == "slices":
             parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
             times *= parts * node.attr("epochs")
             shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
-        elif NODES[node.op].loop == "steps":
-            times /= node.attr("steps")
+        elif op.on_steps:
+            times /= op.on_steps.period(node.attr("steps"))
         else:
             times *= self.rounds(node, scope)
         for value in region.inputs:

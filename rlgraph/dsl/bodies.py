@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.loops import collect, every, minibatch, targets, train
+from rlgraph.dsl.loops import collect, minibatch, on_steps, targets, train
 from rlgraph.dsl.reports import report
 from rlgraph.dsl.scope import Stop, Wrong
 from rlgraph.dsl.statements import assign, keep, minimize, push, store, update
@@ -67,7 +67,7 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
             minibatch(context, statement)
         case tree.Collect():
             collect(context, statement)
-        case tree.Every():
-            every(context, statement)
+        case tree.OnSteps():
+            on_steps(context, statement)
         case tree.Return():
             raise context.stop("E0505", "`return` ends a `def`", statement.span)

@@ -162,8 +162,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         args, options = (c[2].args, c[2].options) if isinstance(c[2], _Arguments) else ((), ())
         return tree.Collect(self._name(c[1]), args, options, c[-1], self._span(c[:-2]))
 
-    def every(self, c: list[Any]) -> tree.Every:
-        return tree.Every(c[1], c[-1], self._span(c[:-2]))
+    def on_steps(self, c: list[Any]) -> tree.OnSteps:
+        return tree.OnSteps(str(c[0]), c[1], c[-1], self._span(c[:-2]))
 
     # Schedules
 

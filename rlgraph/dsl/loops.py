@@ -28,8 +28,6 @@ from rlgraph.ir.graph import (
 )
 from rlgraph.ir.types import Handle, Table, Tensor, axis_of
 
-Loop = tree.Train | tree.Minibatch | tree.Collect | tree.Every
-
 
 def train(context: Context, statement: tree.Train) -> None:
     """`train actor(lr=1e-6):`"""
@@ -147,15 +145,16 @@ def _batch(context: Context, statement: tree.Collect, source: Outside) -> Consta
     return size
 
 
-def every(context: Context, statement: tree.Every) -> None:
+def on_steps(context: Context, statement: tree.OnSteps) -> None:
     """`every 20:`"""
+    word = statement.word
     if context.block.training or context.block.sliced:
         raise context.stop(
-            "E0505", "`every` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
+            "E0505", f"`{word}` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
         )
-    period = constants.evaluate(context, statement.period, context.block.scope)
-    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise context.stop("E0403", "`every` takes a whole number of steps, at least 1", statement.period.span)
+    count = constants.evaluate(context, statement.count, context.block.scope)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise context.stop("E0403", f"`{word}` takes a whole number of steps, at least 1", statement.count.span)
     unread = [
         name for name in _data_names(context, statement.body) if isinstance(context.block.scope[name], OutsideName)
     ]
@@ -168,10 +167,10 @@ def every(context: Context, statement: tree.Every) -> None:
 
     writes = [*unread, *(name for name in _written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
-    _region(context, "every", writes, body, {"steps": period}, statement.span, export=False)
-    for word in {name for name, _ in targets(statement.body)} - set(outer):
-        context.block.scope[word] = Unknowable(
-            f"`{word}` is made on some steps only, and cannot be used after `every`", statement.span
+    _region(context, word, writes, body, {"steps": count}, statement.span, export=False)
+    for made in {name for name, _ in targets(statement.body)} - set(outer):
+        context.block.scope[made] = Unknowable(
+            f"`{made}` is made on some steps only, and cannot be used after `{word}`", statement.span
         )
 
 
@@ -242,7 +241,7 @@ def _written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     """Things that live across steps which a body changes, in the order of their declaration."""
     found = set(_changed(body))
     for statement in _loops(body):
-        if isinstance(statement, tree.Every):
+        if isinstance(statement, tree.OnSteps):
             found |= set(_data_names(context, statement.body))
     return [name for name in context.block.versions if name in found]
 
@@ -318,9 +317,9 @@ def _ref_types(expr: Expr) -> Iterator[tuple[str, Tensor]]:
             yield from _ref_types(arg)
 
 
-def _loops(body: Sequence[tree.Stmt]) -> Iterator[Loop]:
+def _loops(body: Sequence[tree.Stmt]) -> Iterator[tree.Loop]:
     for statement in body:
-        if isinstance(statement, Loop):
+        if isinstance(statement, tree.Loop):
             yield statement
             yield from _loops(statement.body)
 
@@ -330,7 +329,7 @@ def targets(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
     for statement in body:
         if isinstance(statement, tree.Assign):
             yield statement.target, statement.target_span
-        elif isinstance(statement, Loop):
+        elif isinstance(statement, tree.Loop):
             yield from targets(statement.body)
 
 
@@ -348,5 +347,5 @@ def _changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
             case tree.Collect():
                 yield statement.table.id
                 yield f"{statement.table.id}.surplus"
-        if isinstance(statement, Loop):
+        if isinstance(statement, tree.Loop):
             yield from _changed(statement.body)

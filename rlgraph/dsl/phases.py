@@ -136,7 +136,7 @@ def _given(context: Context, item: tree.Phase) -> dict[str, Value]:
 
 def _read_first(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     """Data that is read when the step begins: all but what `collect` reads and what only `every` needs."""
-    named = names_used(context, tuple(statement for statement in body if not isinstance(statement, tree.Every)))
+    named = names_used(context, tuple(statement for statement in body if not isinstance(statement, tree.OnSteps)))
     later = context.phase.collected
     return [name for name in context.scope if name in named and _is_data(context, name) and name not in later]
 
@@ -152,6 +152,6 @@ def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:
     found: list[tree.Stmt] = []
     for statement in body:
         found.append(statement)
-        if isinstance(statement, (tree.Collect, tree.Every)):
+        if isinstance(statement, (tree.Collect, tree.OnSteps)):
             found += _walk(statement.body)
     return found

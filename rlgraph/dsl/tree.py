@@ -212,15 +212,17 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class OnSteps:
     """`every 20: body`"""
 
-    period: Expr
+    word: str
+    count: Expr
     body: tuple[Stmt, ...]
     span: Span = _span()
 
 
-Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Train | Minibatch | Collect | Every
+Loop = Train | Minibatch | Collect | OnSteps
+Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Loop
 
 
 # Declarations

@@ -23,7 +23,6 @@ Read = Callable[[str], str]
 
 LARGEST_BYTES = 1 << 20
 MOST_FILES = 32
-Loop = (tree.Train, tree.Minibatch, tree.Collect, tree.Every)
 
 
 def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | None = None) -> tree.File:
@@ -197,7 +196,7 @@ def _refuse(statement: tree.Stmt, wanted: str | None, places: list[Span], report
 def _all(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
     for statement in body:
         yield statement
-        if isinstance(statement, Loop):
+        if isinstance(statement, tree.Loop):
             yield from _all(statement.body)
 
 
@@ -206,7 +205,7 @@ def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tr
         new
         if statement is old
         else replace(statement, body=_swap(statement.body, old, new))
-        if isinstance(statement, Loop)
+        if isinstance(statement, tree.Loop)
         else statement
         for statement in body
     )
@@ -224,7 +223,7 @@ def _reported(phase: tree.Phase, report: tree.Report) -> tree.Phase:
             if isinstance(statement, tree.Report):
                 kept = tuple(item for item in statement.items if item.name not in new)
                 found += [replace(statement, items=kept)] if kept else []
-            elif isinstance(statement, Loop):
+            elif isinstance(statement, tree.Loop):
                 found.append(replace(statement, body=without(statement.body)))
             else:
                 found.append(statement)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from rlgraph.ops.nodes import NODES
+
 DECLARING = ("param", "model", "data", "func", "env", "buffer", "state")
 """They declare a name: `model actor = ...`."""
 
 TOP = ("algorithm", "use", *DECLARING, "def", "step", "phase", "change", "schedule")
 """They begin a line at the left margin."""
 
-BLOCKS = ("train", "minibatch", "collect", "every")
+BLOCKS = ("train", *(name for name, op in NODES.items() if op.loop))
 """They begin a block inside a step."""
 
 STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")

@@ -35,7 +35,7 @@ are functions here:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -44,6 +44,16 @@ from rlgraph.ir.graph import Node
 from rlgraph.ops.optimizers import attributes as of_optimizers
 
 Work = Literal["generates", "scores", "trains"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnSteps:
+    """Of a loop that runs its region on some steps: what its count means. Steps are counted from 1."""
+
+    when: Callable[[int, int], bool]
+    """Whether it does in a step, given that and the count."""
+    period: Callable[[int], float]
+    """Given the count, the steps from one time to the next in the long run: what a plan reckons with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,8 @@ class NodeOp:
     loop: Literal["slices", "rounds", "steps"] | None = None
     """How often it runs its region: for each slice of its axis, until there are enough rows of its axis, or on some
     steps. A region that is no loop is run once."""
+    on_steps: OnSteps | None = None
+    """Of a loop on some steps, whose statement is `WORD COUNT:`; its attribute `steps` has the count."""
     body: bool = False
     """Its work is written in the node, as expressions."""
     pure: bool = True
@@ -386,6 +398,7 @@ _ALL = (
         attributes=(Attribute("steps", "int", low=1, doc="from one time to the next", counts="step"),),
         region=True,
         loop="steps",
+        on_steps=OnSteps(lambda step, count: step % count == 0, float),
         pure=False,
         effect=True,
     ),

@@ -548,6 +548,15 @@ def test_every_loop_has_a_policy() -> None:
     assert LOOPS.keys() == {name for name, op in NODES.items() if op.loop}
 
 
+def test_a_loop_on_some_steps_says_how_often_it_runs_in_the_long_run() -> None:
+    found = [op for op in NODES.values() if op.loop == "steps"]
+    assert found == [op for op in NODES.values() if op.on_steps]
+    for op in found:
+        assert op.on_steps
+        runs = sum(op.on_steps.when(step, 7) for step in range(7_000, 14_000))
+        assert 7_000 / runs == pytest.approx(op.on_steps.period(7))
+
+
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None:
     """All that it takes is a policy: what is carried, captured and exported is no business of it."""

@@ -82,7 +82,7 @@ Call = node("Call")
 Collect = node("Collect")
 Declaration = node("Declaration")
 Def = node("Def")
-Every = node("Every")
+OnSteps = node("OnSteps")
 Index = node("Index")
 Keep = node("Keep")
 List = node("List")
@@ -206,7 +206,7 @@ def test_statements() -> None:
     assert body("train a(b=b):\n    minimize c") == (Train(A, (Option("b", B),), (Minimize(C),)),)
     assert body("train a:\n    minimize c") == (Train(A, (), (Minimize(C),)),)
     assert body("collect a(b):\n    keep a where c") == (Collect(A, (B,), (), (Keep(A, C),)),)
-    assert body("every a:\n    report b") == (Every(A, (Report((Option("b", B),)),)),)
+    assert body("every a:\n    report b") == (OnSteps("every", A, (Report((Option("b", B),)),)),)
 
 
 def declared(text: str) -> Any:
