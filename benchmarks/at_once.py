@@ -17,6 +17,7 @@ import torch
 import rlgraph
 from rlgraph.backends.clocks import Clock, Queues, Threads
 from rlgraph.backends.flight import Things
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.failures import Request
@@ -218,5 +219,5 @@ class Controlled(Placed):
         program, clock, observer = numbered(program), clock or Threads(), Silent()
         self.processes = AtOnce(program, plan, shapes, batch)
         first: Things = {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.open(plan)}
-        transport = RayTransport(program, plan, self.processes, Queues(plan, clock), observer)
+        transport = RayTransport(program, plan, self.processes, Queues(plan, clock), observer, Notes(program))
         super().__init__(program, plan, transport, clock, observer, first, seed=0)

@@ -1,8 +1,8 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate` and `rlgraph.functions` are all there is
-(see `rlgraph/api/__init__.py`). They are loaded when they are first used: `import rlgraph` loads neither torch nor the
-compiler.
+`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate`, `rlgraph.check_trace` and
+`rlgraph.functions` are all there is (see `rlgraph/api/__init__.py`). They are loaded when they are first used: `import
+rlgraph` loads neither torch nor the compiler.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
     from rlgraph.runs.run import Interrupted, Run
+    from rlgraph.runs.trace_check import check_trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "check": "api",
+    "check_trace": "runs.trace_check",
     "compile": "api",
     "functions": "api",
     "load_plan": "api",
@@ -43,6 +45,7 @@ __all__ = [
     "RunError",
     "__version__",
     "check",
+    "check_trace",
     "compile",
     "functions",
     "load_plan",

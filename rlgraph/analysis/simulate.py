@@ -31,7 +31,7 @@ from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.placement.place import config_of
-from rlgraph.runs.trace import Trace
+from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.gantt import Bar, Lane, gantt
 
 MILLION = 1e6
@@ -207,7 +207,7 @@ class Simulation:
 
     def write_trace(self, path: str | Path) -> None:
         """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
-        trace = Trace()
+        trace = Timeline()
         teller = Teller(trace)
         for work in self.works:
             teller.tell(work)

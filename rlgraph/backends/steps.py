@@ -7,15 +7,17 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS, Policy, run_loop
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program
+from rlgraph.ir.types import is_model
 
 
 class Observer(Protocol):
@@ -79,6 +81,8 @@ class StepResult:
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, float] = field(default_factory=dict)
     """About the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
+    trace: Mapping[str, Any] | None = None
+    """Where steps may overlap, what became of its rows: see `rlgraph.backends.notes`."""
 
 
 class Steps:
@@ -109,7 +113,8 @@ class Steps:
         """
         began = self.now()
         for frame, extra in self.run_steps(self.coming(wanted)):
-            yield StepResult(frame.step.number, frame.step.phase, self.now() - began, frame.metrics, extra)
+            seconds, step = self.now() - began, frame.step
+            yield StepResult(step.number, step.phase, seconds, frame.metrics, extra, self.notes.finish(step))
             began = self.now()
 
     def coming(self, wanted: int | None) -> Iterator[Coming]:
@@ -138,6 +143,10 @@ class Steps:
     def versions(self) -> Versions:
         return Versions(self.program, self.loops)
 
+    @cached_property
+    def notes(self) -> Notes:
+        return Notes(self.program)
+
     def frame(self, phase: Phase, number: int) -> Frame:
         """For a step of a phase."""
         return Frame(phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.elsewhere)
@@ -147,7 +156,11 @@ class Steps:
         policy = self.loops.get(node.op)
         if policy is not None:
             return run_loop(policy, node, frame, self.executor.run_all, self.observer.opening)
-        return self.work(node, frame)
+        made = self.work(node, frame)
+        for value in node.outputs:
+            if is_model(value.type):
+                self.notes.changed(frame.step, value.type.name)
+        return made
 
     # Of a backend
 

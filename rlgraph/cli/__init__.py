@@ -13,11 +13,22 @@ import sys
 
 import click
 
-from rlgraph.cli import checking, compiling, explain, planfiles, profiling, running, simulating
+from rlgraph.cli import checking, compiling, explain, planfiles, profiling, running, simulating, tracing
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 from rlgraph.errors import closest
 
-__all__ = ["checking", "compiling", "explain", "main", "planfiles", "profiling", "running", "simulating", "status"]
+__all__ = [
+    "checking",
+    "compiling",
+    "explain",
+    "main",
+    "planfiles",
+    "profiling",
+    "running",
+    "simulating",
+    "status",
+    "tracing",
+]
 
 
 def main() -> None:

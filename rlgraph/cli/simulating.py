@@ -52,7 +52,7 @@ def simulate(
     from rlgraph.clusters.read import read_cluster
     from rlgraph.compilation.target import workload
     from rlgraph.profiles.calibration import read_calibration
-    from rlgraph.runs.trace import check_writable
+    from rlgraph.runs.timeline import check_writable
 
     with telling(form):
         saved = file.endswith(".json")

@@ -4,6 +4,7 @@ program.rlf      the program as it was run; `plan.json` where that was a plan fi
 run.json         how: what was replaced in it, seed, steps, versions
 graph.txt        its graph after the last pass
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
+trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
 tensorboard/     the same, where the package `tensorboard` is installed
 models/NAME/     the trained models, as `from_pretrained` reads them
 """
@@ -20,9 +21,9 @@ from typing import IO, Any, Protocol
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.jsonlines import finite
 
-METRICS = "metrics.jsonl"
+METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
-OURS = (PROGRAM, PLAN, HOW, "graph.txt", METRICS, "tensorboard", "models")
+OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, "tensorboard", "models")
 DEFAULT_PARENT = Path("runs")
 
 
@@ -38,6 +39,7 @@ class RunFolder:
     def __init__(self, path: Path, metrics: IO[str], made: bool) -> None:
         self.path = path
         self._metrics = metrics
+        self._trace: IO[str] | None = None
         self._made = made
         self._board: _Board | None = None
 
@@ -90,14 +92,18 @@ class RunFolder:
         """Notes what is run: the text of a program or of a plan file, and its graph."""
         try:
             (self.path / (PLAN if plan else PROGRAM)).write_text(text, encoding="utf-8")
-            (self.path / "graph.txt").write_text(graph, encoding="utf-8")
+            (self.path / GRAPH).write_text(graph, encoding="utf-8")
             (self.path / HOW).write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Adds the line of a step. Raises RunError where the disk is full."""
+    def step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
+        """Adds the line of a step, and that of its trace. Raises RunError where the disk is full."""
         try:
+            if trace is not None:
+                self._trace = self._trace or (self.path / TRACE).open("x", encoding="utf-8")
+                self._trace.write(json.dumps(trace) + "\n")
+                self._trace.flush()
             self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
@@ -133,8 +139,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Ends the files."""
-        with suppress(OSError):
-            self._metrics.close()
+        for file in filter(None, (self._metrics, self._trace)):
+            with suppress(OSError):
+                file.close()
         if self._board is not None:
             self._board.close()
 

@@ -17,7 +17,7 @@ from rlgraph.runs.folder import RunFolder, recording_of
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.options import Options
 from rlgraph.runs.progress import Display, Quiet
-from rlgraph.runs.trace import Trace, check_writable
+from rlgraph.runs.timeline import Timeline, check_writable
 from rlgraph.runs.trained import TrainedModel
 from rlgraph.runs.watch import Interrupts, Watch
 
@@ -80,7 +80,7 @@ def run_in(
     options = replace(options, threads=options.threads or _cores())
     made = Run(folder=folder.path if folder else None)
     with Interrupts(shown) as interrupts:
-        watch = Watch(shown, interrupts, observer, Trace() if options.trace else None)
+        watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
             with _claimed(folder, compiled, options):
                 _steps(made, folder, compiled, options, watch)
@@ -124,7 +124,7 @@ def _steps(made: Run, folder: RunFolder | None, compiled: Compilation, options: 
             for step in backend.steps(options.steps):
                 made.metrics.append(_record(step, len(phases) > 1))
                 if folder:
-                    folder.step(made.metrics[-1])
+                    folder.step(made.metrics[-1], step.trace)
                 watch.step(step)
             _count_updates(made, backend.trained())
             if folder:

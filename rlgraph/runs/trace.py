@@ -1,158 +1,122 @@
-"""A run as a timeline, in the trace-event format that Perfetto (ui.perfetto.dev) and Chrome open.
+"""The trace of a run, read from its folder: `rlgraph.backends.notes` says what is in it.
 
-A process for each pool, a track for each of its ranks, a slice for each piece of work, arrows for what was sent. See
-"Trace Event Format" (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) for what the
-letters mean.
+A run writes the line of a step when that is over. So of a run that was killed whole steps are there, and perhaps a part
+of a line.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.ir.graph import Program
+from rlgraph.ir.steps import step_edges
+from rlgraph.notation.parse import parse_program
+from rlgraph.runs.folder import GRAPH, TRACE
 
-Track = tuple[str, int | str]
-"""A pool and a rank; what is no rank has a name."""
+Row = tuple[Any, ...]
+"""The data, the pass, the row, the sample."""
 
-
-class _Slice(NamedTuple):
-    track: Track
-    name: str
-    category: str
-    start: int
-    """Nanoseconds, as all times here: sums of them are exact, so that slices nest as the work did."""
-    end: int
-    args: Mapping[str, object]
+Runs = tuple[tuple[int, int], ...]
+"""Which versions made a row's tokens: a version, and how many tokens."""
 
 
-class _Flow(NamedTuple):
-    source: int
-    target: int
-    name: str
-    sent_bytes: int
+@dataclass(frozen=True)
+class TracedStep:
+    """What was done with rows in a step."""
+
+    phase: str
+    changed: frozenset[str]
+    """The models that have new weights after it."""
+    read: tuple[Row, ...]
+    sampled: Mapping[str, tuple[tuple[Row, Runs], ...]]
+    """By the key of who sampled them."""
+    dropped: Mapping[str, frozenset[Row]]
+    """By who dropped them."""
+    trained: Mapping[tuple[str, str], tuple[Row, ...]]
+    """By the weights that the body of a `train` is given, and the table: a row as often as it was trained on."""
 
 
+@dataclass(frozen=True)
 class Trace:
-    """Collects what happened; written when the run is over."""
-
-    def __init__(self) -> None:
-        self._slices: list[_Slice] = []
-        self._flows: list[_Flow] = []
-
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def span(
-        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
-    ) -> int:
-        """Adds a piece of work on a rank and gives its id. Times are those of `time.time()`, of any process, in
-        seconds."""
-        self._slices.append(
-            _Slice((pool, rank), name, category, round(start * 1e9), round(max(start, end) * 1e9), args)
-        )
-        return len(self._slices) - 1
-
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
-        """Something was sent from one piece of work to another."""
-        self._flows.append(_Flow(source, target, name, sent_bytes))
-
-    def write(self, path: Path) -> None:
-        """Writes the file, whole or not at all. Raises RunError where that is impossible."""
-        draft = _draft(path)
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for place, event in enumerate(self._events()):
-                    file.write(f"{',' if place else ''}{json.dumps(event)}\n")
-                file.write("]}\n")
-            draft.replace(path)
-        except OSError as error:
-            raise RunError(_unwritable(path, error)) from None
-        finally:
-            draft.unlink(missing_ok=True)
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        """Names first, then everything in the order of time; outer slices before inner ones, arrows behind their
-        slices."""
-        pools = {pool: place for place, pool in enumerate(dict.fromkeys(s.track[0] for s in self._slices), 1)}
-        tracks = {track: place for place, track in enumerate(dict.fromkeys(s.track for s in self._slices), 1)}
-        for pool, pid in pools.items():
-            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": pool}}
-        for (pool, rank), tid in tracks.items():
-            named = f"rank {rank}" if isinstance(rank, int) else rank
-            yield {"ph": "M", "name": "thread_name", "pid": pools[pool], "tid": tid, "args": {"name": named}}
-        first = min((s.start for s in self._slices), default=0)
-        for at, _, event in sorted(self._timed(), key=lambda found: found[:2]):
-            track = event.pop("track")
-            yield {"pid": pools[track[0]], "tid": tracks[track], "ts": (at - first) / 1e3, **event}
-
-    def _timed(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Events with their time and their order among those of the same time."""
-        for found in self._slices:
-            length = found.end - found.start
-            yield (
-                found.start,
-                -length - 1,
-                {
-                    "ph": "X",
-                    "track": found.track,
-                    "name": found.name,
-                    "cat": found.category,
-                    "dur": length / 1e3,
-                    "args": dict(found.args),
-                },
-            )
-            yield from _rates(found)
-        for number, flow in enumerate(self._flows, 1):
-            source, target = self._slices[flow.source], self._slices[flow.target]
-            # An arrow belongs to the slice that is there at its time, and does not fly back, though clocks of machines
-            # differ.
-            leaves = max(source.start, min(source.end - 1, target.start))
-            lands = max(target.start, min(leaves, target.end - 1))
-            if lands < leaves:
-                continue
-            sent = {"name": flow.name, "cat": "transfer", "id": number, "args": {"bytes": flow.sent_bytes}}
-            yield leaves, 1, {"ph": "s", "track": source.track, **sent}
-            yield lands, 2, {"ph": "f", "bp": "e", "track": target.track, **sent}
+    program: Program
+    steps: tuple[TracedStep, ...]
+    """From the first one on."""
+    cut: bool
+    """The last line is not whole: the run was killed."""
 
 
-def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """How many tokens a second were generated, as a curve."""
-    tokens = found.args.get("tokens", 0)
-    if isinstance(tokens, int) and tokens and found.end > found.start:
-        rate = tokens / (found.end - found.start) * 1e9
-        counter = {"ph": "C", "track": found.track, "name": f"tokens/s {found.track[1]}"}
-        yield found.start, 0, {**counter, "args": {"tokens/s": round(rate, 1)}}
-        yield found.end, 0, {**counter, "args": {"tokens/s": 0}}
-
-
-def check_writable(path: Path) -> None:
-    """Raises UsageMistake where no trace can be written: that must not come out after the run."""
+def read_trace(folder: Path) -> Trace:
+    """That of a run. Raises ProgramError where there is none, or it is damaged."""
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        draft = _draft(path)
-        draft.touch()
-        draft.unlink()
+        program = parse_program((folder / GRAPH).read_text("utf-8"))
+    except (OSError, ValueError):
+        raise _none(f"`{folder}` is no folder of a run", "give the folder that `rlgraph run` wrote") from None
+    if not any(step_edges(program)):
+        hint = "its program has no `step async`: all rows are of the present weights"
+        raise _none(f"the run in `{folder}` keeps no trace", hint)
+    path = folder / TRACE
+    try:
+        *lines, rest = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
-        raise UsageMistake(_unwritable(path, error)) from None
+        said = (error.strerror or str(error)).lower()
+        raise _none(f"`{path}` cannot be read: {said}", "a run writes it with its first step") from None
+    keys = {phase.name: {node.attr("key") for node in phase.graph.walk()} for phase in program.phases}
+    steps = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            if found["step"] != number:
+                raise _damaged(path, number, f"it is of step {found['step']}, and that of step {number} is missing")
+            steps.append(_step(found))
+            if not keys[steps[-1].phase].issuperset(steps[-1].sampled):
+                raise KeyError("no such rows")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise _damaged(path, number, "no run wrote it so") from None
+    if not steps:
+        raise _damaged(path, 1, "no step is whole")
+    return Trace(program, tuple(steps), bool(rest))
 
 
-def _draft(path: Path) -> Path:
-    """A file beside the one that is wanted."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def _unwritable(path: Path, error: OSError) -> Diagnostic:
-    said = error.strerror or str(error)
-    return Diagnostic(
-        "E0818",
-        f"the trace `{path}` cannot be written: {said[:1].lower()}{said[1:]}",
-        NO_SPAN,
-        "give another file with `--trace`",
+def _step(found: Mapping[str, Any]) -> TracedStep:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
+    return TracedStep(
+        str(found["phase"]),
+        frozenset(map(str, found["changed"])),
+        tuple(row for each in found["read"] for row in _rows(each["rows"])),
+        {
+            each["node"]: tuple(zip(_rows(each["rows"]), map(_runs, each["versions"]), strict=True))
+            for each in found["sampled"]
+        },
+        {each["node"]: frozenset(_rows(each["rows"])) for each in found["dropped"]},
+        {(each["node"], each["table"]): _rows(each["rows"]) for each in found["trained"]},
     )
+
+
+def _rows(found: Iterable[Any]) -> tuple[Row, ...]:
+    rows = []
+    for data, *numbers in found:
+        if not isinstance(data, str) or len(numbers) < 2 or not all(isinstance(each, int) for each in numbers):
+            raise ValueError("a row is its data, its pass and its place there")
+        rows.append((data, *numbers))
+    return tuple(rows)
+
+
+def _runs(found: Iterable[Any]) -> Runs:
+    runs = tuple((int(version), int(tokens)) for version, tokens in found)
+    if not runs:
+        raise ValueError("some version made every row")
+    return runs
+
+
+def _none(message: str, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic("E0822", message, NO_SPAN, hint))
+
+
+def _damaged(path: Path, number: int, why: str) -> ProgramError:
+    message = f"line {number} of `{path}` is damaged: {why}"
+    return ProgramError(Diagnostic("E0823", message, NO_SPAN, "what is behind it cannot be checked"))

@@ -14,7 +14,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.ops import NODES
 from rlgraph.runs.options import LOCAL
 from rlgraph.runs.progress import Display
-from rlgraph.runs.trace import Trace
+from rlgraph.runs.timeline import Timeline
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult
@@ -59,7 +59,9 @@ class Interrupts:
 class Watch:
     """The observer of a run, who tells all others. Nodes of different pools are told of from different threads."""
 
-    def __init__(self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Trace | None) -> None:
+    def __init__(
+        self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Timeline | None
+    ) -> None:
         self.display, self.interrupts, self.trace = shown, interrupts, trace
         self._told: list[Display | Observer] = [shown, observer] if observer else [shown]
         self._open: list[tuple[Node, float]] = []

@@ -33,6 +33,7 @@ class LocalBackend(Steps):
         self.session = Session(program, settings, self.observer.opening)
         self.program, self.seed = program, settings.seed
         self.first = self.session.first
+        self.notes = self.session.notes
         self.executor = Executor(self, Blocks(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Sees the frame after each node, for tests and debugging."""
@@ -62,7 +63,8 @@ class LocalBackend(Steps):
         return 1
 
     def abort(self, why: BaseException) -> None:
-        """Nothing: one node runs at a time."""
+        """No other node is at work."""
+        self.notes.clear()
 
     def fire(self, node: Node, frame: Frame) -> Made:
         self.observer.firing(node)

@@ -65,6 +65,7 @@ class Placed(Steps):
         self.transport.save(model, self.plan.owner(model), folder.resolve())
 
     def abort(self, why: BaseException) -> None:
+        self.notes.clear()
         self.transport.abort(why)
 
     def close(self) -> None:

@@ -27,15 +27,16 @@ class Needs:
     """Who the rows are matters, too."""
 
 
-def needs(node: Node, frame: Frame, axes: Mapping[str, Axis]) -> Needs:
-    """Of a node's work on the rows of a frame; `axes` are all axes of the program."""
+def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> Needs:
+    """Of a node's work on the rows of a frame; `axes` are all axes of the program. notes: it is told which rows are
+    trained on."""
     op, names = NODES[node.op], needed(node)
     about = {axis: axes[axis] for axis in (split_axis(node), node.attr("axis")) if axis}
     if op.chooses is not None and op.unit == "group":
         kind = frame.types[node.inputs[0]]
         assert isinstance(kind, Table)
         about[kind.axis.key] = kind.axis
-    return Needs(names, row_axes(frame, names, about.values()), not (op.trains or op.scores))
+    return Needs(names, row_axes(frame, names, about.values()), not op.scores and (notes or not op.trains))
 
 
 def needed(node: Node) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ def read(node: Node, frame: Frame, session: Session) -> Made:
     name = kind.axis.name
     rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
     known = tuple((name, found.epoch, found.row) for found in ids)
+    session.notes.add(frame.step, "read", node.name, known)
     made = TableData(tuple(rows))
     assert isinstance(cursor, Cursor)
     return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, known)])
@@ -235,25 +236,31 @@ def size(node: Node, frame: Frame, session: Session) -> Made:
 
 def keep(node: Node, frame: Frame, session: Session) -> Made:
     """Rows of an axis where a condition holds; the kept rows are those of new axes."""
-    return selected(node, frame, _kept_places(node, frame))
+    return selected(node, frame, chosen_places(node, frame, session))
 
 
-def chosen_places(node: Node, frame: Frame) -> np.ndarray:
+def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
     """Which rows a node takes that only selects some, int64."""
-    return _CHOOSE[node.op](node, frame)
+    axis, places = _CHOOSE[node.op](node, frame)
+    if session.notes.wanted:
+        known, kept = frame.rows[axis].known, set(places.tolist())
+        dropped = [row for place, row in enumerate(known) if place not in kept]
+        session.notes.add(frame.step, "dropped", node.name, dropped)
+    return places
 
 
-def _kept_places(node: Node, frame: Frame) -> np.ndarray:
-    """Which rows of the axis are kept, int64."""
+def _kept_places(node: Node, frame: Frame) -> tuple[str, np.ndarray]:
+    """An axis, and which of its rows are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     axis = axis_of(kind)
     assert axis is not None
-    return np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
+    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
+    return node.attr("axis"), kept
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
-    made = selected(node, frame, _picked_places(node, frame))
+    made = selected(node, frame, chosen_places(node, frame, session))
     table, kind = made.values[node.name], _table(node)
     assert kind.token
     made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
@@ -262,8 +269,8 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
     return made
 
 
-def _picked_places(node: Node, frame: Frame) -> np.ndarray:
-    """Which row of the table each group's chosen one is, int64."""
+def _picked_places(node: Node, frame: Frame) -> tuple[str, np.ndarray]:
+    """A table's axis, and which of its rows each group's chosen one is, int64."""
     index: np.ndarray = frame.values[node.inputs[1]].numpy()
     kind, made = frame.types[node.inputs[0]], _table(node)
     assert isinstance(kind, Table)
@@ -279,7 +286,7 @@ def _picked_places(node: Node, frame: Frame) -> np.ndarray:
             )
         )
     places: np.ndarray = index + _starts(frame, kind.axis, made.axis)
-    return places
+    return kind.axis.key, places
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:
@@ -312,7 +319,7 @@ def _table(node: Node) -> Table:
     return kind
 
 
-_CHOOSE: Mapping[str, Callable[[Node, Frame], np.ndarray]] = {"keep": _kept_places, "pick": _picked_places}
+_CHOOSE: Mapping[str, Callable[[Node, Frame], tuple[str, np.ndarray]]] = {"keep": _kept_places, "pick": _picked_places}
 """By operation."""
 
 WORK: dict[str, Work] = {

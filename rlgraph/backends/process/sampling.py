@@ -59,6 +59,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
             "finished": made.finished,
             "version": _version(runs),
         }
+        session.notes.add(frame.step, "sampled", node.attr("key"), own, runs)
         asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
@@ -164,10 +165,13 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
 def _weights(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
     """The weights that generate, where they are not the present ones, and their version. In one process the last ones
     are there when a step samples: a bound of their age is kept by them."""
-    version = frame.version
-    if version is None:
-        version = session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
+    version = _newest(node, frame, session, model) if frame.version is None else frame.version
     return model.past.get(version) if oldest(node) else None, version
+
+
+def _newest(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
+    """The last version that a node may sample with."""
+    return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
 def _version(runs: Sequence[Runs]) -> Tensor:
@@ -302,12 +306,15 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     finally:
         for game in games:
             game.close()
+    # Where there was no room for an action nothing was sampled, and nothing recorded.
+    runs = [joined(e.versions) or ((_newest(node, frame, session, model), 0),) for e in episodes]
+    session.notes.add(frame.step, "sampled", node.attr("key"), ids, runs)
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
-        "version": _version([joined(e.versions) or ((version, 0),) for e in episodes]),
+        "version": _version(runs),
         "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
         "turns": torch.from_numpy(turns),
     }

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
@@ -103,6 +104,7 @@ class Session:
         self.spread = spread
         self.program, self.settings = program, settings
         self.versions = Versions(program)
+        self.notes = Notes(program)
         self._open_engine = open_engine
         self.workers = Workers()
         self.models: dict[str, ModelState] = {}

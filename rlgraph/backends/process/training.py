@@ -92,6 +92,17 @@ class _Gathered:
         self.parts: dict[int, tuple[Frame, Places]] = {}
         self.asked = [inner for inner in node.region.nodes if NODES[inner.op].scores]
         self._lock = threading.Lock()
+        if not idle:
+            self._note()
+
+    def _note(self) -> None:
+        """Which rows it trains on: those that a model is asked about."""
+        weights = self.node.region.inputs[0].name
+        for name in dict.fromkeys(map(table_of, self.asked)):
+            kind = self.frame.types.get(name)
+            if isinstance(kind, Table):
+                rows = self.frame.rows[kind.axis.key].known
+                self.session.notes.add(self.frame.step, "trained", weights, rows, table=name)
 
     @property
     def blocks(self) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.backends.clocks import InLine, Queues, Threads
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.cluster import start
@@ -58,10 +59,11 @@ class RayBackend(Placed):
             raise
         # In this process a call is a call: nodes that are fired in line come out in the order of a debugger.
         clock = InLine() if debug else Threads()
+        self.notes = Notes(program)
         super().__init__(
             program,
             plan,
-            RayTransport(program, plan, self.processes, Queues(plan, clock), observer),
+            RayTransport(program, plan, self.processes, Queues(plan, clock), observer, self.notes),
             clock,
             observer,
             {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},

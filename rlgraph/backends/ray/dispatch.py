@@ -14,6 +14,7 @@ import numpy as np
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.shares import Needs, needs, part, shares, split_axis
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls, Copy, copies
@@ -47,8 +48,10 @@ class _Sent:
 class Dispatch:
     """Sends orders and reads receipts."""
 
-    def __init__(self, program: Program, processes: Processes, queues: Queues, observer: Observer) -> None:
-        self.processes, self.queues, self.observer = processes, queues, observer
+    def __init__(
+        self, program: Program, processes: Processes, queues: Queues, observer: Observer, notes: Notes
+    ) -> None:
+        self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
         self.axes = axes(program)
         self._number, self._counting = 0, threading.Lock()
@@ -98,7 +101,7 @@ class Dispatch:
         """The same, by who has the pool, or a place of it."""
         node, group = order.node, order.group
         [number] = self._numbers(1)
-        copies, wanted = self.copies(group), needs(node, order.frame, self.axes)
+        copies, wanted = self.copies(group), needs(node, order.frame, self.axes, notes=self.notes.wanted)
         sent = [
             (copy, frame is None, each)
             for copy, frame in frames.items()
@@ -135,7 +138,9 @@ class Dispatch:
             calls.others(sent.copy, method, *args, **named)
 
     def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
-        return [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
+        receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
+        self.notes.extend(note for found in receipts for receipt in found for note in receipt.notes)
+        return receipts
 
     def copies(self, group: Group) -> tuple[Copy, ...]:
         known = group.name, group.mesh
@@ -169,7 +174,11 @@ class Dispatch:
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         """Parts are dealt to the group's copies in turn."""
         node, frame, group = order.node, order.frame, order.group
-        axis, copies, wanted = split_axis(node), self.copies(group), needs(node, frame, self.axes)
+        axis, copies, wanted = (
+            split_axis(node),
+            self.copies(group),
+            needs(node, frame, self.axes, notes=self.notes.wanted),
+        )
         assert axis is not None
         numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))

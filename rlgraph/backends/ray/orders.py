@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.notes import Note
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Places
 from rlgraph.backends.step import Step
@@ -95,6 +96,8 @@ class Receipt:
     """That it sampled."""
     came: tuple[int, ...] = ()
     """Bytes of the rows that came with the order, one number for each sender."""
+    notes: tuple[Note, ...] = ()
+    """Of its rows, for the trace."""
 
 
 def packed(told: RankOrder | Receipt) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made
 from rlgraph.backends.flight import Things
+from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
@@ -24,9 +25,11 @@ from rlgraph.ir.plan import Group, Plan
 
 
 class RayTransport:
-    def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer, notes: Notes
+    ) -> None:
         self.plan, self.processes = plan, processes
-        self.dispatch = Dispatch(program, processes, queues, observer)
+        self.dispatch = Dispatch(program, processes, queues, observer, notes)
         self.transfers = Transfers(plan, processes, queues, observer)
 
     def fire(self, order: Order) -> Made:

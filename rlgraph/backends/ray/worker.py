@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
@@ -182,7 +183,8 @@ class Worker:
         session = self.session
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
-                return Receipt(start, time.time(), chosen=chosen_places(node, frame), came=came)
+                chosen = chosen_places(node, frame, session)
+                return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.keeps))
             if order.parts:
                 self.parts = self.in_parts(order, node, frame, start, came)
                 if order.keeps:
@@ -217,10 +219,18 @@ class Worker:
         self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
     ) -> Receipt:
         tokens = sampled_tokens(node, made)
+        notes = self.noted(keeps)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
-        return Receipt(start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came)
+        return Receipt(
+            start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came, notes=notes
+        )
+
+    def noted(self, keeps: bool) -> tuple[Note, ...]:
+        """What was noted on the way: one of a copy tells of it."""
+        notes = self.session.notes.take()
+        return notes if keeps else ()
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""

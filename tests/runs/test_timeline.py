@@ -13,7 +13,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 
 import rlgraph
 from rlgraph.errors import UsageMistake
-from rlgraph.runs.trace import Trace, check_writable
+from rlgraph.runs.timeline import Timeline, check_writable
 from tests.counting import grows_with_its_size
 
 Event = dict[str, Any]
@@ -79,7 +79,7 @@ def slices(events: list[Event], category: str = "") -> list[Event]:
 
 
 def test_ranks_and_transfers(folder: Path) -> None:
-    trace = Trace()
+    trace = Timeline()
     began = time.time()
     trained = [trace.span("train", rank, "train", "train", began, began + 1, step=1, rows=4) for rank in range(2)]
     synced = [trace.span("roll", rank, "actor", "sync", began + 1, began + 1.5, bytes=10, peak=7) for rank in range(2)]
@@ -115,7 +115,7 @@ def test_ranks_and_transfers(folder: Path) -> None:
 
 
 def test_slices_that_begin_together(folder: Path) -> None:
-    trace = Trace()
+    trace = Timeline()
     trace.span("pool", 0, "inner", "train", 5.0, 6.0)
     trace.span("pool", 0, "outer", "minibatch", 5.0, 7.0)
     trace.write(folder / "t.json")
@@ -184,7 +184,7 @@ def test_a_run_that_is_refused_leaves_an_older_trace(folder: Path) -> None:
 
 def test_many_events(folder: Path) -> None:
     def work(spans: int) -> None:
-        trace = Trace()
+        trace = Timeline()
         for at in range(spans):
             trace.span("pool", at % 8, "work", "logprobs", at / 1e3, (at + 7) / 1e3, step=at, rows=3)
             if at:

@@ -1,0 +1,114 @@
+"""What a run notes of its rows where `async` lets steps overlap: its trace.
+
+Whoever has rows in hand notes what is done with them: who reads, samples, drops or trains on them. The notes of a step
+are put together when it is over, as plain data:
+
+    {"step": 3, "phase": "step", "changed": ["actor"],
+     "read":    [{"node": "prompts", "rows": [["prompts", 0, 17], ...]}],
+     "sampled": [{"node": "rollout", "rows": [["prompts", 0, 17, 0], ...], "versions": [[[2, 64]], ...]}],
+     "dropped": [{"node": "kept", "rows": [["prompts", 0, 21], ...]}],
+     "trained": [{"node": "actor@2", "table": "rollout", "rows": [["prompts", 0, 17, 0], ...]}]}
+
+A row is its identity: the data, the pass, the row, the sample. `versions` has for each row which weights made how many
+of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice stands
+there twice, by the weights that the body of the `train` is given. Samples that `first=` gives up never were rows.
+`changed` are the models that have new weights after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Literal
+
+from rlgraph.backends.rows import RowId
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Runs
+from rlgraph.ir.graph import Program
+from rlgraph.ir.steps import step_edges
+
+KINDS = ("read", "sampled", "dropped", "trained")
+Kind = Literal["read", "sampled", "dropped", "trained"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something was done with rows."""
+
+    step: int
+    kind: Kind
+    node: str
+    """Who did it; of what samples its key, of what trains the weights that its body is given."""
+    rows: tuple[RowId, ...]
+    versions: tuple[Runs, ...] = ()
+    """Of sampled rows."""
+    table: str = ""
+    """Of those that are trained on, the value that has them."""
+
+
+class Notes:
+    """Those of one process, until somebody takes them; of the one that runs the steps, until they are over."""
+
+    def __init__(self, program: Program) -> None:
+        self.wanted = any(step_edges(program))
+        self._notes: list[Note] = []
+        self._changed: set[tuple[int, str]] = set()
+        self._lock = Lock()
+
+    def add(
+        self,
+        step: Step,
+        kind: Kind,
+        node: str,
+        rows: Sequence[RowId],
+        versions: Sequence[Runs] = (),
+        table: str = "",
+    ) -> None:
+        if self.wanted and rows:
+            self.extend([Note(step.number, kind, node, tuple(rows), tuple(versions), table)])
+
+    def extend(self, notes: Iterable[Note]) -> None:
+        with self._lock:
+            self._notes += notes
+
+    def changed(self, step: Step, model: str) -> None:
+        """A model has new weights."""
+        with self._lock:
+            self._changed.add((step.number, model))
+
+    def take(self) -> tuple[Note, ...]:
+        """All that there are, which are forgotten here."""
+        with self._lock:
+            taken, self._notes = tuple(self._notes), []
+        return taken
+
+    def clear(self) -> None:
+        """No step that is under way will be over."""
+        self.take()
+        with self._lock:
+            self._changed.clear()
+
+    def finish(self, step: Step) -> dict[str, Any] | None:
+        """A step is over: what was done in it, as plain data; None where nobody wants to know."""
+        with self._lock:
+            notes = [note for note in self._notes if note.step == step.number]
+            self._notes = [note for note in self._notes if note.step != step.number]
+            changed = sorted(model for number, model in self._changed if number == step.number)
+            self._changed = {each for each in self._changed if each[0] != step.number}
+        if not self.wanted:
+            return None
+        told: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": changed}
+        return told | {kind: _together(note for note in notes if note.kind == kind) for kind in KINDS}
+
+
+def _together(notes: Iterable[Note]) -> list[dict[str, Any]]:
+    """Those of the same node and table as one."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for note in notes:
+        table = {"table": note.table} if note.table else {}
+        entry = found.setdefault((note.node, note.table), {"node": note.node, **table, "rows": []})
+        entry["rows"] += note.rows
+        if note.versions:
+            entry.setdefault("versions", []).extend(note.versions)
+    return list(found.values())

@@ -1,0 +1,50 @@
+"""`rlgraph trace`: what a run's trace says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
+from rlgraph.cli.shown import Format, show
+from rlgraph.errors import counted
+from rlgraph.runs.jsonlines import emit
+
+
+@rlgraph.group()
+def trace() -> None:
+    """Look at the trace of a run: which weights made which rows, and what became of these.
+
+    A run of a program with `step async` keeps it in its folder, as trace.jsonl. (The timeline of `--trace` is something
+    else.)
+    """
+
+
+@trace.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@message_format
+def check(run: Path, form: Format) -> int:
+    """Say whether a run did with its rows what its program grants.
+
+    RUN is its folder. No row is lost, none is trained on twice, none is older than `staleness=`, and with `lag=` each
+    is exactly so old. Exit code 0 if so, 1 if not or where there is no trace.
+    """
+    from rlgraph.runs.trace_check import check_trace
+
+    with telling(form):
+        found = check_trace(run)
+    show(found.diagnostics, form)
+    if form == "json":
+        emit({"type": "trace", **found.to_json()})
+    else:
+        ages = ", ".join(f"{rows:,} of age {age}" for age, rows in found.ages.items())
+        click.echo(
+            f"{'accepted' if found.accepted else 'refused'}: {counted(found.steps, 'step')}, "
+            f"{counted(found.sampled, 'row')} sampled, {found.trained:,} trained on" + (f" ({ages})" if ages else "")
+        )
+        if found.left:
+            click.echo(f"{counted(found.left, 'row')} left over for a step that did not come")
+        if found.cut:
+            click.echo(f"the run was killed: nothing is known of what came after step {found.steps}")
+    return FINE if found.accepted else WRONG

@@ -1,0 +1,140 @@
+"""Runs whose timing is random: their traces are accepted, and a replay in one process is the run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduled import compiled
+from tiny import EPS, data_folder, weights
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.clocks import Virtual
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.recording import recording
+from rlgraph.backends.steps import StepResult
+from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.trace_check import TraceCheck, check_trace
+
+STEPS = 6
+
+HEAD = f"""
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=4)
+data tasks   = jsonl("tasks.jsonl", batch=4)
+
+step async(staleness=2):
+"""
+
+TRAIN = f"""
+    weight  = min(exp(actor.logprobs(rollout) - rollout.logprobs), 5.0)
+    minibatch prompts(parts=2, epochs=2):
+        train actor(lr=0.02, eps={EPS}):
+            minimize mean(-weight * (1 + rollout.age) * actor.logprobs(rollout) * score)
+    report age = mean(rollout.age), oldest = max(rollout.age), version = mean(rollout.version), score = mean(score)
+"""
+
+BODIES = {
+    "plain": """
+    rollout = actor.generate(prompts, n=3, max_tokens=5)
+    score   = rollout.length / 5
+    keep rollout where score > 0.1
+""",
+    "carry": """
+    collect prompts(5):
+        rollout = actor.generate(prompts, n=3, first=2, max_tokens=5)
+        score   = rollout.length / 5
+        keep prompts where max(score, by=prompts) > 0.4
+""",
+    "drop": """
+    collect prompts(5, ahead=1.5, rest=drop):
+        rollout = actor.generate(prompts, n=2, max_tokens=5)
+        score   = rollout.length / 5
+        keep prompts where max(score, by=prompts) > 0.4
+    keep rollout where score < 0.9
+""",
+    "agent": """
+    rollout = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=9)
+    score   = rollout.length / 5 + sum(rollout.reward, by=rollout)
+""",
+}
+
+SCHEDULE = """
+pool learn = 1 devices
+pool play = 1 devices
+place actor.train, actor.logprobs on learn(engine=transformers)
+place actor.generate on play(engine=transformers)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture(scope="module")
+def programs(folder: Path) -> dict[str, Compiled]:
+    found = {}
+    for name, body in BODIES.items():
+        train = TRAIN.replace("minibatch prompts", "minibatch tasks") if name == "agent" else TRAIN
+        # Who calls nothing of the user's has no processes that have to be started.
+        head = HEAD.replace("step", 'env shell = python("envs.py:Shell")\n\nstep') if name == "agent" else HEAD
+        schedule = SCHEDULE.replace("generate", "interact") if name == "agent" else SCHEDULE
+        found[name] = compiled(f"algorithm {name}{head}{body}{train}", {}, schedule, folder)
+    return found
+
+
+def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyPatch) -> list[StepResult]:
+    """Runs the processes of a plan as objects here, in virtual time: every order takes a random while before it is
+    carried out."""
+    clock, chance = Virtual(), random.Random(seed)
+    patch.setattr("rlgraph.backends.ray.backend.InLine", lambda: clock)
+    backend = RayBackend(made.program, made.plan, settings, debug=True)
+    call = backend.processes.call
+
+    def slow(who: Any, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if method is Worker.fire:
+            clock.sleep(chance.choice((0.1, 1.0, 10.0)) * chance.random())
+        return call(who, method, *args, **named)
+
+    patch.setattr(backend.processes, "call", slow)
+    try:
+        return list(backend.steps(STEPS))
+    finally:
+        backend.close()
+
+
+def traced(made: Compiled, steps: list[StepResult], path: Path) -> TraceCheck:
+    """What the checker says of them."""
+    run = RunFolder.at(path)
+    run.begin("", made.text(), {})
+    for step in steps:
+        run.step({"step": step.number}, step.trace)
+    run.close()
+    return check_trace(path)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_whatever_takes_how_long(folder: Path, programs: dict[str, Compiled], name: str, tmp_path: Path) -> None:
+    made, ages = programs[name], set[int]()
+    for seed in range(4):
+        path = tmp_path / str(seed)
+        with recording(path, name, 0), pytest.MonkeyPatch.context() as patch:
+            steps = delayed(made, Settings(folder=folder, record=path), seed, patch)
+        found = traced(made, steps, tmp_path / f"{seed}.run")
+        assert found.accepted, [each.render() for each in found.diagnostics]
+        ages |= found.ages.keys()
+        backend = LocalBackend(made.program, Settings(folder=folder, replay=path))
+        try:
+            again = list(backend.steps(STEPS))
+        finally:
+            backend.close()
+        assert [step.metrics for step in again] == [step.metrics for step in steps]
+        assert traced(made, again, tmp_path / f"{seed}.again") == found
+    assert ages >= {0, 1, 2}
