@@ -118,6 +118,9 @@ class AtOnce(Processes):
     def get(self, references: Sequence[Any], request: Request, beside: Sequence[Any] = ()) -> list[Any]:
         return [each() if callable(each) else each for each in references]
 
+    def handle(self, who: Address) -> Any:
+        return who
+
     def give_up(self, why: BaseException) -> None: ...
 
     def go_on(self) -> None: ...

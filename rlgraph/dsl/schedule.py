@@ -125,9 +125,9 @@ def operations(program: Program) -> dict[str, set[str]]:
 
 
 def code(program: Program) -> dict[str, bool]:
-    """The user's functions, and whether the program calls each."""
+    """The user's functions and environments, and whether the program runs each."""
     run = {code_of(node) for _, node in program.walk()}
-    return {each.name: each.name in run for each in program.outside if each.kind == "func"}
+    return {each.name: each.name in run for each in program.outside if each.kind in ("func", "env")}
 
 
 def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:
@@ -270,9 +270,6 @@ class _Checker(Reporter):
     def one_work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
-        if any(each.kind == "env" and each.name == base.id for each in self.program.outside):
-            hint = "place the `interact` of the model"
-            raise self.stop("E0904", f"the environment `{base.id}` is where a model acts in it", base.span, hint)
         used = set() if base.id in self.code else self.model(base, self.code)
         work = Work(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):

@@ -8,12 +8,15 @@ from rlgraph.foreign.environments import (
     open_environment,
 )
 from rlgraph.foreign.functions import FunctionSpec, RewardFunction, check_function, open_function
-from rlgraph.foreign.worker import Workers
+from rlgraph.foreign.worker import Ask, Away, Failure, Workers
 
 __all__ = [
+    "Ask",
+    "Away",
     "Environment",
     "EnvironmentSpec",
     "Episode",
+    "Failure",
     "FunctionSpec",
     "RewardFunction",
     "Workers",

@@ -56,6 +56,10 @@ class Failure(Exception):
     line: int
     """Where in the user's own code; 0 where that is unknown."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are pickled by the arguments that they were made with, of which named ones are lost.
+        return type(self), tuple(vars(self).values())
+
 
 @dataclass(eq=False)
 class Raised(Failure):
@@ -140,6 +144,12 @@ class Worker:
                 self._stop()
                 raise
 
+    def request_of(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
+        """`request` to the process of this generation; 0: to any."""
+        if generation not in (0, self.generation):
+            raise Died("because of another episode", "", 0)
+        return self.request(operation, *arguments, limit_s=limit_s)
+
     def new_key(self) -> int:
         """A key for an object in the process."""
         return next(self._keys)
@@ -211,6 +221,36 @@ class Worker:
         return Died(how, file, line)
 
 
+Ask = Callable[[int, str, tuple[Any, ...], float], tuple[int, Any]]
+"""Takes the generation of the process that is asked, the operation, its arguments and its limit; gives the generation
+afterwards, and the answer or the `Failure`."""
+
+
+class Away(Worker):
+    """The process that another process of the run has started; several may ask it."""
+
+    def __init__(self, code: Code, ask: Ask, caller: int) -> None:
+        """caller: a number of its own for each of those that ask."""
+        super().__init__(code)
+        self.generation = 0
+        self._ask = ask
+        self._keys = itertools.count(caller << 32)
+
+    def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
+        with self._lock:
+            self.generation, answer = self._ask(self.generation, operation, arguments, limit_s)
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """It ends with the run."""
+
+    @property
+    def running(self) -> bool:
+        return True
+
+
 def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
     """What calls of these processes give, in the order of the calls; one process does one at a time. After a failure
     the processes are ended, so that nobody waits for the user's code."""
@@ -228,12 +268,17 @@ def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) ->
 class Workers:
     """The processes of one run: one for each file or module, so that two functions of a file share its module."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[Code, int], Worker] | None = None) -> None:
+        """begin: makes the process number so many; None: here, when it is first needed."""
+        self._begin = begin or (lambda code, slot: Worker(code))
         self._workers: dict[tuple[Path, str, int], Worker] = {}
 
     def get(self, code: Code, slot: int = 0) -> Worker:
         """The process number `slot` for `code`."""
-        return self._workers.setdefault((code.file.resolve(), code.module, slot), Worker(code))
+        known = (code.file.resolve(), code.module, slot)
+        if known not in self._workers:
+            self._workers[known] = self._begin(code, slot)
+        return self._workers[known]
 
     def close(self) -> None:
         """End them all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,16 @@ from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.foreign import Environment, RewardFunction, Workers, open_environment, open_function
+from rlgraph.foreign import (
+    Ask,
+    Away,
+    Environment,
+    Failure,
+    RewardFunction,
+    Workers,
+    open_environment,
+    open_function,
+)
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
@@ -146,10 +155,8 @@ class Session:
         if outside.kind == "buffer":
             self.first[outside.name] = None
             return
-        args, options = outside.record.plain()
-        if not self.spread and "workers" in options:
-            options = {**options, "workers": 1}
-        spec = Spec(outside.record.name, args, options, outside.record.span)
+        own = {} if self.spread or outside.kind == "data" else {"workers": 1}
+        spec = _spec(outside, own)
         if outside.kind == "data":
             check_source(spec)
             source = open_source(spec, folders, self.workers)
@@ -159,6 +166,25 @@ class Session:
             self.functions[outside.name] = open_function(spec, folders, self.workers)
         else:
             self.environments[outside.name] = open_environment(spec, folders, self.workers)
+
+    def reach(self, name: str, asks: Sequence[Ask], caller: int) -> None:
+        """Opens an environment whose processes are elsewhere. caller: a number of its own for each session that has
+        them."""
+        outside = next(each for each in self.program.outside if each.name == name)
+        away = Workers(lambda code, slot: Away(code, asks[slot], caller))
+        self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
+
+    def answer(
+        self, name: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
+    ) -> tuple[int, Any]:
+        """What the process of an environment here has to say to `Ask`."""
+        worker = self.environments[name].workers[0]
+        found: Any
+        try:
+            found = worker.request_of(generation, operation, *arguments, limit_s=limit_s)
+        except Failure as failure:
+            found = failure
+        return worker.generation, found
 
     def _open_model(self, model: Model) -> None:
         if model.copy_of and model.copy_of not in self.models:
@@ -192,6 +218,12 @@ class Session:
 
     def close(self) -> None:
         self.workers.close()
+
+
+def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
+    """own: options that count, whatever the program says."""
+    args, options = outside.record.plain()
+    return Spec(outside.record.name, args, {**options, **own}, outside.record.span)
 
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:

@@ -15,7 +15,9 @@ from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
+from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Plan
+from rlgraph.ops.nodes import NODES, code_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +49,34 @@ class Processes(ABC):
         held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
         opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in self.who]
         opened = self.get(opening, Request(self.who, "opening"))
+        self._reach(plan)
         return [name for names in opened for name in names]
+
+    def _reach(self, plan: Plan) -> None:
+        """Who acts in an environment that runs elsewhere gets handles of its processes: each data-parallel copy a share
+        of them, or one, where they are fewer than copies."""
+        program = self.specs[self.who[0]].program
+        acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
+        acting = {role.group for role in plan.roles if NODES[role.operation].foreign}
+        callers: list[Address] = []
+        answers: list[Reference[None]] = []
+        for name, runner in ((each.name, plan.runs(each.name)) for each in program.outside if each.name in acted_in):
+            for group in plan.groups:
+                if runner is None or group.name not in acting:
+                    continue
+                size, copies = runner.mesh.size, group.copies()
+                for copy, ranks in enumerate(copies):
+                    mine = range(*share(size, len(copies), copy)) or [copy % size]
+                    handles = [self.handle((runner.name, rank)) for rank in mine]
+                    for rank in ranks:
+                        callers.append((group.name, rank))
+                        answers.append(self.call(callers[-1], Worker.reach, name, handles, len(callers)))
+        if callers:
+            self.get(answers, Request(tuple(callers), "opening"))
+
+    @abstractmethod
+    def handle(self, who: Address) -> Any:
+        """What another process of the run needs to call this one."""
 
     @abstractmethod
     def call(
@@ -109,6 +138,9 @@ class InThisProcess(Processes):
         self.workers = {who: Worker(spec) for who, spec in specs.items()}
         self._locks = {who: threading.RLock() for who in specs}
         self._threads = ThreadPoolExecutor(len(specs), "process")
+
+    def handle(self, who: Address) -> Any:
+        return self.workers[who]
 
     def call(
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
@@ -181,6 +213,9 @@ class Actors(Processes):
         """The wait in which it came."""
         self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
         self._lock = threading.Lock()
+
+    def handle(self, who: Address) -> Any:
+        return self.handles[who]
 
     def call(
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs

@@ -59,6 +59,15 @@ class Opener:
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
 
 
+def ask(worker: Any, environment: str, *request: Any) -> Any:
+    """Has an environment of another process answer, which is one of Ray, or an object in this one."""
+    if not hasattr(worker.answer, "remote"):
+        return worker.answer(environment, *request)
+    import ray
+
+    return ray.get(worker.answer.remote(environment, *request))
+
+
 def host() -> str:
     """This machine's address for the others."""
     ray = _cluster()

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,17 @@ class Worker:
         for name, value in held.items():
             self.store.put(0, (0, 0, name), Piece(Handle("buffer", name), value))
         return list(held)
+
+    def reach(self, environment: str, workers: Sequence[Any], caller: int) -> None:
+        """An environment runs in other processes of the run; `workers` are handles of them. caller: a number of its own
+        for each process that has it there."""
+        self.session.reach(environment, [partial(shards.ask, each, environment) for each in workers], caller)
+
+    def answer(
+        self, environment: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
+    ) -> tuple[int, Any]:
+        """What an environment that runs here says, to a process that has reached it."""
+        return self.session.answer(environment, generation, operation, arguments, limit_s)
 
     def close(self) -> None:
         """Ends the processes of the user's files, where it came to opening them."""

@@ -1,5 +1,5 @@
-"""Functions on a pool of cpus: several processes call them, the numbers are those of one, and what goes wrong is said
-as it is there."""
+"""Functions and environments on a pool of cpus: several processes run them, the numbers are those of one, and what goes
+wrong is said as it is there."""
 
 from __future__ import annotations
 
@@ -38,25 +38,44 @@ def slow(prompts, completions, completion_ids, **columns):
     if (HERE / "raise").exists() and "dddd" in prompts:
         raise LookupError("no answer is known")
     return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
+
+class Longer:
+    """Wants each action to be longer than the one before."""
+
+    def reset(self, row):
+        self.row, self.before = row, -1
+        return row["first"]
+
+    def step(self, action):
+        (HERE / f"stepped-by-{os.getpid()}").touch()
+        if (HERE / "raise-in-step").exists() and self.row["prompt"] == "dddd":
+            raise LookupError("nothing to do")
+        longer, self.before = len(action) > self.before, len(action)
+        return "ab"[: len(action) % 3], len(action) / 4, not longer
 '''
 
 TEXT = f"""algorithm judged
 model actor  = causal_lm({weights()}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=4)
+data tasks   = jsonl("tasks.jsonl", batch=4)
 func correct = python("user.py:slow", workers=2)
+env longer   = python("user.py:Longer", workers=2)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=5)
     score   = correct(rollout)
     adv     = center(score, prompts)
+    episode = actor.interact(longer, tasks, n=2, max_turns=3, max_tokens=12)
+    gain    = sum(episode.reward, turn)
     train actor(lr=0.01, eps=0.01):
         minimize mean(-actor.logprobs(rollout) * adv)
+    report gain = mean(gain), turns = mean(episode.turns), over = mean(episode.finished)
     report score = mean(score), spread = std(score), length = mean(rollout.length), best = mean(max(score, by=prompts))
 """
 
 SCHEDULE = """pool all    = 2 devices
 pool judges = 3 cpus
 place actor   on all(engine=transformers)
-place correct on judges
+place correct, longer on judges
 stream rollout(block=4)
 """
 
@@ -74,20 +93,22 @@ def backend(cluster: None, made: Compiled) -> Iterator[RayBackend]:
         yield found
 
 
-def callers(folder: Path) -> set[int]:
-    return {int(path.name.rsplit("-")[-1]) for path in folder.glob("called-by-*")}
+def callers(folder: Path, done: str) -> set[int]:
+    return {int(path.name.rsplit("-")[-1]) for path in folder.glob(f"{done}-by-*")}
 
 
-def test_several_processes_call_a_function_and_the_numbers_are_those_of_one(
+def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     made: Compiled, backend: RayBackend
 ) -> None:
     assert [each.why for each in trainings(made.program, made.plan)] == [""], "both copies train meanwhile"
     found = list(backend.steps(2))
-    assert len(callers(made.folder)) == 3, "one process on each cpu, whatever `workers` says"
-    assert all(psutil.Process(each).parent().pid in _pids(backend) for each in callers(made.folder))
+    called, stepped = (callers(made.folder, done) for done in ("called", "stepped"))
+    assert len(called) == 3, "one process on each cpu, whatever `workers` says"
+    assert stepped == called, "all that a file has shares its process"
+    assert all(psutil.Process(each).parent().pid in _pids(backend) for each in called)
     with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
         for ours, told in zip(found, local.steps(2), strict=True):
-            names = ("score", "spread", "length", "best")
+            names = ("score", "spread", "length", "best", "gain", "turns", "over")
             assert {name: ours.metrics[name] for name in names} == pytest.approx(told.metrics, abs=1e-12)
 
 
@@ -114,6 +135,22 @@ def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compil
     assert found.related[0].span.source.path == "user.py"
 
 
+def test_an_exception_of_the_environment_does(made: Compiled, backend: RayBackend) -> None:
+    (made.folder / "raise-in-step").touch()
+    try:
+        with pytest.raises(RunError) as failed:
+            list(backend.steps(3))
+    finally:
+        (made.folder / "raise-in-step").unlink()
+        backend.transport.processes.go_on()
+    (found,) = failed.value.diagnostics
+    assert found.code == "E0726"
+    assert found.message.startswith("`Longer` raised LookupError: nothing to do, on tasks row 5 (pass 2), sample ")
+    assert ", in turn 1" in found.message
+    assert found.span.text == 'python("user.py:Longer", workers=2)'
+    assert found.related[0].span.source.path == "user.py"
+
+
 def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend) -> None:
     """It is the last test with these processes."""
     os.kill(_pids(backend)[1], signal.SIGKILL)
@@ -121,4 +158,5 @@ def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend) -> 
         list(backend.steps(3))
     (found,) = failed.value.diagnostics
     assert found.code == "E0740"
-    assert found.message.startswith("rank 1 of judges.python is gone") and "`call` for `score`" in found.message
+    assert found.message.startswith("rank 1 of judges.python is gone")
+    assert "`call` for `score`" in found.message or "`interact` for `episode`" in found.message
