@@ -12,7 +12,7 @@ from typing import Any
 
 from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
 from rlgraph.analysis.tables import sized, table
-from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way, worker_time
+from rlgraph.backends.sim.account import PoolTime, critical_path, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.works import Teller, Work
@@ -65,6 +65,8 @@ class Simulation:
     """Their two halves take the same time; None: they are too few to tell."""
     under_way: float
     """How many steps were, on average."""
+    untrained: float = 0.0
+    """Rows that were being sampled, or waited for that or to be trained on, on average."""
     cycle: float | None = None
     """Seconds of a step whose works do not wait for turns; None: not asked."""
     source: str = ""
@@ -78,6 +80,12 @@ class Simulation:
     def seconds(self) -> float:
         """Of a step, on average."""
         return (self.ends[-1] - self.began) / self.steps
+
+    @property
+    def batches(self) -> float:
+        """Of how many steps rows were being sampled, or waited to be trained on, on average. By Little's law
+        (Operations Research 9:383, 1961) rows are so many versions behind, to less than one: versions are counted."""
+        return self.untrained / (sum(self.ages.values()) / self.steps) if self.ages else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -150,6 +158,7 @@ class Simulation:
             "staleness": {
                 "mean": mean_age(self.ages),
                 "most": max(self.ages, default=0),
+                "batches": self.batches,
                 "rows": {str(age): rows / self.steps for age, rows in sorted(self.ages.items())},
             },
             "tokens_per_second": self.tokens_per_second,
@@ -227,7 +236,7 @@ class Simulation:
 
 def simulate(
     compiled: Compilation,
-    cluster: Cluster | None = None,
+    cluster: str | Cluster | None = None,
     *,
     steps: int = 1,
     workload: Workload | None = None,
@@ -237,13 +246,15 @@ def simulate(
 ) -> Simulation:
     """Steps of a compiled program's plan, from the middle of a run.
 
-    cluster: what it runs on; None: the one that the plan was made for, or CPUs of this machine. workload: how long rows
-    are, and how many of them filters leave. constants: of the cost model; None: the defaults for the devices.
-    calibration: constants, and rates of a device, that were measured. Raises ProgramError.
+    cluster: what it runs on, such as "16x8:a100-80gb"; None: the one that the plan was made for, or CPUs of this
+    machine. workload: how long rows are, and how many of them filters leave. constants: of the cost model; None: the
+    defaults for the devices. calibration: constants, and rates of a device, that were measured. Raises ProgramError.
     """
     workload = workload or assumed(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
+    if isinstance(cluster, str):
+        cluster = read_cluster(cluster)
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
@@ -311,6 +322,7 @@ def simulated(
         warm_up,
         None if steps < FEWEST else skipped is not None,
         under_way(works, began, ended),
+        untrained(works, began, ended),
         source=source,
     )
 
@@ -423,7 +435,8 @@ def _steady(found: Simulation) -> Iterator[str]:
     rows = sum(found.ages.values())
     if rows:
         told = ", ".join(f"{age} in {_share(found.ages[age], rows)} of the rows" for age in sorted(found.ages))
-        yield f"staleness: {told}; {mean_age(found.ages):.3g} on average"
+        age, batches = f"{mean_age(found.ages):.3g} on average", f"{found.batches:.2g}"
+        yield f"staleness: {told}; {age}, with {batches} batches being sampled or waiting"
     if found.trained != found.rows:
         yield f"{found.trained / found.steps:,.0f} of {found.rows / found.steps:,.0f} rows a step are trained on"
 

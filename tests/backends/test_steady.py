@@ -8,7 +8,7 @@ import pytest
 from test_flight import AHEAD, APART, ONE, Seconds, program
 from tiny import data_folder
 
-from rlgraph.analysis.simulate import Simulation, simulated
+from rlgraph.analysis.simulate import Simulation, mean_age, simulated
 from rlgraph.analysis.steady import longest_cycle, settled
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
@@ -94,3 +94,25 @@ def test_how_old_the_rows_are_and_which_are_trained_on(folder: Path) -> None:
     assert max(found.ages) <= 2 and (found.under_way > 1 or set(found.ages) == {0}), "what is, not what might be"
     half = simulation(program(folder, 0, APART, FILTERED), Seconds(4.0, 10.0), 4)
     assert half.rows == 40 and half.trained == 40 * WORKLOAD.kept
+
+
+@pytest.mark.parametrize(
+    "generate, train, bound, near",
+    [
+        # Rows wait for the training, then for the bound.
+        *((1.3, 10.0, bound, 0.1 * bound) for bound in (1, 2, 4, 8)),
+        # The training waits for rows.
+        *((10.0, train, bound, 0.1) for train in (1.7, 4.3) for bound in (1, 4)),
+        # Both wait in turn for each other's weights: versions are counted, and a part of one is lost.
+        (4.2, 10.0, 8, 1.0),
+        (7.1, 10.0, 4, 1.0),
+    ],
+)
+def test_rows_are_as_old_as_batches_are_under_way(
+    folder: Path, generate: float, train: float, bound: int, near: float
+) -> None:
+    """Little's law."""
+    made = program(folder, 0, text=AHEAD.replace("STEP:", f"step async(staleness={bound}):"))
+    found = simulation(made, Seconds(generate, train), 16)
+    age = mean_age(found.ages)
+    assert 0 < age <= bound and found.batches == pytest.approx(age, abs=near)

@@ -140,6 +140,24 @@ def under_way(works: Iterable[Work], began: float, ended: float) -> float:
     return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans.values()) / (ended - began)
 
 
+def untrained(works: Iterable[Work], began: float, ended: float) -> float:
+    """Rows that are being sampled, or were and wait until their step begins to train on them, on average over this
+    time. They begin when it is said which weights sample, and these may have to be brought first."""
+    works = list(works)
+    taken: dict[int, float] = {}
+    for work in works:
+        if work.op in NODES and NODES[work.op].trains:
+            taken[work.step] = min(work.start, taken.get(work.step, work.start))
+    waited = 0.0
+    for work in works:
+        if work.op in NODES and NODES[work.op].generates:
+            brought = work.input if work.input is not None and work.input.op == "sync" else work
+            waited += work.rows * max(
+                0.0, min(taken.get(work.step, ended), ended) - max(min(brought.fired, work.start), began)
+            )
+    return waited / (ended - began)
+
+
 def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:
     """The chain that ends last: each work began when the one before it had ended. Nothing else would make the step
     shorter. Where steps overlap, the first one may have begun before the step."""
