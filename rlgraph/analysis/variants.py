@@ -156,7 +156,7 @@ def _freed(asked: Question) -> Iterator[Other]:
         rest = tuple(other for other in placements if other is not line)
         yield Other(f"`{shown(line)}` left out", "", replace(asked, schedule=replace(asked.schedule, placements=rest)))
     if len(placements) > 1 or asked.schedule.pools:
-        free = replace(asked.schedule, pools=(), placements=(), sends=())
+        free = replace(asked.schedule, pools=(), placements=(), sends=(), refreshes=())
         yield Other("a schedule without pools and placements", "", replace(asked, schedule=free))
 
 

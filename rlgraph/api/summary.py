@@ -71,7 +71,9 @@ def _placement(plan: Plan) -> Iterator[str]:
             here = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
     for model, source, target in plan.syncs():
-        how = ", what changed of them" if plan.holding(model, target).delta else ""
+        held = plan.holding(model, target)
+        how = ", what changed of them" if held.delta else ""
+        how += ", also to rows that are sampled" if held.reread else ""
         yield f"weights of {model}: {source} to {target}{how}"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -69,13 +70,16 @@ class Flights:
         executor: Executor,
         frame: Callable[[Phase, int], Frame],
         versions: Versions,
+        published: Callable[[str], None],
     ) -> None:
-        self.executor, self.frame, self.versions = executor, frame, versions
+        """published: is told of each new version of a model, beside the work of nodes."""
+        self.executor, self.frame, self.versions, self.published = executor, frame, versions, published
         self.under_way: deque[_Flight] = deque()
         """The oldest first."""
         self.failed = 0
         """How often steps failed: those under way then begin again."""
         self.threads = max(executor.threads(phase.graph) * self.credit(phase) for phase in program.phases)
+        self.threads += len(versions.newest)
 
     def credit(self, phase: Phase) -> int:
         """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
@@ -174,7 +178,20 @@ class Flights:
         """Which weights are there: of a model that changes several times in a step, those after the last one."""
         for model in self.versions.newest:
             if model in oldest.lasts and oldest.run.has_made(oldest.lasts[model]):
-                self.versions.newest[model] = self.versions.after(model, oldest.number)
+                version = self.versions.after(model, oldest.number)
+                if self.versions.newest[model] != version:
+                    self.versions.newest[model] = version
+                    oldest.run.crew.begin(partial(self._publish, model, oldest.run.crew))
+
+    def _publish(self, model: str, crew: Crew) -> None:
+        try:
+            self.published(model)
+        except BaseException as error:
+            crew.tell(partial(_raise, error))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def thing_name(value: Value) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
 from rlgraph.backends.step import Step
 from rlgraph.engines.ragged import ragged_places
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+
+if TYPE_CHECKING:
+    from rlgraph.engines.base import Refresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
@@ -30,6 +33,8 @@ class Frame:
     """Its values are in other processes."""
     version: int | None = None
     """Of the weights that sample, where whoever handed the work out has chosen it."""
+    refresh: Refresh | None = None
+    """Where newer ones come while they do."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

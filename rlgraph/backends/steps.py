@@ -137,7 +137,7 @@ class Steps:
 
     @cached_property
     def _flights(self) -> Flights:
-        return Flights(self.program, self.executor, self.frame, self.versions)
+        return Flights(self.program, self.executor, self.frame, self.versions, self.published)
 
     @cached_property
     def versions(self) -> Versions:
@@ -172,6 +172,9 @@ class Steps:
         """A step is over, and left these things; all else that it made can be forgotten. What there is to say about the
         machine."""
         raise NotImplementedError
+
+    def published(self, model: str) -> None:
+        """There is a new version of a model, while steps are under way."""
 
     def now(self) -> float:
         """Seconds."""

@@ -192,6 +192,9 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def send(self, c: list[Any]) -> tree.Send:
         return tree.Send(self._name(c[1]), self._name(c[3]), self._options("send", c[4]), self._line(c))
 
+    def refresh(self, c: list[Any]) -> tree.Refresh:
+        return tree.Refresh(self._name(c[1]), self._name(c[3]), self._options("refresh", c[4]), self._line(c))
+
     # Expressions
 
     def _binary(self, c: list[Any]) -> tree.Binary:

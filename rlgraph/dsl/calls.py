@@ -11,7 +11,7 @@ from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, descr
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import table_of
 from rlgraph.errors import nearest
-from rlgraph.ir.graph import Apply, Constant, Model, Node, Ref, Value
+from rlgraph.ir.graph import Apply, Constant, Model, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
@@ -161,12 +161,15 @@ def _generated(
     assert isinstance(temperature, float)
     token = inner_axis(context, "token", label, row)
     turn = inner_axis(context, "turn", label, row) if called.environment else None
-    kind = Table(row, token, turn, True, temperature, data)
+    staleness = Staleness() if model.frozen else context.phase.staleness
+    kind = Table(row, token, turn, True, staleness.span != "row", temperature, data)
     attrs = {**options, "key": label}
     if isinstance(attrs.get("stop"), str):
         attrs["stop"] = (attrs["stop"],)
-    if context.phase.staleness.steps and not model.frozen:
-        attrs[context.phase.staleness.word] = context.phase.staleness.steps
+    if staleness.steps:
+        attrs[staleness.word] = staleness.steps
+    if kind.spans:
+        attrs["span"] = staleness.span
     handle = context.block.versions[model.name]
     emit(context, Node(name, (handle.name, given), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
     made = TableValue(label, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, cast
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context, PhaseContext
@@ -79,7 +80,6 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 
 
 _TO_COME = {
-    "span": "to come: the tokens of a row are of one version",
     "late": "to come: no row is older than `staleness` says, since generating waits",
     "unit": "to come: `staleness` counts the training steps between a row's weights and those it is trained with",
     "order": "to come: rows are trained on in the order of the data",
@@ -88,13 +88,13 @@ _TO_COME = {
 
 
 def _staleness(context: Context, item: tree.Phase) -> Staleness:
-    """Of the weights that sample: `lag` is exact, `staleness` a bound."""
+    """Of the weights that sample: `lag` is exact, `staleness` a bound, under which rows may span versions."""
     for option in item.options:
         if option.name in _TO_COME:
             message = f"`async` has no option `{option.name}` yet"
             raise context.stop("E0401", message, option.name_span, _TO_COME[option.name])
     found = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
-    given = [option for option in item.options if found[option.name] is not None]
+    given = [option for option in item.options if option.name != "span"]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
     if not given:
         raise context.stop("E0402", "`async` needs `lag` or `staleness`", item.span, hint)
@@ -104,7 +104,14 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
         raise context.stop("E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),))
     steps = found[first.name]
     assert isinstance(steps, int)
-    return Staleness(steps, first.name == "lag" or steps == 0)
+    exact, span = first.name == "lag" or steps == 0, found["span"] or "row"
+    if exact and span != "row":
+        place = next(option for option in item.options if option.name == "span")
+        message = (
+            f"all tokens of a row are of one version with `{first.name}={steps}`, and `span={span}` is for several"
+        )
+        raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=1`, or more")
+    return Staleness(steps, exact, cast(Literal["row", "turn", "token"], span))
 
 
 def _is_data(context: Context, name: str) -> bool:

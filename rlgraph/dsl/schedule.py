@@ -88,11 +88,23 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """How new weights of a model come to a pool that samples with it."""
+
+    model: str
+    pool: str
+    reread: bool = False
+    """Rows that have not ended are read again with them; otherwise they end first."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     pools: tuple[Pool, ...] = ()
     placements: tuple[Placement, ...] = ()
     streams: tuple[Stream, ...] = ()
     sends: tuple[Send, ...] = ()
+    refreshes: tuple[Refresh, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """Of its head; that of no text if the user gave none."""
 
@@ -154,6 +166,7 @@ class _Checker(Reporter):
         self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
         self.sent: dict[tuple[str, str], Span] = {}
+        self.refreshed: dict[tuple[str, str], Span] = {}
         self.unclear: set[str] = set()
         """Pools that are declared, and wrong."""
 
@@ -185,7 +198,7 @@ class _Checker(Reporter):
         for other in others:
             self.say(
                 "E0901",
-                "only pools, places, streams and sends can stand in a schedule",
+                "only pools, places, streams, sends and refreshes can stand in a schedule",
                 other.span,
                 "move this line into the program",
             )
@@ -194,6 +207,7 @@ class _Checker(Reporter):
         placements: list[Placement] = []
         streams: list[Stream] = []
         sends: list[Send] = []
+        refreshes: list[Refresh] = []
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
@@ -218,7 +232,14 @@ class _Checker(Reporter):
                     sends.append(self.send(line))
                 except Stop:
                     continue
-        return Schedule(tuple(self.pools.values()), tuple(placements), tuple(streams), tuple(sends), item.span)
+            if isinstance(line, tree.Refresh):
+                try:
+                    refreshes.append(self.refresh(line))
+                except Stop:
+                    continue
+        return Schedule(
+            tuple(self.pools.values()), tuple(placements), tuple(streams), tuple(sends), tuple(refreshes), item.span
+        )
 
     # Pools
 
@@ -456,14 +477,42 @@ class _Checker(Reporter):
 
     # Weights
 
-    def send(self, line: tree.Send) -> Send:
+    def way(self, line: tree.Send | tree.Refresh, seen: dict[tuple[str, str], Span], happens: str) -> tuple[str, str]:
+        """The model and the pool that a line is about."""
         self.model(line.model)
-        pool = self.pool_named(line.pool)
-        way = line.model.id, pool.name
-        if way in self.sent:
-            first = Related(self.sent[way], "the first time")
-            message = f"two lines say how `{way[0]}` is sent to `{way[1]}`"
+        way = line.model.id, self.pool_named(line.pool).name
+        if way in seen:
+            first = Related(seen[way], "the first time")
+            message = f"two lines say how `{way[0]}` is {happens} `{way[1]}`"
             raise self.stop("E0905", message, line.span, "keep one of them", (first,))
-        self.sent[way] = line.span
+        seen[way] = line.span
+        return way
+
+    def send(self, line: tree.Send) -> Send:
+        way = self.way(line, self.sent, "sent to")
         delta = constants.options(self, STATEMENTS["send"], line.options, line.span, self.scope)["delta"]
         return Send(*way, delta=bool(delta), span=line.span)
+
+    def refresh(self, line: tree.Refresh) -> Refresh:
+        way = self.way(line, self.refreshed, "refreshed on")
+        found = constants.options(self, STATEMENTS["refresh"], line.options, line.span, self.scope)
+        reread = found["by"] == "reread"
+        if reread and not self.spans(way[0]):
+            by = next(option for option in line.options if option.name == "by")
+            raise self.stop(
+                "E0917",
+                f"`by=reread` gives unfinished rows new weights, and each row of `{way[0]}` is of one version",
+                by.value.span,
+                "the program grants it: `step async(staleness=2, span=token)`",
+            )
+        return Refresh(*way, reread, line.span)
+
+    def spans(self, model: str) -> bool:
+        """Whether rows that a model samples may be of several versions."""
+        for phase in self.program.phases:
+            types = phase.graph.values()
+            for node in phase.graph.walk():
+                held = types[node.inputs[0]] if node.inputs else None
+                if held is not None and is_model(held) and held.name == model and node.attr("span", "row") != "row":
+                    return True
+        return False

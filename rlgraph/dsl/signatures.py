@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.enginespec.registry import engines
 from rlgraph.ir.attributes import REQUIRED, Attribute
+from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
 from rlgraph.ops import NODES
 
@@ -248,6 +249,9 @@ STATEMENTS = _table(
         options=(
             Attribute("lag", "int", None, 0, 1024, "steps that the weights which sample are behind"),
             Attribute("staleness", "int", None, 0, 1024, "steps that the weights which sample are behind at most"),
+            Attribute(
+                "span", "word", None, doc="what is of one version: a row, a turn, or a token", names=lambda: SPANS
+            ),
         ),
     ),
     Signature(
@@ -270,5 +274,25 @@ STATEMENTS = _table(
         "send",
         options=(Attribute("delta", "bool", False, doc="only the elements that changed travel, to the bit"),),
         doc="How the weights of a model travel to those who need them on a pool.",
+    ),
+    Signature(
+        "refresh",
+        options=(
+            Attribute(
+                "by",
+                "word",
+                "drain",
+                doc="unfinished rows end first, or are read again with the new weights",
+                names=lambda: ("drain", "reread"),
+            ),
+            Attribute(
+                "each",
+                "word",
+                "all",
+                doc="the copies of the model take new weights together; `replica`, one after the other, is to come",
+                names=lambda: ("all",),
+            ),
+        ),
+        doc="How new weights of a model come to a pool that samples with it.",
     ),
 )

@@ -108,7 +108,7 @@ class _Unexpected:
         if after in ("=", ":="):
             hint = f"move it inside `step:`, or write `param {word} = ...`, or `state {word} = ...`"
             if "POOL" in self.accepts and "PARAM" not in self.accepts:
-                hint = "a schedule holds `pool`, `place`, `stream` and `send`"
+                hint = "a schedule holds `pool`, `place`, `stream`, `send` and `refresh`"
             return self.say("E0115", f"`{word} {after} ...` cannot stand {self.place()}", word, hint)
         if after and self.tokens[1].type in OPERANDS or closest(word, words.HOMES, _ALIKE):
             return self.unknown_word()
@@ -152,7 +152,7 @@ class _Unexpected:
         if "PARAM" in self.accepts:
             return "a line begins with a word as `param`, `model`, `data` or `step`"
         if "POOL" in self.accepts:
-            return "a schedule holds `pool`, `place`, `stream` and `send`"
+            return "a schedule holds `pool`, `place`, `stream`, `send` and `refresh`"
         if "RETURN" in self.accepts:
             return "a `def` holds lines `name = ...` and a `return`"
         return "give it a name, `x = ...`, or show it, `report x = ...`"

@@ -342,12 +342,22 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """`refresh MODEL on POOL(by=reread)`"""
+
+    model: Name
+    pool: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name`
     empty)."""
 
     name: str
-    body: tuple[Pool | Place | Stream | Send, ...]
+    body: tuple[Pool | Place | Stream | Send | Refresh, ...]
     span: Span = _span()
 
 

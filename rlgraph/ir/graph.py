@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.types import Axis, Tensor, Type, axes_of
@@ -219,6 +219,10 @@ class State:
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
+SPANS = ("row", "turn", "token")
+"""What of a sampled row may be of one version of the weights, the others of another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staleness:
     """How old the weights are that sample, in steps that changed them."""
@@ -226,6 +230,8 @@ class Staleness:
     steps: int = 0
     exact: bool = True
     """Exactly so old, as soon as there have been so many; otherwise at most."""
+    span: Literal["row", "turn", "token"] = "row"
+    """What is of one version: a row, a turn of an episode, or a token. A row is as old as its oldest token."""
 
     @property
     def word(self) -> str:
@@ -233,7 +239,7 @@ class Staleness:
         return "lag" if self.exact else "staleness"
 
     def __str__(self) -> str:
-        return f"{self.word}={self.steps}"
+        return f"{self.word}={self.steps}" + (f', span="{self.span}"' if self.span != "row" else "")
 
 
 @dataclass(frozen=True, slots=True)

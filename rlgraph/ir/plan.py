@@ -92,6 +92,9 @@ class Holding:
     """Of each rank's cache of keys and values while it generates; 0: as the engine chooses."""
     delta: bool = False
     """Of new weights that come to it only the elements travel that changed."""
+    reread: bool = False
+    """New weights come to it while it samples, where the program lets rows span versions: what it has of the rows is
+    read again with them. Otherwise the rows end first."""
 
 
 @dataclass(frozen=True, slots=True)

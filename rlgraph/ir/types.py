@@ -84,6 +84,8 @@ class Table:
     """The axis of the turns with an environment."""
     sampled: bool = False
     """A model of this program sampled it: it has the sampler's log-probabilities, versions, ages."""
+    spans: bool = False
+    """Its tokens may be of several versions: `version` and `age` have an entry for each."""
     temperature: float = 1.0
     """At which it was sampled; log-probabilities of its tokens are taken at the same."""
     data: tuple[str, ...] | None = ()
@@ -105,10 +107,11 @@ class Table:
                 "text": Tensor("text", self.axis),
             }
         if self.sampled:
+            versions = Tensor("int", self.token if self.spans else self.axis)
             found |= {
                 "logprobs": Tensor("float", self.token),
-                "version": Tensor("int", self.axis),
-                "age": Tensor("int", self.axis),
+                "version": versions,
+                "age": versions,
                 "finished": Tensor("bool", self.axis),
             }
         if self.turn:

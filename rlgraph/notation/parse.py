@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from rlgraph.ir.graph import (
+    SPANS,
     Apply,
     Const,
     Constant,
@@ -153,6 +154,9 @@ class _Reader:
             self.want("=")
             if word == "sampled":
                 fields |= {"sampled": True, "temperature": self.constant()}
+            elif word == "version":
+                self.want("token")
+                fields["spans"] = True
             elif word == "data" and self.take("?"):
                 fields["data"] = None
             elif word == "data":
@@ -319,7 +323,9 @@ class _Parser:
         exact = "staleness" not in options
         steps, staleness = options.get("steps"), options.get("lag" if exact else "staleness", 0)
         assert (steps is None or isinstance(steps, int)) and isinstance(staleness, int)
-        return Phase(name, graph, steps, Staleness(staleness, exact))
+        span = options.get("span", "row")
+        assert span in SPANS
+        return Phase(name, graph, steps, Staleness(staleness, exact, span))  # type: ignore[arg-type]
 
     def graph(self, given: tuple[Value, ...], indent: int) -> Graph:
         nodes: list[Node] = []

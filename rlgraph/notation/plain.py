@@ -61,6 +61,7 @@ def to_plain(program: Program) -> dict[str, Any]:
                 "name": phase.name,
                 "steps": phase.steps,
                 phase.staleness.word: phase.staleness.steps,
+                **({} if phase.staleness.span == "row" else {"span": phase.staleness.span}),
                 "graph": _graph(phase.graph),
             }
             for phase in program.phases

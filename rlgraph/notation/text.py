@@ -153,6 +153,7 @@ def _type(kind: Type) -> str:
         return str(kind)
     said = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
     said += [f"sampled={kind.temperature!r}"] if kind.sampled else []
+    said += ["version=token"] if kind.spans else []
     columns = "?" if kind.data is None else "+".join(map(_word, kind.data))
     said += [f"data={columns}"] if columns else []
     said += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]

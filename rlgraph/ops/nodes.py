@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlgraph.ir.attributes import Attribute, Required
-from rlgraph.ir.graph import Node
+from rlgraph.ir.graph import SPANS, Node
 from rlgraph.ops.optimizers import attributes as of_optimizers
 
 Work = Literal["generates", "scores", "trains"]
@@ -138,6 +138,7 @@ _KEY = Attribute("key", "name", doc="seeds its random numbers; two of them diffe
 _LAG = (
     Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker"),
     Attribute("staleness", "int", 0, 0, 1024, "steps that its weights may be behind", by="checker"),
+    Attribute("span", "word", "row", doc="what is of one version", by="checker", names=lambda: SPANS),
 )
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.dsl.schedule import Placement, Schedule, Send, code, operations
+from rlgraph.dsl.schedule import Placement, Refresh, Schedule, Send, code, operations
 from rlgraph.enginespec.legal import held, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
@@ -68,7 +68,7 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     placer.sit()
     _refuse(placer.problems())
     plan = placer.plan()
-    _refuse(_idle(schedule.sends, plan))
+    _refuse([*_idle(schedule, plan), *_unable(schedule.refreshes, plan)])
     return plan
 
 
@@ -78,18 +78,34 @@ def _refuse(problems: Iterable[Diagnostic]) -> None:
         raise ProgramError(sorted(wrong, key=lambda found: (found.span.line, found.span.column)))
 
 
-def _idle(sends: Sequence[Send], plan: Plan) -> Iterator[Diagnostic]:
+def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
     """Lines about weights that do not travel."""
     ways = {(model, plan.group(group).pool) for model, _, group in plan.syncs()}
-    for each in sends:
+    lines: list[tuple[Send | Refresh, str, str]] = [(each, "send", "to") for each in schedule.sends]
+    lines += [(each, "refresh", "on") for each in schedule.refreshes]
+    for each, word, to in lines:
         if (each.model, each.pool) not in ways:
-            others = [f"send {model} to {pool}" for model, pool in sorted(ways)]
+            others = [f"{word} {model} {to} {pool}" for model, pool in sorted(ways)]
             yield Diagnostic(
                 "E0915",
                 f"no weights of `{each.model}` are sent to `{each.pool}`",
                 each.span,
                 f"write {listed(others, 'or')}" if others else "no weights travel: leave the line out",
             )
+
+
+def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
+    """Lines about engines that sample with the weights that they have begun with."""
+    for each in refreshes:
+        roles = (role for role in plan.roles if role.model == each.model and NODES[role.operation].generates)
+        groups = [
+            group for group in map(plan.group, dict.fromkeys(role.group for role in roles)) if group.pool == each.pool
+        ]
+        for group in groups:
+            if each.reread and not spec_of(group.engine).rereads:
+                able = [spec.name for spec in preferred("generate") if spec.rereads]
+                message = f"`{group.engine}` takes no new weights while it samples"
+                yield Diagnostic("E0918", message, each.span, f"`by=drain`, or the engine {listed(able, 'or')}")
 
 
 def dtype_of(model: Model, program: Program) -> str:
@@ -277,8 +293,10 @@ class _Placer:
             tuple((stream.table, stream.block) for stream in self.schedule.streams),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
-        ways = [(model, group) for model, _, group in plan.syncs() if (model, plan.group(group).pool) in deltas]
-        return replace(plan, holdings=tuple(Holding(model, group, delta=True) for model, group in ways))
+        rereads = {(line.model, line.pool) for line in self.schedule.refreshes if line.reread}
+        ways = [(model, group, (model, plan.group(group).pool)) for model, _, group in plan.syncs()]
+        holdings = (Holding(model, group, delta=way in deltas, reread=way in rereads) for model, group, way in ways)
+        return replace(plan, holdings=tuple(each for each in holdings if each.delta or each.reread))
 
     def names(self) -> dict[_Seat, str]:
         """`POOL.ENGINE`; with the split, where a pool has several groups of an engine: `POOL.ENGINE.tp4pp2`."""

@@ -26,6 +26,7 @@ def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, A
         yield from _pools(plan, sections.get("cluster", {}).get("devices"))
         for number, group in enumerate(plan.groups):
             yield from _group(group, plan, ("plan", "groups", number))
+        yield from _holdings(plan)
         yield from _work(plan, program)
         yield from _owners(plan, program)
 
@@ -89,6 +90,14 @@ def _unknown(name: str, known: Collection[str], at: tuple[str | int, ...], kind:
 def _listed(names: list[str]) -> str:
     shown = [f"`{name}`" for name in names[:8]] + [f"{len(names) - 8} others"] * (len(names) > 8)
     return ", ".join(shown) or "none"
+
+
+def _holdings(plan: Plan) -> Iterator[Problem]:
+    for number, each in enumerate(plan.holdings):
+        name = plan.group(each.group).engine
+        if each.reread and not (name in engines() and engine(name).rereads):
+            at = ("plan", "holdings", number, "reread")
+            yield at, "E0918", f"`{name}` takes no new weights while it samples", "leave it out, or say false"
 
 
 # Devices

@@ -78,6 +78,7 @@ def phase(found: Phase) -> str:
     """How often a phase's step runs, and how far it runs ahead: `3 steps`, `async, lag 1`."""
     note = [f"{found.steps} steps"] if found.steps is not None else []
     note += [f"async, {found.staleness.word} {found.staleness.steps}"] if found.staleness.steps else []
+    note += ["rows span versions"] if found.staleness.span != "row" else []
     return ", ".join(note)
 
 

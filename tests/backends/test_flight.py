@@ -23,7 +23,8 @@ from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
 
-WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)))
+LONGEST = 3.0
+WORKLOAD = Workload(Lengths((2.0,)), Lengths((LONGEST,)))
 
 HEAD = f"""algorithm t
 model actor = causal_lm({weights()}, dtype="float64")
@@ -203,6 +204,37 @@ def test_rows_of_a_bounded_age_come_from_the_newest_weights(
     ends = [work.end for work in backend.works if work.op == "train"]
     for number, age in enumerate(ages):
         assert sum(end <= starts[number] for end in ends) >= number - age, "these weights had been made"
+
+
+class Tokens(Seconds):
+    """A generated token of the longest row takes as long as any other."""
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        if operation == "train":
+            return super().work(model, operation, batches)
+        return Cost(compute=self.takes["generate"] * batches[0].response.longest / LONGEST)
+
+
+def test_newer_weights_come_to_rows_that_are_generated(folder: Path) -> None:
+    """Once for each update: the group waits for them, and reads again what it has, which takes as long as a token."""
+    text = BOUND.replace("staleness=2", "staleness=2, span=token")
+    seconds = Tokens(12.0, 4.0)
+    made = program(folder, 2, APART + "refresh actor on play(by=reread)\n", text)
+    assert made.plan.holding("actor", "play.transformers").reread
+    works, steps = simulated(made, seconds, 8)
+    assert [step.metrics for step in steps] == [step.metrics for step in simulated(program(folder, 2), seconds, 8)[1]]
+    updates = [work.end for work in works if work.op == "train"]
+    rows = [work for work in works if work.op == "generate"]
+    for work in rows:
+        came = sum(work.start < end < work.end - 1 for end in updates)
+        more = {name: each for name, each in work.parts.items() if name != "compute"}
+        assert more == ({"sync": came * 1.0, "reading again": came * 12.0 / LONGEST} if came else {})
+        assert work.seconds == pytest.approx(12.0 + sum(more.values()))
+    assert sum("sync" in work.parts for work in rows) > 4
+    # Rows that end first have what the group began with: then the weights go between two orders.
+    drained, _ = simulated(program(folder, 2, text=text), seconds, 8)
+    assert all(set(work.parts) == {"compute"} for work in drained if work.op == "generate")
+    assert sum(work.op == "sync" and "play" in work.pools for work in drained) > 4
 
 
 def test_a_bound_of_0_is_no_step_ahead(folder: Path) -> None:

@@ -95,6 +95,7 @@ Pool = node("Pool")
 Push = node("Push")
 Report = node("Report")
 Return = node("Return")
+Refresh = node("Refresh")
 Schedule = node("Schedule")
 State = node("State")
 Store = node("Store")
@@ -227,13 +228,20 @@ def test_declarations() -> None:
 
 
 def test_schedules() -> None:
-    lines = ["pool a = b devices", "place a.train, c on a(b=c)", "stream a(b=c)", "send a to b(b=c)"]
+    lines = [
+        "pool a = b devices",
+        "place a.train, c on a(b=c)",
+        "stream a(b=c)",
+        "send a to b(b=c)",
+        "refresh a on b(b=c)",
+    ]
     option = (Option("b", C),)
     placed = (
         Pool("a", B, "devices"),
         Place((Attribute(A, "train"), C), A, option),
         Stream(A, option),
         Send(A, B, option),
+        Refresh(A, B, option),
     )
     assert shape(file("schedule a\n" + "\n".join(lines)).declarations) == (Schedule("a", placed),)
     block = "".join(f"    {line}\n" for line in lines)

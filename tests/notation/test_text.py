@@ -176,7 +176,11 @@ class Programs:
     def phase(self, name: str) -> Phase:
         self.known, self.names = {}, 0
         steps = self.draw(st.one_of(st.none(), st.integers(1, 9)))
-        staleness = self.draw(st.sampled_from([Staleness(), Staleness(1), Staleness(2, exact=False)]))
+        staleness = self.draw(
+            st.sampled_from(
+                [Staleness(), Staleness(1), Staleness(2, exact=False), Staleness(1, exact=False, span="token")]
+            )
+        )
         return Phase(name, self.graph(2), steps, staleness)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from rlgraph.compilation.planning import find_shapes
 from rlgraph.dsl.check import check_all
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError, Source
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
+from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.passes.pipeline import run_passes
 from rlgraph.placement.place import Machine, place
 from rlgraph.transfers.edges import edges
@@ -276,6 +278,17 @@ step:
     train actor(lr=1e-3):
         minimize -mean(actor.logprobs(rollout) * score)
 """
+
+
+def test_who_takes_new_weights_while_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PROGRAM.format(models=TINY.format(options="")).replace("step:", "step async(staleness=1, span=token):")
+    apart = "pool one = 2 devices\npool two = 2 devices\nplace actor.train on one\nplace actor.generate on two\n"
+    held = {by: planned(text, f"{apart}refresh actor on two(by={by})").holdings for by in ("drain", "reread")}
+    assert held == {"drain": (), "reread": (Holding("actor", "two.vllm", reread=True),)}
+    monkeypatch.setattr("rlgraph.placement.place.spec_of", lambda name: replace(engine(name), rereads=False))
+    planned(text, f"{apart}refresh actor on two")
+    with pytest.raises(ProgramError, match="E0918.*`vllm` takes no new weights"):
+        planned(text, f"{apart}refresh actor on two(by=reread)")
 
 
 def test_functions_on_a_pool_of_cpus() -> None:

@@ -273,6 +273,13 @@ WRONG = [
     ('"actor": "learn.megatron",', "", "E0957", "{", "that is the group that trains it"),
     ('"actor": "learn.megatron"', '"actor": "play.megatron"', "E0957", '"play.megatron"', "add it to the `models`"),
     ('"holdings": []', '"holdings": [{"model": "ref", "group": "play.vllm"}]', "E0957", '"ref"', ""),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "actor", "group": "learn.megatron", "reread": true}]',
+        "E0918",
+        "true",
+        "leave it out",
+    ),
 ]
 
 

@@ -86,8 +86,9 @@ class Placed(Steps):
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
-        with self.weights.lent(model, group, node, frame.step) as version:
-            yield from self.transport.parts(Order(node, frame, group, version), sizes)
+        with self.weights.lent(model, group, node, frame.step, self._refreshes(node, model, group)) as version:
+            order = Order(node, frame, group, version, self._refreshes(node, model, group))
+            yield from self.transport.parts(order, sizes)
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]
@@ -113,9 +114,10 @@ class Placed(Steps):
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
-        with self.weights.lent(model, group, node, frame.step) as version:
+        refreshes = self._refreshes(node, model, group)
+        with self.weights.lent(model, group, node, frame.step, refreshes) as version:
             try:
-                made = self.transport.fire(Order(node, frame, group, version))
+                made = self.transport.fire(Order(node, frame, group, version, refreshes))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if updates:
@@ -124,6 +126,16 @@ class Placed(Steps):
         if updates:
             self.weights.trained(model, frame.step)
         return made
+
+    def _refreshes(self, node: Node, model: str, group: Group) -> bool:
+        """Newer weights come to a group while it does a node's work: the program lets rows span versions, and the plan
+        says so."""
+        if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.together:
+            return False
+        return self.plan.holding(model, group.name).reread
+
+    def published(self, model: str) -> None:
+        self.weights.refresh(model)
 
     def _group(self, node: Node, frame: Frame) -> Group:
         model = frame.values[model_of(node)] if NODES[node.op].with_model else ""

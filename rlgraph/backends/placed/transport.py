@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +45,8 @@ class Order:
     """Who does it."""
     version: int | None = None
     """Of the weights that it samples with."""
+    refreshes: bool = False
+    """Newer ones may come meanwhile."""
 
     @property
     def step(self) -> Step:
@@ -97,6 +100,15 @@ class Transport(Protocol):
         ...
 
     def move(self, move: Move) -> Moved: ...
+
+    def connect(self, move: Move) -> None:
+        """Sees to all that has to be done before a move can be made while its receiver is at work."""
+        ...
+
+    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+        """Makes a move to a group that samples with the model, between two tokens. `going` is entered once the sender
+        is free, and says which version goes then: None where the receiver has no use for it any more."""
+        ...
 
     def adopt(self, move: Move) -> None:
         """A model gets the weights of another one of the same group, as an `update` says."""

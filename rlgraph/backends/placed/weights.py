@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
-from rlgraph.backends.clocks import Clock
+from rlgraph.backends.clocks import Clock, Lock
 from rlgraph.backends.placed.transport import Move, Moved, Transport
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
@@ -14,6 +15,16 @@ from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.steps import oldest
+
+
+@dataclass(frozen=True, eq=False)
+class _Sampling:
+    """A group that samples, and takes newer weights meanwhile."""
+
+    move: Move
+    """Of the weights: which version is said when they go."""
+    lock: Lock
+    """Of who brings them, and of who says that the group has ended."""
 
 
 class Weights:
@@ -33,6 +44,9 @@ class Weights:
         self._held: dict[tuple[str, str], int] = {}
         """For each model and group the count of the weights that are there; all begin with the same."""
         self._lent = {(model, group.name): clock.lock() for model in names for group in plan.groups}
+        self._sampling: list[_Sampling] = []
+        """Groups to which newer weights can come now."""
+        self._new_lock = clock.lock
         self._moved: dict[int, list[Moved]] = {}
         """For each step that is under way what went from group to group for it."""
         self._lock = threading.Lock()
@@ -61,9 +75,10 @@ class Weights:
     # Moving
 
     @contextmanager
-    def lent(self, model: str, group: Group, node: Node, step: Step) -> Iterator[int]:
+    def lent(self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False) -> Iterator[int]:
         """A group has the weights that a node works with, until that is done: the present ones, or a version before.
-        Meanwhile nobody brings others, for another step. Which version it is is said now, and not before."""
+        Meanwhile nobody brings others, for another step; with `refreshes` newer ones, while the node samples. Which
+        version it is is said now, and not before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
             yield self.versions.chosen(model, step, node)
@@ -75,13 +90,64 @@ class Weights:
             if not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
+            if refreshes:
+                version = lent.enter_context(self._refreshed(Move(model, owner, model, group, node, step), version))
             yield version
 
+    @contextmanager
+    def _refreshed(self, move: Move, version: int) -> Iterator[int]:
+        """A group samples meanwhile, and newer versions come to it."""
+        self.transport.connect(move)
+        sampling = _Sampling(move, self._new_lock())
+        while True:
+            with self._lock:
+                newest = self._newest(move)
+                if newest == version:
+                    # Who tells of the next one finds it here.
+                    self._sampling.append(sampling)
+                    break
+            self._bring(move.target, move.sender, move.receiver, move.node, move.step, newest)
+            version = newest
+        try:
+            yield version
+        finally:
+            with sampling.lock.take(), self._lock:
+                self._sampling.remove(sampling)
+
+    def refresh(self, model: str) -> None:
+        """There is a new version of a model: it goes to those who sample with it, and can take it."""
+        with self._lock:
+            found = [each for each in self._sampling if each.move.target == model]
+        for each in found:
+            moved = self.transport.refresh(each.move, self._going(each))
+            if moved is not None:
+                self._told(each.move, moved)
+
+    @contextmanager
+    def _going(self, sampling: _Sampling) -> Iterator[int | None]:
+        """What goes now: until it is there, the group's order is not over."""
+        move = sampling.move
+        with sampling.lock.take():
+            version = self._newest(move)
+            wanted, place = self._count(move.target, version), (move.target, move.receiver.name)
+            if sampling not in self._sampling or self._held.get(place, 0) == wanted:
+                yield None
+                return
+            yield version
+            self._held[place] = wanted
+
+    def _newest(self, move: Move) -> int:
+        return self.versions.chosen(move.target, move.step, move.node)
+
     def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step, version: int | None) -> None:
-        wanted = self._changes[model] if version is None else self._ends.get((model, version), self._changes[model])
+        wanted = self._changes[model] if version is None else self._count(model, version)
         if self._held.get((model, group.name), 0) != wanted:
-            self._move(Move(model, owner, model, group, node, step, version), step)
+            self._move(Move(model, owner, model, group, node, step, version))
             self._held[model, group.name] = wanted
+
+    def _count(self, model: str, version: int) -> int:
+        """Of the changes at the end of a version."""
+        return self._ends.get((model, version), self._changes[model])
 
     def update(self, target: str, source: str, node: Node, step: Step) -> None:
         """The `update` of a program: another model's weights, or a moving average with them."""
@@ -90,12 +156,14 @@ class Weights:
         if sender.name == receiver.name:
             self.transport.adopt(move)
         else:
-            self._move(move, step)
+            self._move(move)
         with self._lock:
             self._change(target, step)
 
-    def _move(self, move: Move, step: Step) -> None:
-        moved = self.transport.move(move)
+    def _move(self, move: Move) -> None:
+        self._told(move, self.transport.move(move))
+
+    def _told(self, move: Move, moved: Moved) -> None:
         with self._lock:
-            self._moved.setdefault(step.number, []).append(moved)
+            self._moved.setdefault(move.step.number, []).append(moved)
         self.observer.synced(move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak)

@@ -19,7 +19,7 @@ from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs, joined
-from rlgraph.engines.base import EngineError, Generation, Sampling, State, Streams
+from rlgraph.engines.base import EngineError, Generation, Refresh, Sampling, State, Streams
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
@@ -47,8 +47,9 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
+    refresh = _refresh(node, frame)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights, version)
+    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights, version, refresh)
     for (start, stop), (rows, made, runs) in zip(
         pairwise(accumulate(sizes, initial=0)), sampler.parts(ids, encoded, keys, sizes), strict=True
     ):
@@ -57,7 +58,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
-            "version": _version(runs),
+            "version": _version(runs, kind),
         }
         session.notes.add(frame.step, "sampled", node.attr("key"), own, runs)
         asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
@@ -174,8 +175,50 @@ def _newest(node: Node, frame: Frame, session: Session, model: ModelState) -> in
     return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
-def _version(runs: Sequence[Runs]) -> Tensor:
-    """Of each row, int64 [rows]: all its tokens are of one."""
+def _refresh(node: Node, frame: Frame) -> Refresh | None:
+    """Where newer weights come while a node samples, no more often than the program lets them."""
+    return _AtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
+
+
+class _AtTurns:
+    """Newer weights before the first token that is asked for with it, and before no other one: a turn is of one
+    version."""
+
+    def __init__(self, inner: Refresh) -> None:
+        self._inner, self._begun = inner, False
+
+    @property
+    def version(self) -> int:
+        return self._inner.version
+
+    @property
+    def waits(self) -> bool:
+        begun, self._begun = self._begun, True
+        return not begun and self._inner.waits
+
+    def take(self) -> int:
+        return self._inner.take()
+
+
+def _runs(made: Generation, version: int) -> list[Runs]:
+    """Of each row the versions that made its tokens; `version`: where there were no others."""
+    counts = made.sequences.counts().tolist()
+    if made.versions is None:
+        return [((version, tokens),) for tokens in counts]
+    found: list[Runs] = []
+    for part in made.versions.split(counts):
+        own, tokens = torch.unique_consecutive(part, return_counts=True)
+        found.append(tuple(zip(own.tolist(), tokens.tolist(), strict=True)) or ((version, 0),))
+    return found
+
+
+def _version(runs: Sequence[Runs], kind: Table) -> Tensor:
+    """Of each row, int64 [rows], all of whose tokens are of one; where they may be of several, of each token, int64
+    [total scored]."""
+    if kind.spans:
+        listed = [run for each in runs for run in each]
+        versions, tokens = (torch.tensor([run[at] for run in listed], dtype=torch.long) for at in (0, 1))
+        return versions.repeat_interleave(tokens)
     return torch.tensor([each[0][0] for each in runs], dtype=torch.long)
 
 
@@ -194,6 +237,8 @@ class _Sampler:
     weights: State | None
     version: int
     """Of the weights that the engine samples with."""
+    refresh: Refresh | None
+    """Where newer ones come meanwhile."""
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
@@ -221,14 +266,16 @@ class _Sampler:
             yield self._replayed(self.session.replay, ids, encoded)
             return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
+        # Only an engine that rereads knows this word.
+        more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
         if len(sizes) == 1:
-            found = iter([engine.generate(asked, self.count, self.sampling, keys, self.weights)])
+            found = iter([engine.generate(asked, self.count, self.sampling, keys, self.weights, **more)])
         else:
-            found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes)
+            found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **more)
         for made in found:
             kept = first_ended(made, self.count, self.sampling)
             made = taken(made, kept)
-            yield kept, made, [((self.version, tokens),) for tokens in made.sequences.counts().tolist()]
+            yield kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
     def _replayed(
         self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]
@@ -302,7 +349,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
             open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
             if not open_:
                 break
-            _turn(node, frame.step, session, model, weights, version, ids, episodes, environment, games, open_, turn)
+            _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
     finally:
         for game in games:
             game.close()
@@ -314,7 +361,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
-        "version": _version(runs),
+        "version": _version(runs, kind),
         "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
         "turns": torch.from_numpy(turns),
     }
@@ -353,7 +400,7 @@ class _Episode:
 
 def _turn(
     node: Node,
-    step: Step,
+    frame: Frame,
     session: Session,
     model: ModelState,
     weights: State | None,
@@ -367,14 +414,14 @@ def _turn(
 ) -> None:
     """One action of every open episode. Rows with the same room left are sampled together."""
     most = node.attr("max_tokens")
-    keys = step.row_keys(node.attr("key"), ids, turn)
+    keys = frame.step.row_keys(node.attr("key"), ids, turn)
     by_room: dict[int, list[int]] = {}
     for at in open_:
         by_room.setdefault(episodes[at].room(most), []).append(at)
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        sampler = _Sampler(node, step, session, model, turn, 1, sampling, weights, version)
+        sampler = _Sampler(node, frame.step, session, model, turn, 1, sampling, weights, version, _refresh(node, frame))
         [(_, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())

@@ -168,6 +168,7 @@ class Dispatch:
             idle,
             keeps,
             order.version,
+            order.refreshes,
             parts,
         )
 

@@ -369,9 +369,9 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE: tuple[object, ...] = (Worker.pid, Worker.changed, Worker.close, Worker.retain)
+_BESIDE: tuple[object, ...] = (Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh)
 """What a process does while it works on something else, as it packs rows: a step may end while a later one is at
-work."""
+work, and newer weights come while rows are sampled."""
 _SLICE = 0.5
 _GRACE = 5.0
 """Seconds in which a process that is there answers."""

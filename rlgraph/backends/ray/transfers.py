@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from rlgraph.backends.clocks import Queues
@@ -44,20 +46,35 @@ class Transfers:
             calls.get(doing(move.node), move.node)
 
     def move(self, move: Move) -> Moved:
-        sender, receiver = move.sender, move.receiver
-        name = f"{move.source}@{sender.name} > {move.target}@{receiver.name}"
-        name += "" if move.average is None else " (average)"
-        doing_ = f"the transfer of `{move.source}` from {sender.name} to {receiver.name}"
-        with self.queues.turn(sender.pool, receiver.pool):
-            if name not in self._planned:
-                self._plan(name, move, Request((*ranks(sender), *ranks(receiver)), doing_, move.node))
-            began, calls = time.time(), Calls[exchange.Moved](self.processes)
-            for group, source, target in ((sender, move.source, None), (receiver, None, move.target)):
-                for copy in copies(group):
-                    calls.copy(copy, Worker.exchange, name, source, target, move.version, move.average, move.update)
-            moved = [each for found in calls.get(doing_, move.node) for each in found]
-            seconds = time.time() - began
-            self.trace(f"sync {move.source}", name, calls.who, began, moved)
+        with self.queues.turn(move.sender.pool, move.receiver.pool):
+            self._plan(move)
+            return self._go(move)
+
+    def connect(self, move: Move) -> None:
+        if _name(move) not in self._planned:
+            with self.queues.turn(move.sender.pool, move.receiver.pool):
+                self._plan(move)
+
+    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+        # The receiver's pool is its own: it samples.
+        with self.queues.turn(move.sender.pool), going as version:
+            return None if version is None else self._go(replace(move, version=version), samples=True)
+
+    def _go(self, move: Move, *, samples: bool = False) -> Moved:
+        """samples: the receiver is at work, and takes part when it can."""
+        name, began, calls = _name(move), time.time(), Calls[exchange.Moved](self.processes)
+        about = move.version, move.average, move.update
+        for copy in copies(move.sender):
+            calls.copy(copy, Worker.exchange, name, move.source, None, *about)
+        for copy in copies(move.receiver):
+            if samples:
+                assert move.version is not None
+                calls.copy(copy, Worker.refresh, name, move.target, move.version)
+            else:
+                calls.copy(copy, Worker.exchange, name, None, move.target, *about)
+        moved = [each for found in calls.get(_doing(move), move.node) for each in found]
+        seconds = time.time() - began
+        self.trace(f"sync {move.source}", name, calls.who, began, moved)
         return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
 
     def trace(
@@ -81,9 +98,13 @@ class Transfers:
         for (source, destination), size in self._planned[name].items():
             self.observer.flow(spans[source], spans[destination], "weights", size)
 
-    def _plan(self, name: str, move: Move, request: Request) -> None:
+    def _plan(self, move: Move) -> None:
         """Plans a transfer once, from what the ranks themselves say that they have."""
-        who, sender, receiver = request.who, move.sender, move.receiver
+        name, sender, receiver = _name(move), move.sender, move.receiver
+        if name in self._planned:
+            return
+        request = Request((*ranks(sender), *ranks(receiver)), _doing(move), move.node)
+        who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
         asked = [self.processes.call(each, Worker.holding, models[each[0]]) for each in who]
         held = self.processes.get(asked, request)
@@ -160,6 +181,16 @@ class Transfers:
             going.append(call(host, Worker.write_part, name, part, dtype))
             self.processes.get(going, everybody)
         self.processes.ask(alone, Worker.end_folder)
+
+
+def _name(move: Move) -> str:
+    """Of the transfer, which is planned once for all moves like it."""
+    name = f"{move.source}@{move.sender.name} > {move.target}@{move.receiver.name}"
+    return name if move.average is None else f"{name} (average)"
+
+
+def _doing(move: Move) -> str:
+    return f"the transfer of `{move.source}` from {move.sender.name} to {move.receiver.name}"
 
 
 def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,12 @@ class RayTransport:
 
     def move(self, move: Move) -> Moved:
         return self.transfers.move(move)
+
+    def connect(self, move: Move) -> None:
+        self.transfers.connect(move)
+
+    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+        return self.transfers.refresh(move, going)
 
     def adopt(self, move: Move) -> None:
         self.transfers.adopt(move)

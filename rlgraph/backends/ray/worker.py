@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlgraph.backends.process.sampling import generate_parts, inner_rows, sample
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.arrivals import Arrivals
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
@@ -52,7 +54,7 @@ from rlgraph.ir.plan import Holding as Held
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
-from rlgraph.ops.nodes import NODES
+from rlgraph.ops.nodes import NODES, model_of
 
 ROWS = "rows"
 """The threads of a process that answer while it computes."""
@@ -86,6 +88,7 @@ class Worker:
         self.session: Session
         self.parts: Iterator[Receipt]
         self.links = Links(spec.seconds)
+        self.arrivals = {model.name: Arrivals() for model in spec.program.models}
         self.meetings: list[Meeting] = []
         self.folder: ModelFolder
         self.others: Mapping[int, Any] = {}
@@ -207,7 +210,8 @@ class Worker:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
                 self._changes += NODES[node.op].updates
             else:
-                made = work(node, frame, session)
+                with self.refreshing(order, node, frame):
+                    made = work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
     def next_part(self) -> bytes:
@@ -219,13 +223,29 @@ class Worker:
         self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
         sizes = [rows for _, rows in order.parts]
-        for (number, _), (rows, made) in zip(
-            order.parts, generate_parts(node, frame, self.session, sizes), strict=True
-        ):
-            asked = Frame(frame.types, order.step)
-            asked.add_rows(rows)
-            yield self.receipt(number, order.keeps, node, asked, made, start, came)
-            start, came = time.time(), ()
+        with ExitStack() as sampling:
+            sampling.enter_context(self.refreshing(order, node, frame))
+            for (number, _), (rows, made) in zip(
+                order.parts, generate_parts(node, frame, self.session, sizes), strict=True
+            ):
+                if number == order.parts[-1][0]:
+                    sampling.close()
+                asked = Frame(frame.types, order.step)
+                asked.add_rows(rows)
+                yield self.receipt(number, order.keeps, node, asked, made, start, came)
+                start, came = time.time(), ()
+
+    @contextmanager
+    def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> Iterator[None]:
+        """Newer weights may come while an order is done, where it says so."""
+        if not order.refreshes:
+            yield
+            return
+        assert order.version is not None
+        arrivals = self.arrivals[frame.values[model_of(node)]]
+        with arrivals.sampling(order.version):
+            frame.refresh = arrivals
+            yield
 
     def receipt(
         self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
@@ -358,10 +378,26 @@ class Worker:
         if destination is not None and update is not None:
             self.session.changing(destination, update)
         moved = self.links.run(name, sent, {} if target is None else target.tensors(), average)
-        if target is not None:
+        if destination is not None and target is not None:
             target.written()
             self._changes += 1
+            self.arrivals[destination].received()
         return moved
+
+    def refresh(self, name: str, model: str, version: int) -> Moved:
+        """Takes part in a transfer whose weights come to a model that samples: before its next token."""
+
+        def receive() -> Moved:
+            engine = self.session.models[model].engine
+            moved = self.links.run(name, {}, engine.tensors(), None)
+            engine.written()
+            self._changes += 1
+            if torch.cuda.is_available():
+                # Who goes on with them may do so in another thread, whose stream would not wait.
+                torch.cuda.synchronize()
+            return moved
+
+        return self.arrivals[model].bring(version, receive)
 
     # Folders
 

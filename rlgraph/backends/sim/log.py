@@ -76,12 +76,18 @@ class Log:
         fired: Fired,
         parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
+        later: dict[str, float] | None = None,
     ) -> Work:
         """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
-        tokens."""
+        tokens. `later`: what others add to its parts meanwhile."""
         clock = self.clock
         start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
+        while later:
+            more = dict(later)
+            later.clear()
+            clock.sleep(sum(more.values()))
+            parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in {**parts, **more}}
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
         work = Work(name, op, names, pools, step, fired.at, start, clock.now, fired.input, after, *counts, dict(parts))
         clock.note(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
+from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
@@ -49,6 +51,17 @@ class _Books:
     """For each value and group the numbers of the rows that have come there."""
 
 
+@dataclass
+class _Sampling:
+    """A group that samples."""
+
+    order: Order
+    rows: Held
+    began: float
+    later: dict[str, float] = field(default_factory=dict)
+    """What newer weights add to its time, in seconds."""
+
+
 class SimTransport:
     """Orders are done, and weights moved, in the time of a log's clock."""
 
@@ -57,6 +70,8 @@ class SimTransport:
         self.versions = Versions(program)
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
+        self._sampling: dict[str, _Sampling] = {}
+        """By group, where newer weights come meanwhile."""
         self._onloaded: dict[str, tuple[str, str]] = {}
         """For each pool the model, and its group, that it worked with last."""
 
@@ -95,9 +110,9 @@ class SimTransport:
             spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
             # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
             who = replace(group, name=f"{group.name} {place}") if group.code else group
-            work = self.log.take(
-                _title(node), node.op, [who], order.step.number, fired, spent, _counts(node, frame, made)
-            )
+            counts = _counts(node, frame, made)
+            with self.sampling(order, made) as later:
+                work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
@@ -110,7 +125,8 @@ class SimTransport:
             model, whole = frame.values[model_of(node)], self.made(node, frame, group)
             [batch] = _batches(node, frame, whole)
             spent, began, tokens = self.begun(order, [batch]), self.log.clock.now, 0
-            there, longest = 0.0, 0
+            there, longest, sampling = 0.0, 0, ExitStack()
+            later = sampling.enter_context(self.sampling(order, whole))
             for start, stop in pairwise(accumulate(sizes, initial=0)):
                 part, _ = frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)
                 made = self.made(node, part, group)
@@ -118,13 +134,14 @@ class SimTransport:
                 cut = replace(batch, response=batch.response.capped(longest))
                 until = self.log.predictor.work(model, node.op, [cut]).seconds
                 spent["sampling"] = max(0.0, until - there)
-                work = self.log.take(
-                    _title(node), node.op, [group], order.step.number, fired, spent, _counts(node, part, made)
-                )
+                counts = _counts(node, part, made)
+                work = self.log.take(_title(node), node.op, [group], order.step.number, fired, spent, counts, later)
                 there, tokens = max(there, until), tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made)
+                if stop == sum(sizes):
+                    sampling.close()
                 yield made
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
@@ -173,6 +190,58 @@ class SimTransport:
             groups = (move.sender, move.receiver)
             work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
         return Moved(work.seconds)
+
+    def connect(self, move: Move) -> None:
+        """Nothing has to be known before."""
+
+    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+        """The group pauses until the weights are there, and reads its rows again."""
+        fired = self.log.fired()
+        with self.queues.turn(move.sender.pool), going as version:
+            if version is None:
+                return None
+            seconds = self.log.predictor.sync(move.source, move.sender.name, move.receiver.name).seconds
+            sampling = self._sampling.get(move.receiver.name)
+            if sampling is not None:
+                reading = self.reading(sampling)
+                for name, more in (("sync", seconds), ("reading again", reading)):
+                    sampling.later[name] = sampling.later.get(name, 0.0) + more
+            # Of the receiver it is a part of its work.
+            self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
+        return Moved(seconds)
+
+    @contextmanager
+    def sampling(self, order: Order, made: Made) -> Iterator[dict[str, float] | None]:
+        """What newer weights add to an order's time, where they can come while it is done."""
+        if not order.refreshes:
+            yield None
+            return
+        name = order.group.name
+        self._sampling[name] = _Sampling(order, made.values[order.node.name], self.log.clock.now)
+        try:
+            yield self._sampling[name].later
+        finally:
+            del self._sampling[name]
+
+    def reading(self, sampling: _Sampling) -> float:
+        """Seconds in which a group reads what it has of rows that have not ended: all have as many tokens."""
+        order, rows, past = sampling.order, sampling.rows, self.log.clock.now - sampling.began
+        node, model = order.node, order.frame.values[model_of(order.node)]
+        batch = rows.sampling(rows_each(node), node.attr("n"))
+
+        def until(tokens: int) -> float:
+            cut = replace(batch, response=batch.response.capped(tokens))
+            return self.log.predictor.work(model, node.op, [cut]).seconds
+
+        least, most = 0, int(rows.response.max(initial=0))
+        while least + 1 < most:
+            middle = (least + most) // 2
+            least, most = (middle, most) if until(middle) <= past else (least, middle)
+        left = rows.response > least
+        if not left.any():
+            return 0.0
+        prompt = Lengths.of((rows.prompt[left] + least).tolist())
+        return self.log.predictor.work(model, node.op, [Batch(float(left.sum()), prompt, Lengths.of([1]))]).seconds
 
     def adopt(self, move: Move) -> None:
         assert move.update is not None

@@ -131,3 +131,57 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(cluster: None, t
     for metrics in found:
         assert metrics["gap"] < 1e-12
         assert (metrics["far"] > 1e-6) == (metrics["age"] > 0)
+
+
+SPANNING = """
+algorithm spanning
+model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcd>")), dtype="DTYPE")
+model before = frozen(actor)
+model first  = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=4)
+func late    = python("late.py:late")
+
+step async(staleness=2, span=token):
+    rollout = actor.generate(prompts, n=3, max_tokens=160, min_tokens=120)
+    score   = late(rollout)
+    now     = actor.logprobs(rollout)
+    then    = where(rollout.age == 0, now, where(rollout.age == 1, before.logprobs(rollout), first.logprobs(rollout)))
+    update first from before
+    update before from actor
+    weight  = min(exp(now - rollout.logprobs), 5.0)
+    train actor(lr=0.01, eps=EPS):
+        minimize mean(-weight * actor.logprobs(rollout) * score)
+    spans   = max(rollout.version, by=rollout) - min(rollout.version, by=rollout)
+    report age = max(rollout.age), spans = max(spans), gap = max(abs(then - rollout.logprobs))
+    report far = max(abs(now - rollout.logprobs))
+"""
+
+
+@pytest.mark.parametrize(("engine", "dtype", "bound"), [("transformers", "float64", 1e-10), ("vllm", "float32", 1e-5)])
+def test_tokens_are_of_the_version_that_they_say(
+    cluster: None, tmp_path: Path, engine: str, dtype: str, bound: float
+) -> None:
+    """Rows go on with the weights of updates that end meanwhile: each token has the log-probability that the weights of
+    its version give it."""
+    pytest.importorskip(engine)
+    settings = Settings(folder=data_folder(tmp_path))
+    (tmp_path / "late.py").write_text(LATE)
+    schedule = SCHEDULE.replace("ref, target", "before, first")
+    schedule = schedule.replace(
+        "actor.generate on play(engine=transformers)", f"actor.generate on play(engine={engine})"
+    )
+    schedule += "refresh actor on play(by=reread)\n"
+    text = SPANNING.replace("DTYPE", dtype).replace("EPS", str(EPS))
+    made = compiled(text, {}, schedule, tmp_path)
+    backend = RayBackend(made.program, made.plan, settings, Fires(), seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(7)]
+    finally:
+        backend.close()
+    assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
+    assert max(metrics["spans"] for metrics in found) > 0, "some rows are of several versions"
+    for metrics in found:
+        assert metrics["gap"] < bound
+        assert (metrics["far"] > 100 * bound) == (metrics["age"] > 0)
