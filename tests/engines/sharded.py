@@ -217,8 +217,9 @@ def refusals(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
     ]
 
 
+@torch.no_grad()
 def updates(engine: Any, kind: ModelKind, task: Task, blocks: Sequence[Sequence[int]]) -> list[dict[str, float] | str]:
-    """Of each step; every second one is done in parts, with the gradient of twice the loss."""
+    """Of each step, as processes call it; every second one is done in parts, with the gradient of twice the loss."""
     told: list[dict[str, float] | str] = []
     for step in range(task.steps):
 

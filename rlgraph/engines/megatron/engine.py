@@ -127,6 +127,7 @@ class MegatronEngine:
         return self.apply_gradients(options, step)
 
     @on_cpu()
+    @torch.enable_grad()
     def clear_gradients(self) -> None:
         """Forget what was added up."""
         if self._trainer is None:
