@@ -28,7 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.analysis.simulate import Simulation, simulate
+from rlgraph.analysis.simulate import simulate
+from rlgraph.analysis.simulation import Simulation
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.target import workload
 from rlgraph.ops import work_of

@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 
 import rlgraph
-from rlgraph.analysis.simulate import Simulation, model_configs, simulated
+from rlgraph.analysis.simulate import model_configs, simulated
+from rlgraph.analysis.simulation import Simulation
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.recording import recording
 from rlgraph.clusters.read import read_cluster

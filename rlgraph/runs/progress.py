@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rlgraph.ir.graph import Node
 from rlgraph.runs.jsonlines import emit, with_metrics
+
+if TYPE_CHECKING:
+    from rlgraph.backends.steps import StepResult
 
 
 class Display(Protocol):
@@ -31,8 +34,8 @@ class Display(Protocol):
         """The run begins: how many steps each phase has."""
         ...
 
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
-        """A step is done; `number` counts over all phases."""
+    def step(self, done: StepResult) -> None:
+        """A step is done."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -49,7 +52,7 @@ class Quiet:
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None: ...
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None: ...
+    def step(self, done: StepResult) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -57,9 +60,9 @@ class Quiet:
 class Json(Quiet):
     """A line of JSON on stdout for each step."""
 
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
-        fields = {"type": "step", "step": number, "phase": phase, "seconds": round(seconds, 6)}
-        emit(with_metrics(fields, metrics))
+    def step(self, done: StepResult) -> None:
+        fields = {"type": "step", "step": done.number, "phase": done.phase, "seconds": round(done.seconds, 6)}
+        emit(with_metrics(fields, done.metrics))
 
     def note(self, text: str) -> None:
         emit({"type": "note", "text": text})
@@ -80,10 +83,11 @@ class Count:
             so_far += steps
         self.total = so_far
 
-    def line(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> str:
+    def line(self, done: StepResult) -> str:
         """A finished step in one line; counts from 0 again."""
-        at = f"{phase} {number - self._before[phase]}/{self.phases[phase]}"
-        parts = [at, *(f"{name} {shown(value)}" for name, value in metrics.items()), f"{seconds:.2g} s"]
+        phase, seconds = done.phase, done.seconds
+        at = f"{phase} {done.number - self._before[phase]}/{self.phases[phase]}"
+        parts = [at, *(f"{name} {shown(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
         if seconds >= 100:
             parts[-1] = f"{seconds:,.0f} s"
         if self.tokens:
@@ -136,9 +140,9 @@ class Lines:
     def begin(self, phases: Mapping[str, int]) -> None:
         self.count = Count(phases)
 
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+    def step(self, done: StepResult) -> None:
         assert self.count is not None
-        self.note(self.count.line(number, phase, seconds, metrics))
+        self.note(self.count.line(done))
 
     def note(self, text: str) -> None:
         # A run does not end because nobody looks at it any more.
@@ -161,9 +165,9 @@ class Cell(Lines):
     def opening(self, what: str) -> None:
         self._show(what)
 
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+    def step(self, done: StepResult) -> None:
         assert self.count is not None
-        self._show(self.count.line(number, phase, seconds, metrics))
+        self._show(self.count.line(done))
 
     def close(self) -> None:
         self._show(self.line, least_s=0)

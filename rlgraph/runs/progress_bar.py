@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +20,9 @@ from rich.table import Table
 
 from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Count, rate
+
+if TYPE_CHECKING:
+    from rlgraph.backends.steps import StepResult
 
 
 @dataclass
@@ -89,10 +93,10 @@ class Bar:
         self.count = Count(phases)
         self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, doing="")
 
-    def step(self, number: int, phase: str, seconds: float, metrics: Mapping[str, float]) -> None:
+    def step(self, done: StepResult) -> None:
         assert self.count is not None
-        self.note(self.count.line(number, phase, seconds, metrics))
-        self.bar.update(self.task, description=phase, completed=number)
+        self.note(self.count.line(done))
+        self.bar.update(self.task, description=done.phase, completed=done.number)
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

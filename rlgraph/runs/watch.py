@@ -114,7 +114,7 @@ class Watch:
         now = self._now()
         self.span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
         self._began, self._number = now, step.number + 1
-        self.display.step(step.number, step.phase, step.seconds, step.metrics)
+        self.display.step(step)
         self.interrupts.check()
 
     # The trace

@@ -8,7 +8,8 @@ import pytest
 from test_flight import AHEAD, APART, ONE, Seconds, program
 from tiny import data_folder
 
-from rlgraph.analysis.simulate import Simulation, mean_age, simulated
+from rlgraph.analysis.simulate import simulated
+from rlgraph.analysis.simulation import Simulation, mean_age
 from rlgraph.analysis.steady import longest_cycle, settled
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend

@@ -10,6 +10,7 @@ from programs_on_disk import write_tiny
 from rich.console import Console
 
 import rlgraph
+from rlgraph.backends.steps import StepResult
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Lines
@@ -27,8 +28,8 @@ def test_a_line_tells_what_weights_cost() -> None:
     lines.fired(SAMPLE, 0.5, 300, "roll")
     lines.synced("actor", "train", "roll", 0.25, 3_000_000, 1_000)
     lines.synced("actor", "train", "judge", 0.25, 500_000, 1_000)
-    lines.step(1, "step", 2.0, {"reward": 0.5})
-    lines.step(2, "step", 2.0, {})
+    lines.step(StepResult(1, "step", 2.0, {"reward": 0.5}))
+    lines.step(StepResult(2, "step", 2.0))
     assert stream.getvalue().splitlines() == [
         "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
         "step 2/2  2 s",
