@@ -231,6 +231,26 @@ def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) ->
     assert told.busy == pytest.approx(seconds / 4)
 
 
+def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
+    """A second an action, on three cpus; who acts waits meanwhile."""
+
+    class Slow(Fixed):
+        def host(self, op: str, count: float) -> Cost:
+            return Cost(overhead=count if op == "interact" else 0.0)
+
+    made = program("agent", folder, apart, "pool judges = 3 cpus\nplace shell on judges\n")
+    backend, _ = simulated(made, 1, fixed=Slow())
+    acted = next(work for work in backend.works if work.op == "interact")
+    answered = next(work for work in backend.works if work.name == "shell")
+    turns = next(node for _, node in made.program.walk() if node.op == "interact").attr("max_turns")
+    assert answered.groups == tuple(f"judges.python {cpu}" for cpu in range(3))
+    assert answered.rows == acted.rows > 3 and answered.start == acted.end
+    assert answered.seconds == turns * -(-acted.rows // 3)
+    assert next(work for work in backend.works if work.name == "train actor").start >= answered.end
+    told = worker_time("judges", answered.groups, backend.works, 0.0, answered.end)
+    assert (told.busy, told.idle) == pytest.approx((answered.seconds, acted.end))
+
+
 def test_weights_follow_where_they_are_needed(folder: Path) -> None:
     backend, _ = simulated(program("grpo", folder, apart), 3)
     syncs = [work for work in backend.works if work.op == "sync"]

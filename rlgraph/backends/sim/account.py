@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -50,31 +51,56 @@ class PoolTime:
 
 def worker_time(pool: str, workers: Sequence[str], works: Sequence[Work], began: float, ended: float) -> PoolTime:
     """Of a pool whose workers take work each by itself: of one of them, on average."""
-    parts = [pool_time(pool, works, began, ended, who) for who in workers]
+    own: dict[str, list[Work]] = {who: [] for who in workers}
+    for work in works:
+        for who in own.keys() & set(work.groups):
+            own[who].append(work)
     waited: dict[Wait, float] = {}
-    for wait, seconds in (item for part in parts for item in part.waited):
-        waited[wait] = waited.get(wait, 0.0) + seconds / len(parts)
-    busy = sum(part.busy for part in parts) / len(parts)
+    busy, whole = 0.0, _Whole.of(works, ended)
+    # Many have done the same, all that answer an agent side by side.
+    for found, count in Counter(map(tuple, own.values())).items():
+        part, share = _time(pool, found, whole, began, ended), count / len(workers)
+        busy += part.busy * share
+        for wait, seconds in part.waited:
+            waited[wait] = waited.get(wait, 0.0) + seconds * share
     return PoolTime(pool, busy, ended - began - busy, tuple(sorted(waited.items(), key=lambda item: -item[1])))
 
 
-def pool_time(pool: str, works: Sequence[Work], began: float, ended: float, worker: str = "") -> PoolTime:
-    """Of one pool, or of one of its workers, from one moment to another. Before each of its works it waits for what
-    that work waits for. Works from before and after say what the first and the last wait was for."""
+def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    """Of one pool, from one moment to another. Before each of its works it waits for what that work waits for. Works
+    from before and after say what the first and the last wait was for."""
+    return _time(pool, [work for work in works if pool in work.pools], _Whole.of(works, ended), began, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """Of all works, whoever did them."""
+
+    ends: dict[int, float]
+    """Of the steps."""
+    last: Work | None
+    """The last one that was over at the end."""
+
+    @classmethod
+    def of(cls, works: Sequence[Work], ended: float) -> _Whole:
+        over = (work for work in works if work.end <= ended)
+        return cls(step_ends(works), max(over, key=lambda work: work.end, default=None))
+
+
+def _time(pool: str, own: Sequence[Work], whole: _Whole, began: float, ended: float) -> PoolTime:
+    """Of one pool, or of one of its workers, that did these works."""
     at, busy = began, 0.0
     waited: dict[Wait, float] = {}
-    ends = step_ends(works)
-    here = (work for work in works if pool in work.pools and (not worker or worker in work.groups))
-    own = sorted(here, key=lambda work: work.end)
+    own = sorted(own, key=lambda work: work.end)
     for number, work in enumerate(own):
         if work.end > began and at < ended:
             if work.start > at:
-                for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), ends):
+                for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), whole.ends):
                     waited[wait] = waited.get(wait, 0.0) + seconds
             busy, at = busy + work.within(began, ended), work.end
     if at < ended:
-        last = max((work for work in works if work.end <= ended), key=lambda work: work.end)
-        wait = Wait("rows", last.name, last.pools[0])
+        assert whole.last is not None
+        wait = Wait("rows", whole.last.name, whole.last.pools[0])
         waited[wait] = waited.get(wait, 0.0) + ended - at
     found = sorted(waited.items(), key=lambda item: -item[1])
     return PoolTime(pool, busy, ended - began - busy, tuple(found))

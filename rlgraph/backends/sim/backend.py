@@ -39,7 +39,7 @@ class SimBackend(Placed):
         self.clock = Virtual()
         self.log = Log(self.clock, predictor, observer)
         queues = Queues(plan, self.clock) if turns else Aside(plan, self.clock)
-        transport = SimTransport(program, queues, workload, seed, self.log)
+        transport = SimTransport(program, plan, queues, workload, seed, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
         first = {thing_name(value): _first(value) for value in things}
         super().__init__(program, plan, transport, self.clock, observer, first, seed=seed)

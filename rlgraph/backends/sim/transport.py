@@ -22,6 +22,7 @@ from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
@@ -29,9 +30,9 @@ from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.plan import Group
+from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
+from rlgraph.ops.nodes import NODES, code_of, model_of, rows_each, table_of
 
 
 @dataclass
@@ -65,8 +66,11 @@ class _Sampling:
 class SimTransport:
     """Orders are done, and weights moved, in the time of a log's clock."""
 
-    def __init__(self, program: Program, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
-        self.program, self.queues, self.workload, self.seed, self.log = program, queues, workload, seed, log
+    def __init__(self, program: Program, plan: Plan, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
+        self.program, self.plan, self.queues, self.workload = program, plan, queues, workload
+        self.seed, self.log = seed, log
+        self._asking = log.clock.lock()
+        """Of those that want several places of a pool at once, one takes them at a time."""
         self.versions = Versions(program)
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
@@ -114,6 +118,21 @@ class SimTransport:
             with self.sampling(order, made) as later:
                 work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
+            runner = self.plan.runs(code_of(node))
+            if runner is not None and NODES[node.op].with_model:
+                self.answered(order, runner, work)
+
+    def answered(self, order: Order, runner: Group, acted: Work) -> None:
+        """What an environment that has a pool of its own makes of the actions of all turns, as many as there may be.
+        Copies that act wait meanwhile: what is said turn by turn is put together."""
+        node, fired = order.node, self.log.fired()
+        busy = min(acted.rows, runner.mesh.size)
+        with self._asking.take(order.step.number), ExitStack() as held:
+            places = [held.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
+            who = [replace(runner, name=f"{runner.name} {place}") for place in places]
+            actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
+            spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
+            self.log.take(node.attr("env"), "call", who, order.step.number, fired, spent, (acted.rows, 0))
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
         """All rows are sampled side by side: a part is there when its longest row is, and the parts before are."""
