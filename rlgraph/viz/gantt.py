@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, log10
 
-from rlgraph.viz.fonts import FAMILY, WEIGHT
+from rlgraph.viz import marks
 from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide
 from rlgraph.viz.theme import CODE, HEAD, INK, KINDS, LABEL, MUTED, NAME, NOTE, ROLES, SMALL, Paint, Style
@@ -87,11 +87,7 @@ class _Pen:
         return self.left + ROOM * (at / self.seconds if self.seconds else 0)
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
-        self.out.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-family="{FAMILY[style.face]}" '
-            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
-            f'xml:space="preserve">{escape(words)}</text>'
-        )
+        self.out.append(marks.words(words, x, y, style, fill, anchor=anchor))
 
     def scale(self) -> None:
         """Thin lines at round times."""

@@ -71,7 +71,7 @@ class _Pen:
         self.out.append("</svg>")
         return "\n".join(self.out) + "\n"
 
-    def text(self, text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+    def text(self, text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "") -> None:
         self.out.append(marks.words(text, x, y, style, fill, name, anchor))
 
     # Lanes

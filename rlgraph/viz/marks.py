@@ -35,11 +35,12 @@ def classes(role: Role) -> str:
     return f"r-{role.replace(' ', ' r-')}" if role else ""
 
 
-def words(text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> str:
+def words(text: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> str:
     """A line of text; y is its base line."""
-    at = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    named = f' class="t-{name}"' if name else ""
+    at = f' text-anchor="{anchor}"' if anchor else ""
     return (
-        f'<text class="t-{name}" x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
+        f'<text{named} x="{x:.1f}" y="{y:.1f}"{at} font-family="{FAMILY[style.face]}" '
         f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
         f'xml:space="preserve">{escape(text)}</text>'
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, log10
 
-from rlgraph.viz.fonts import FAMILY, WEIGHT
+from rlgraph.viz import marks
 from rlgraph.viz.gantt import tick
 from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide
@@ -104,11 +104,7 @@ class _Pen:
         return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
-        self.out.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-family="{FAMILY[style.face]}" '
-            f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" fill="{fill}" '
-            f'xml:space="preserve">{escape(words)}</text>'
-        )
+        self.out.append(marks.words(words, x, y, style, fill, anchor=anchor))
 
     def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
