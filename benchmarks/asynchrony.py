@@ -136,16 +136,20 @@ EXPERIMENTS = {
             Case("together 128", "streamrl", "streamrl_together", "16x8:h800-80gb", 0),
             *(
                 Case(
-                    f"learn {learn}, play {128 - learn}",
+                    f"learn {learn}, play {128 - learn}{how}",
                     "streamrl",
-                    "streamrl_apart",
+                    schedule,
                     "16x8:h800-80gb",
                     lag,
                     {"learn": learn, "play": 128 - learn},
                     published=published,
                 )
                 for learn in (64, 32)
-                for lag, published in ((0, "1.06x to 1.41x"), (1, "1.30x to 2.66x"))
+                for how, schedule, lag, published in (
+                    ("", "streamrl_apart", 0, ""),
+                    (", streamed", "streamrl_streamed", 0, "1.06x to 1.41x"),
+                    ("", "streamrl_apart", 1, "1.30x to 2.66x"),
+                )
             ),
         ),
     ),

@@ -15,12 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlgraph.backends.arrival import Arrival
 from rlgraph.backends.blocks import Blocks, Cut, cuts, ends, handed_on
 from rlgraph.backends.clocks import Clock, Crew, InLine
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
+from rlgraph.ops import NODES
 
 
 @dataclass
@@ -34,6 +36,10 @@ class Made:
     """What it reported."""
 
 
+Part = tuple[int, Made]
+"""What was made of some of the rows, with the number of the part that they are."""
+
+
 class Backend(Protocol):
     def fire(self, node: Node, frame: Frame) -> Made:
         """Does the work of a node on the rows of a frame."""
@@ -43,9 +49,9 @@ class Backend(Protocol):
         """Whether the work of this node comes out part by part: `parts` does it."""
         ...
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         """Does the work of a node on all rows of a frame: what it made of the first so many rows of its unit, of the
-        next ones, and so on, each as soon as it is there."""
+        next ones, and so on, each as soon as it is there, in whatever order."""
         ...
 
     def lanes(self, node: Node, frame: Frame) -> int:
@@ -73,13 +79,15 @@ class _Task:
     fired: bool = False
     busy: int = 0
     """Blocks, or several that come one after the other, that it was fired on and that are not done yet."""
-    ahead: dict[int, tuple[int, Made, dict[str, int]]] = field(default_factory=dict)
-    """By its first row each block that is done before one that comes first: where it ends, and what was made of it."""
+    ahead: dict[int, tuple[int, Made]] = field(default_factory=dict)
+    """What is done before something that comes first: by its first row each block, by its number each part, with how
+    many rows it has."""
     finished: bool = False
 
     @property
     def changes_a_model(self) -> bool:
-        return any(is_model(value.type) for value in self.node.outputs)
+        """Or begins to, with gradients that are added up."""
+        return NODES[self.node.op].trains or any(is_model(value.type) for value in self.node.outputs)
 
 
 Await = Callable[[Node], bool]
@@ -136,7 +144,7 @@ class GraphRun:
 
     def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
         self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
-        self.frame, self.crew = frame, crew
+        self.frame, self.crew, self.arrival = frame, crew, Arrival(frame)
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.turn = True
@@ -177,6 +185,8 @@ class GraphRun:
         left = [task for task in self.waiting if not task.finished]
         moved |= len(left) < len(self.waiting)
         self.waiting = left
+        if self.over:
+            self.arrival.back(self.frame.values)
         return moved
 
     def follow(self, before: GraphRun, graph: Graph) -> None:
@@ -191,16 +201,16 @@ class GraphRun:
         """Whether a value is whole."""
         return name not in self.awaited and self.all_made([name])
 
-    def start(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
+    def start(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
         """Begins the work; `then` gets each part with its number."""
         task.busy, self.under_way = task.busy + 1, self.under_way + 1
         self.crew.begin(partial(self.work, task, work, then))
 
-    def work(self, task: _Task, work: Callable[[], Iterable[Made]], then: Callable[[int, Made], None]) -> None:
+    def work(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
         """What there is to do is left to the thread that runs the graph: only that one changes the frame. A failure is,
         too."""
         try:
-            for number, made in enumerate(work()):
+            for number, made in work():
                 self.crew.tell(partial(then, number, made))
             self.crew.tell(partial(self.idle, task))
         except BaseException as error:
@@ -225,12 +235,13 @@ class GraphRun:
                 return False
 
             def all_done(number: int, made: Made) -> None:
-                self.made(made, {})
+                self.made(self.arrival.laid(made), {})
                 task.finished = True
 
+            whole = self.arrival.sorted(task.node.inputs)
             # A thread sees the frame as it is now; this one goes on adding to it.
-            seen = self.frame.child() if self.together else self.frame
-            self.start(task, lambda: [self.backend.fire(task.node, seen)], all_done)
+            seen = whole.child() if self.together else whole
+            self.start(task, lambda: [(0, self.backend.fire(task.node, seen))], all_done)
             return True
         if axis not in self.frame.rows:
             return False
@@ -247,19 +258,19 @@ class GraphRun:
             share = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
             self.fire(task, axis, [min(task.begun + share, ready)], last)
             return True
-        whole = self.whole_blocks(task, axis, ready)
-        first = next(whole, None)
+        blocks = self.whole_blocks(task, axis, ready)
+        first = next(blocks, None)
         if first is None:
             if last:
                 self.fire(task, axis, [ready], last)
             return last
         if self.backend.streams(task.node, self.frame):
-            found = [first, *whole]
+            found = [first, *blocks]
             self.fire(task, axis, found if found[-1] == ready else [*found, ready], last)
         elif task.handed_on or self.blocks.each is not None:
             self.fire(task, axis, [first], last)
         else:
-            self.fire(task, axis, [ready if last else max(whole, default=first)], last)
+            self.fire(task, axis, [ready if last else max(blocks, default=first)], last)
         return True
 
     def whole_blocks(self, task: _Task, axis: str, ready: int) -> Iterator[int]:
@@ -272,29 +283,73 @@ class GraphRun:
     def fire(self, task: _Task, axis: str, ends: Sequence[int], last: bool) -> None:
         """Fires a task on the rows from where it is to the last end; with several ends, it tells of each part."""
         frame, node, start = self.frame, task.node, task.begun
-        block, firsts = frame, [dict[str, int]()]
+        block = frame
         if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.closed(axis)):
             block, _ = frame.slice(axis, np.arange(start, ends[-1]), node.inputs)
-            firsts = [self.first(axis, a, b) for a, b in pairwise([start, *ends])]
-
-        starts = [start, *ends[:-1]]
         task.begun = ends[-1]
+        seen = block.child() if self.together else block
 
-        def part_done(number: int, made: Made) -> None:
-            task.fired = True
-            task.ahead[starts[number]] = ends[number], made, firsts[number]
+        def block_done(number: int, made: Made) -> None:
+            task.ahead[start] = ends[0] - start, made
             while task.done in task.ahead:
-                end, found, first = task.ahead.pop(task.done)
-                self.made(found, first)
-                task.done = end
+                self.add(task, axis, task.done)
             task.finished = last and task.done == frame.size(axis)
 
-        seen = block.child() if self.together else block
-        if len(ends) > 1:
-            sizes = [b - a for a, b in pairwise([start, *ends])]
-            self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)
-        else:
-            self.start(task, lambda: [self.backend.fire(node, seen)], part_done)
+        if len(ends) == 1:
+            self.start(task, lambda: [(0, self.backend.fire(node, seen))], block_done)
+            return
+        sizes = [b - a for a, b in pairwise([start, *ends])]
+        left = dict(enumerate(sizes))
+        """Parts whose rows are not in the frame."""
+
+        def part_done(number: int, made: Made) -> None:
+            task.ahead[number] = sizes[number], made
+            while task.ahead:
+                number = next(iter(left))
+                if number not in task.ahead:
+                    if not self.may_move(task, axis):
+                        break
+                    number = next(iter(task.ahead))
+                    before = task.done + sum(rows for other, rows in left.items() if other < number)
+                    self.arrival.forward(axis, task.done, before, before + sizes[number], self.whole(frame.values))
+                del left[number]
+                self.add(task, axis, number)
+            task.finished = last and task.done == frame.size(axis)
+
+        self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)
+
+    def add(self, task: _Task, axis: str, key: int) -> None:
+        """The next rows of a task are those of a block, or of a part, that is done."""
+        rows, made = task.ahead.pop(key)
+        start, task.done, task.fired = task.done, task.done + rows, True
+        self.made(made, {} if rows == self.frame.size(axis) else self.first(axis, start, task.done))
+
+    def may_move(self, task: _Task, axis: str) -> bool:
+        """Whether rows of an axis that a task has not made may change places: nobody has begun with them, and no table
+        is made of them that would not know its rows' order in the data."""
+        inside = self.frame.rows[axis].axis
+        if inside.parent is not None or not self.closed(axis):
+            return False
+        for other in self.tasks:
+            unit = self.unit_of(other)
+            if unit is None or not unit.within(inside):
+                continue
+            if any(not own.within(inside) for value in other.node.outputs for own in axes_of(value.type)):
+                return False
+            begun = 0 if other.finished or other is task else other.begun
+            if begun and self.frame.index(unit.key, axis)[begun - 1] >= task.done:
+                return False
+        return True
+
+    def unit_of(self, task: _Task) -> Axis | None:
+        """The axis by whose rows a task works; None of the batch."""
+        key, types = task.node.unit.axis if task.node.unit else None, self.frame.types
+        above = (axis for name in task.node.inputs for own in axes_of(types[name]) for axis in own.path())
+        return next((axis for axis in above if axis.key == key), None)
+
+    def whole(self, names: Iterable[str]) -> list[str]:
+        """Of the values those that are."""
+        return [name for name in names if self.all_made([name])]
 
     def first(self, axis: str, start: int, end: int) -> dict[str, int]:
         """The first row of some rows of an axis, and of what lies in them, on each axis."""

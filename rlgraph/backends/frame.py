@@ -71,6 +71,10 @@ class Frame:
         for pair in [pair for pair in self._indexes if key in pair]:
             del self._indexes[pair]
 
+    def forget(self) -> None:
+        """Rows have changed places: what was worked out of them before is not so any more."""
+        self._indexes.clear()
+
     def child(self) -> Frame:
         """A frame that sees the same rows and values and can add its own."""
         return replace(self, rows=dict(self.rows), values=dict(self.values), metrics={}, _indexes=dict(self._indexes))

@@ -267,9 +267,9 @@ class Streams(Generates, Protocol):
         row_keys: np.ndarray,
         sizes: Sequence[int],
         refresh: Refresh | None = None,
-    ) -> Iterator[Generation]:
+    ) -> Iterator[tuple[int, Generation]]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
-        ends."""
+        ends, with its number."""
         ...
 
 

@@ -15,7 +15,7 @@ from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Threads
-from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
@@ -318,11 +318,11 @@ class InParts(LocalBackend):
     def streams(self, node: Node, frame: Frame) -> bool:
         return node.op == "generate"
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
-        for start, stop in pairwise(accumulate(sizes, initial=0)):
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+        for number, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
             self.early.append(start == 0 or self.scored.wait(20))
             block, _ = frame.slice("prompts", np.arange(start, stop), node.inputs)
-            yield self.fire(node, block)
+            yield number, self.fire(node, block)
 
     def fire(self, node: Node, frame: Frame) -> Made:
         made = super().fire(node, frame)

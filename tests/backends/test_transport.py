@@ -14,7 +14,7 @@ from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
 from rlgraph.backends.clocks import InLine
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.placed.transport import Move, Moved, Order
@@ -42,7 +42,7 @@ class Here:
         with torch.no_grad():
             return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
 
     def choose(self, order: Order) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from rlgraph.backends.blocks import Blocks
-from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK
@@ -56,7 +56,7 @@ class LocalBackend(Steps):
     def streams(self, node: Node, frame: Frame) -> bool:
         return False
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
 
     def lanes(self, node: Node, frame: Frame) -> int:

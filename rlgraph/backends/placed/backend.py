@@ -8,7 +8,7 @@ from typing import Any
 
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Order, StandIn, Transport
@@ -84,7 +84,7 @@ class Placed(Steps):
         group = None if NODES[node.op].with_model else self.plan.runs(code_of(node))
         return group.mesh.size if group else 1
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
         with self.weights.lent(model, group, node, frame.step, self._refreshes(node, model, group)) as version:
             order = Order(node, frame, group, version, self._refreshes(node, model, group))

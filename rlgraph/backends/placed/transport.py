@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Elsewhere
@@ -90,9 +90,9 @@ class Transport(Protocol):
         """Has an order done: what was made, as stand-ins."""
         ...
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         """Has an order done part by part: what was made of the first so many rows of the node's unit, of the next ones,
-        and so on, each as soon as it is there."""
+        and so on, each as soon as it is there, in whatever order."""
         ...
 
     def choose(self, order: Order) -> np.ndarray:

@@ -33,13 +33,15 @@ from rlgraph.ops.nodes import rows_each, work_of
 def generate(node: Node, frame: Frame, session: Session) -> Made:
     """`n` answers for each row of a table or a text column, or those of them that end first."""
     size = _asked(node, frame)[0].size
-    [(_, made)] = generate_parts(node, frame, session, [size])
+    [(_, _, made)] = generate_parts(node, frame, session, [size])
     return made
 
 
-def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[int]) -> Iterator[tuple[Rows, Made]]:
-    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there; with the
-    rows that were asked, counted in the part as everything in it is."""
+def generate_parts(
+    node: Node, frame: Frame, session: Session, sizes: Sequence[int]
+) -> Iterator[tuple[int, Rows, Made]]:
+    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there: its
+    number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = _asked(node, frame)
     kind = _kind(node)
@@ -50,9 +52,9 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
     refresh = _refresh(node, frame)
     keys = frame.step.row_keys(node.attr("key"), ids)
     sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights, version, refresh)
-    for (start, stop), (rows, made, runs) in zip(
-        pairwise(accumulate(sizes, initial=0)), sampler.parts(ids, encoded, keys, sizes), strict=True
-    ):
+    bounds = list(pairwise(accumulate(sizes, initial=0)))
+    for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
+        start, stop = bounds[number]
         # With one row for each that is asked, they are the same rows.
         own = parents.known[start:stop] if kind.axis.key == parents.axis.key else rows
         columns = {
@@ -64,7 +66,7 @@ def generate_parts(node: Node, frame: Frame, session: Session, sizes: Sequence[i
         asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
-        yield part, _made(node, kind, part, own, table, each)
+        yield number, part, _made(node, kind, part, own, table, each)
 
 
 def sampled_tokens(node: Node, made: Made) -> int:
@@ -242,40 +244,40 @@ class _Sampler:
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[tuple[tuple[RowId, ...], Generation, list[Runs]]]:
-        """The responses to the first so many lists, to the next ones, and so on, with the rows that they are and the
-        versions that made them."""
-        bounds = pairwise(accumulate(sizes, initial=0))
+    ) -> Iterator[tuple[int, tuple[RowId, ...], Generation, list[Runs]]]:
+        """The responses to the first so many lists, to the next ones, and so on, each part when it is there: its
+        number, the rows that they are, and the versions that made them."""
+        starts = list(accumulate(sizes, initial=0))
         try:
-            for (start, _), (kept, made, runs) in zip(bounds, self._kept(ids, encoded, keys, sizes), strict=True):
-                places = [start * self.count + place for place in kept.tolist()]
+            for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
+                places = [starts[number] * self.count + place for place in kept.tolist()]
                 rows = tuple(ids[place] for place in places)
                 if self.session.recorder and self.model.engine.speaks:
                     asked = [encoded[place // self.count] for place in places]
                     self.session.recorder.write(self.node, self.step.number, self.turn, rows, asked, made, runs)
-                yield rows, made, runs
+                yield number, rows, made, runs
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
 
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
-    ) -> Iterator[tuple[Tensor, Generation, list[Runs]]]:
-        """Which responses of a part are kept, int64, and these."""
+    ) -> Iterator[tuple[int, Tensor, Generation, list[Runs]]]:
+        """Of each part its number, which responses are kept, int64, and these."""
         if self.session.replay:
             assert len(sizes) == 1, "a recording is there at once"
-            yield self._replayed(self.session.replay, ids, encoded)
+            yield 0, *self._replayed(self.session.replay, ids, encoded)
             return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
         # Only an engine that rereads knows this word.
         more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
         if len(sizes) == 1:
-            found = iter([engine.generate(asked, self.count, self.sampling, keys, self.weights, **more)])
+            found = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **more))])
         else:
             found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **more)
-        for made in found:
+        for number, made in found:
             kept = first_ended(made, self.count, self.sampling)
             made = taken(made, kept)
-            yield kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
+            yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
     def _replayed(
         self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]
@@ -422,7 +424,7 @@ def _turn(
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
         sampler = _Sampler(node, frame.step, session, model, turn, 1, sampling, weights, version, _refresh(node, frame))
-        [(_, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
+        [(_, _, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         decode = model.engine.codec.decode

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from rlgraph.backends.clocks import Queues
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.shares import Needs, needs, part, shares, split_axis
@@ -172,7 +172,7 @@ class Dispatch:
             parts,
         )
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         """Parts are dealt to the group's copies in turn."""
         node, frame, group = order.node, order.frame, order.group
         axis, copies, wanted = (
@@ -187,8 +187,9 @@ class Dispatch:
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
             coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]
-            for copy, ranks in enumerate(copies):
-                mine = range(copy, len(sizes), len(copies))
+            dealt = {ranks[0]: range(copy, len(sizes), len(copies)) for copy, ranks in enumerate(copies)}
+            for ranks in copies:
+                mine = dealt[ranks[0]]
                 if not mine:
                     continue
                 body, _ = part(frame, axis, np.concatenate([np.arange(*bounds[index]) for index in mine]), node.inputs)
@@ -210,13 +211,21 @@ class Dispatch:
                         # A process does one thing after the other: it goes on when it has told of the part before.
                         self.tell(calls, each, Worker.next_part)
                         deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
-            for index, (calls, deliveries) in enumerate(coming):
+            # Of each copy what it tells of next.
+            left = [list(mine) for mine in dealt.values() if mine]
+            while left:
+                heads = [coming[own[0]][0] for own in left]
+                beside = [each for calls in heads for each in calls.beside]
+                copy = self.processes.first([calls.answers[0] for calls in heads], beside)
+                calls, deliveries = coming[left[copy].pop(0)]
                 answers = self.answers(calls, node)
-                self.trace(order, numbers[index], calls, deliveries, answers)
                 # Who speaks is asked first.
-                receipt = answers[0][0]
+                receipt, who = answers[0][0], calls.who[0]
+                index = dealt[who][receipt.part]
+                self.trace(order, numbers[index], calls, deliveries, answers)
                 tokens += receipt.tokens
-                yield self.made(node, numbers[index], receipt, calls.who[0])
+                left = [own for own in left if own]
+                yield index, self.made(node, numbers[index], receipt, who)
             self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
 
     def _numbers(self, count: int) -> list[int]:

@@ -100,6 +100,8 @@ class Receipt:
     """Bytes of the rows that came with the order, one number for each sender."""
     notes: tuple[Note, ...] = ()
     """Of its rows, for the trace."""
+    part: int = 0
+    """Of an order that is done in parts, which of its parts this is."""
 
 
 def packed(told: RankOrder | Receipt) -> bytes:

@@ -107,6 +107,10 @@ class Processes(ABC):
         """The answers; raises RunError where a process failed, is gone, or does not answer. beside: answers that are
         not waited for, but a failure ends the wait."""
 
+    @abstractmethod
+    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+        """Waits until one of these answers is there, or something has gone wrong, which `get` tells: which to get."""
+
     def ask(
         self, request: Request, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> list[T]:
@@ -178,6 +182,9 @@ class InThisProcess(Processes):
             if isinstance(each, EngineError):
                 raise refused(each, request)
         return cast("list[T]", found)
+
+    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+        return 0
 
     def give_up(self, why: BaseException) -> None:
         """Nobody waits: a call is a call."""
@@ -281,6 +288,18 @@ class Actors(Processes):
                     raise self._first(waiting, request, None) from None
             except Exception as error:
                 raise self._first(waiting, request, error) from None
+
+    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+        import ray
+
+        waiting: list[Any] = [*references, *beside]
+        end = time.monotonic() + self.seconds
+        while self.over is None and time.monotonic() < end:
+            answered, _ = ray.wait(waiting, timeout=_SLICE)
+            if answered:
+                found = waiting.index(answered[0])
+                return found if found < len(references) else 0
+        return 0
 
     def give_up(self, why: BaseException) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlgraph.backends.clocks import Queues
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.transport import Move, Moved, Order
@@ -36,7 +36,7 @@ class RayTransport:
     def fire(self, order: Order) -> Made:
         return self.dispatch.fire(order)
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         return self.dispatch.parts(order, sizes)
 
     def choose(self, order: Order) -> np.ndarray:

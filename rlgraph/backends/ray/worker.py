@@ -225,14 +225,12 @@ class Worker:
         sizes = [rows for _, rows in order.parts]
         with ExitStack() as sampling:
             sampling.enter_context(self.refreshing(order, node, frame))
-            for (number, _), (rows, made) in zip(
-                order.parts, generate_parts(node, frame, self.session, sizes), strict=True
-            ):
-                if number == order.parts[-1][0]:
+            for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
+                if done == len(sizes):
                     sampling.close()
-                asked = Frame(frame.types, order.step)
+                asked, number = Frame(frame.types, order.step), order.parts[part][0]
                 asked.add_rows(rows)
-                yield self.receipt(number, order.keeps, node, asked, made, start, came)
+                yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
                 start, came = time.time(), ()
 
     @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.clocks import Queues
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.shares import needed
@@ -134,35 +134,41 @@ class SimTransport:
             spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
             self.log.take(node.attr("env"), "call", who, order.step.number, fired, spent, (acted.rows, 0))
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Made]:
-        """All rows are sampled side by side: a part is there when its longest row is, and the parts before are."""
+    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+        """All rows are sampled side by side: a part is there when its longest row is."""
         node, frame, group = order.node, order.frame, order.group
-        assert node.unit is not None and node.unit.axis is not None
         fired = self.log.fired()
         with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             model, whole = frame.values[model_of(node)], self.made(node, frame, group)
             [batch] = _batches(node, frame, whole)
             spent, began, tokens = self.begun(order, [batch]), self.log.clock.now, 0
-            there, longest, sampling = 0.0, 0, ExitStack()
+            bounds = list(pairwise(accumulate(sizes, initial=0)))
+            made = [self.made(node, self.slice(node, frame, *each), group) for each in bounds]
+            longest = [int(each.values[node.name].response.max(initial=0)) for each in made]
+            # The one whose longest row is the shortest ends first.
+            order_of_ending = sorted(range(len(sizes)), key=longest.__getitem__)
+            there, sampling = 0.0, ExitStack()
             later = sampling.enter_context(self.sampling(order, whole))
-            for start, stop in pairwise(accumulate(sizes, initial=0)):
-                part, _ = frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)
-                made = self.made(node, part, group)
-                longest = max(longest, int(made.values[node.name].response.max(initial=0)))
-                cut = replace(batch, response=batch.response.capped(longest))
+            for number in order_of_ending:
+                cut = replace(batch, response=batch.response.capped(longest[number]))
                 until = self.log.predictor.work(model, node.op, [cut]).seconds
                 spent["sampling"] = max(0.0, until - there)
-                counts = _counts(node, part, made)
+                counts = _counts(node, self.slice(node, frame, *bounds[number]), made[number])
                 work = self.log.take(_title(node), node.op, [group], order.step.number, fired, spent, counts, later)
                 there, tokens = max(there, until), tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
-                self.count(order, made)
-                if stop == sum(sizes):
+                self.count(order, made[number])
+                if number == order_of_ending[-1]:
                     sampling.close()
-                yield made
+                yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
+
+    def slice(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
+        """Some rows of a node's unit."""
+        assert node.unit is not None and node.unit.axis is not None
+        return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
     def choose(self, order: Order) -> np.ndarray:
         """A share of the rows for `keep`, and one of each group for `pick`."""

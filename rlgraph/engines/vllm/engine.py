@@ -124,7 +124,7 @@ class VllmEngine:
         if weights is not None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys)
-        [made] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh)
+        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh)
         return made
 
     def parts(
@@ -135,23 +135,22 @@ class VllmEngine:
         row_keys: np.ndarray,
         sizes: Sequence[int],
         refresh: Refresh | None = None,
-    ) -> Iterator[Generation]:
+    ) -> Iterator[tuple[int, Generation]]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
-        ends."""
+        ends, with its number."""
         starts = self._started(prompts).rows()
-        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        bounds = [(first * n, last * n) for first, last in pairwise(accumulate(sizes, initial=0))]
+        part_of = np.repeat(np.arange(len(sizes)), [last - first for first, last in bounds])
+        missing = [last - first for first, last in bounds]
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
-        samples = self.stream(prompts, n, sampling, row_keys, refresh, known)
-        for first, last in bounds:
-            rows = range(first * n, last * n)
-            missing = set(rows) - ended.keys()
-            while missing:
-                sample = next(samples)
-                ended[sample.row] = sample
-                missing.discard(sample.row)
-            yield _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
-        samples.close()
+        for sample in self.stream(prompts, n, sampling, row_keys, refresh, known):
+            ended[sample.row] = sample
+            part = int(part_of[sample.row])
+            missing[part] -= 1
+            if not missing[part]:
+                rows = range(*bounds[part])
+                yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
 
     def stream(
         self,
