@@ -276,7 +276,7 @@ def test_a_model_of_unknown_shape_is_placed(folder: Path, capsys: pytest.Capture
         (["small.rls"], "Missing argument 'FILE...'."),
         (["small.rlf", "small.rlf"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
         (["small.rlf", "small.rls", "small.rls"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
-        (["small.rlf", "--devices", "0"], "Invalid value for '--devices': 0 is not in the range x>=1."),
+        (["small.rlf", "--devices", "0"], "Invalid value for '--devices': 0 is not in the range 1<=x<=1048576."),
     ],
 )
 def test_a_wrong_command(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

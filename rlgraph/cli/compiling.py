@@ -102,7 +102,6 @@ def compile_(
     With a cluster, the fastest plan for it is searched for: what the schedule says is kept.
     """
     from rlgraph.api import compile, load_plan
-    from rlgraph.compilation.target import workload
 
     if visualize and visualize.endswith(".rlf"):
         # `--visualize FILE`: the option has no value, and click cannot know.
@@ -124,7 +123,12 @@ def compile_(
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with telling(form):
         schedule = schedules[0] if schedules else None
-        lengths = workload(prompt_tokens, response_tokens, kept)
+        lengths = None
+        if (prompt_tokens, response_tokens, kept) != (None, None, 1.0):
+            # It loads the cost model, which compiling does without where nothing is searched for.
+            from rlgraph.compilation.target import workload
+
+            lengths = workload(prompt_tokens, response_tokens, kept)
         if saved and (settings or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (
