@@ -2,6 +2,7 @@
 
     python benchmarks/controller.py
     python benchmarks/controller.py --actors 2 4 --steps 10
+    python benchmarks/controller.py --lag 1
     python benchmarks/controller.py --ranks
     python benchmarks/controller.py --ranks 257 1025 --block 64
 
@@ -10,6 +11,9 @@ the transformers engine; the host process comes on top.
 
     nobody    milliseconds of a step in which no process works: what the controller, Ray and the wait for them add
     share     of the step
+    late      milliseconds in which an actor is idle though all that its next work needs has been made, because it waits
+              for its order and rows: of the actor that does so longest, and the share of the step. With `--lag 1` steps
+              overlap, and this is what the controller costs: others work meanwhile
     driver    CPU milliseconds of the controller's process in a step, Ray's threads in it included
 
 The model is small, so the share says little of large ones; the milliseconds are the same for them.
@@ -52,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--steps", type=int, help="that are measured: 15, and 3 with `--ranks`")
+    parser.add_argument("--lag", type=int, default=0, help="steps that the weights that generate are behind")
     parser.add_argument("--ranks", type=int, nargs="*", help="count so many processes that answer at once")
     parser.add_argument("--block", type=int, default=0, help="of `--ranks`: rows that are streamed together")
     parser.add_argument("--out", default="", help="append the results to this file")
@@ -59,7 +64,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(actors: int, steps: int) -> dict[str, float]:
+def measured(actors: int, steps: int, lag: int) -> dict[str, float]:
     """The result of `peers/rlgraph_bench.py`."""
     half = actors // 2
     schedule = (
@@ -78,7 +83,9 @@ def measured(actors: int, steps: int) -> dict[str, float]:
             "--threads",
             "1",
             "--steps",
-            str(steps),
+            str(steps + lag),
+            "--lag",
+            str(lag),
             "--out",
             str(out),
         ]
@@ -140,15 +147,16 @@ def main() -> None:
     if options.ranks is not None:
         count(options)
         return
-    names = ("actors", "step ms", "nobody ms", "share", "driver ms", "samples/s", "host busy")
+    names = ("actors", "step ms", "nobody ms", "share", "late ms", "share", "driver ms", "samples/s", "host busy")
     if not options.json:
         print("".join(f"{name:>12}" for name in names))
     for actors in options.actors:
-        found = measured(actors, options.steps or 15)
-        step, nobody, driver = (1e3 * found[name] for name in ("step_s", "nobody_s", "driver_cpu_s"))
+        found = measured(actors, options.steps or 15, options.lag)
+        step, nobody, late, driver = (1e3 * found[name] for name in ("step_s", "nobody_s", "late_s", "driver_cpu_s"))
         if not options.json:
             print(
-                f"{actors:>12}{step:>12.1f}{nobody:>12.1f}{nobody / step:>12.1%}{driver:>12.1f}"
+                f"{actors:>12}{step:>12.1f}{nobody:>12.1f}{nobody / step:>12.1%}{late:>12.1f}"
+                f"{late / step:>12.1%}{driver:>12.1f}"
                 f"{found['samples_per_s']:>12.1f}{found['host_busy']:>12.2f}",
                 flush=True,
             )

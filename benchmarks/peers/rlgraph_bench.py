@@ -5,9 +5,10 @@ Ray.
     python rlgraph_bench.py --plan vllm-transformers-dp2 --steps 15
     python rlgraph_bench.py --plan my.rls
 
-On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add;
+On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add; `late_s` is
+that in which a process is idle though all that its next work needs has been made, of the process where it is most;
 `driver_cpu_s` is the CPU time of the controller's process, Ray's threads in it included. The first three steps do not
-count.
+count, nor the last ones, which have nothing ahead of them.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2, help="of each process")
+    parser.add_argument("--lag", type=int, default=0, help="steps that the weights that generate are behind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", default=None, help="write a timeline")
     parser.add_argument("--out", default="")
@@ -109,10 +111,16 @@ def main() -> None:
     toy.make_tokenizer().save_pretrained(folder)
     watch = Watch()
     changes = {"base": folder, "batch": options.prompts, "n": options.n, "tokens": options.new, "lr": options.lr}
-    text = plans().get(options.plan, options.plan) or None
-    trace = Path(options.trace or folder / "trace.json")
+    text = plans().get(options.plan) or (str(Path(options.plan).resolve()) if options.plan else None)
+    trace = Path(options.trace or folder / "trace.json").resolve()
     began = time.time()
-    made = rlgraph.compile(HERE / "toy_grpo.rlf", set=changes, schedule=text).run(
+    program = (HERE / "toy_grpo.rlf").read_text()
+    if options.lag:
+        program = program.replace("\nstep:\n", f"\nstep async(lag={options.lag}):\n")
+    out = options.out and Path(options.out).resolve()
+    # Files that a program in a text names are looked for where one is.
+    os.chdir(HERE)
+    made = rlgraph.compile(program, set=changes, schedule=text).run(
         options.steps,
         seed=options.seed,
         threads=options.threads,
@@ -147,7 +155,9 @@ def main() -> None:
         "train_s": seconds["train"],
         "sync_s": seconds["sync"],
         "rest_s": middle - seconds["generate"],
-        "nobody_s": clock.med(idle(trace)[SKIPPED:]),
+        "lag": options.lag,
+        "nobody_s": clock.med(idle(trace)[SKIPPED : len(watch.ends) - options.lag]),
+        "late_s": clock.med(late(trace)[SKIPPED : len(watch.ends) - options.lag]) if options.plan else 0.0,
         "driver_cpu_s": clock.med([b[2] - a[2] for a, b in pairs]),
         "open_s": watch.ends[0][0] - began - middle,
         "reward_curve": [round(row["reward"], 4) for row in made.metrics],
@@ -157,24 +167,82 @@ def main() -> None:
         "env": clock.stamp(),
     }
     print(json.dumps(result))
-    if options.out:
-        with open(options.out, "a") as file:
+    if out:
+        with open(out, "a") as file:
             file.write(json.dumps(result) + "\n")
+
+
+Slice = dict[str, Any]
+
+
+def steps(events: list[Slice]) -> list[tuple[float, float]]:
+    """From the end of one to the end of the next, in microseconds; the first one from its beginning."""
+    found = sorted((each["ts"] + each["dur"], each["ts"]) for each in events if each.get("cat") == "step")
+    ends = [end for end, _ in found]
+    return list(zip([found[0][1], *ends], ends, strict=False))
 
 
 def idle(trace: Path) -> list[float]:
     """For each step the seconds in which no process works."""
-    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
-    spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] != "step")
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in works(events))
     found = []
-    for step in (each for each in slices if each["cat"] == "step"):
-        free, now, end = 0.0, step["ts"], step["ts"] + step["dur"]
+    for now, end in steps(events):
+        free = 0.0
         for first, last in spans:
             if now < end and last > now:
                 free += max(0.0, min(first, end) - now)
                 now = last
         found.append((free + max(0.0, end - now)) / 1e6)
     return found
+
+
+def works(events: list[Slice]) -> list[Slice]:
+    return [each for each in events if each["ph"] == "X" and each["cat"] != "step"]
+
+
+def late(trace: Path) -> list[float]:
+    """For each step the seconds in which a process is idle though all that its next work needs has been made: of the
+    process, the host's not counted, that is longest so."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    tracks: dict[tuple[int, int], list[Slice]] = {}
+    for each in sorted(works(events), key=lambda each: each["ts"]):
+        tracks.setdefault((each["pid"], each["tid"]), []).append(each)
+    needed: dict[int, float] = {}
+    """When all that a work needs was there."""
+    for own in tracks.values():
+        end = 0.0
+        for each in own:
+            needed[id(each)], end = end, max(end, each["ts"] + each["dur"])
+    begun = {each["id"]: each for each in events if each["ph"] == "s"}
+    for to in (each for each in events if each["ph"] == "f"):
+        flow = begun[to["id"]]
+        source, target = (at(tracks[each["pid"], each["tid"]], each["ts"]) for each in (flow, to))
+        needed[id(target)] = max(needed[id(target)], source["ts"] + source["dur"])
+    syncs = [each for each in works(events) if each["cat"] == "sync"]
+    # Weights go when both ends are free.
+    free = {id(each): max(needed[id(other)] for other in syncs if near(each, other)) for each in syncs}
+    needed |= free
+    hosts = {each["pid"] for each in events if each["ph"] == "M" and each["args"].get("name") == "host"}
+    found = []
+    for begin, end in steps(events):
+        lost = [
+            sum(max(0.0, min(end, each["ts"]) - max(begin, needed[id(each)])) for each in own)
+            for track, own in tracks.items()
+            if track[0] not in hosts
+        ]
+        found.append(max(lost) / 1e6)
+    return found
+
+
+def near(one: Slice, other: Slice) -> bool:
+    """They begin in the same millisecond."""
+    return bool(abs(one["ts"] - other["ts"]) < 1e3)
+
+
+def at(own: list[Slice], time: float) -> Slice:
+    """What a process did then."""
+    return next(each for each in own if each["ts"] <= time + 1e-2 and time <= each["ts"] + each["dur"] + 1e-2)
 
 
 if __name__ == "__main__":
