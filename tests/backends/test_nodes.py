@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.rows import TableData
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
+from tests.engines.refreshing import Coming
 
 
 @pytest.fixture(scope="module")
@@ -390,6 +393,35 @@ def test_tokens_in_are_tokens_out(folder: Path, block: int | None) -> None:
     assert seen.metrics == pytest.approx(run_text(text, folder)[0].metrics, abs=1e-11)
     unknown = [token for table in tables for row in table.tokens for token in row if token in (0, 1, 2)]
     assert unknown, "special tokens, which no text holds, are in the rows"
+
+
+@pytest.mark.parametrize("span", ["token", "turn"])
+def test_episodes_go_on_with_newer_weights(folder: Path, span: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tokens, or between two turns only: each token is of the version that it says."""
+    text = AGENT.replace("step:", f"step async(staleness=2, span={span}):")
+    run = Run(compile_text(text.replace("TURNS", "4").replace("MOST", "20").replace("TEMP", "1.0")), folder)
+    engine: Any = run.backend.session.models["actor"].engine
+    states = [{name: tensor * scale for name, tensor in engine.state().items()} for scale in (1.0, 0.9, 0.8)]
+    # Within the turns of an episode it asks for each token, or for each turn of rows with as much room.
+    coming = Coming(lambda version: engine.load_state(states[version]), after=(3, 8) if span == "token" else (1, 3))
+    frame = run.backend.frame
+    monkeypatch.setattr(run.backend, "frame", lambda *step: replace(frame(*step), refresh=coming))
+    tables: list[TableData] = []
+    run.also = lambda node, frame: tables.append(frame.values[node.name]) if node.op == "interact" else None
+    run.steps(1)
+    [table] = tables
+    assert table.sequences is not None
+    logprobs, versions = table.columns["logprobs"], table.columns["version"]
+    assert set(versions.tolist()) == {0, 1, 2}
+    for version, state in enumerate(states):
+        engine.load_state(state)
+        mine = versions == version
+        with torch.no_grad():
+            torch.testing.assert_close(logprobs[mine], engine.logprobs(table.sequences)[mine], rtol=0, atol=1e-12)
+    # What stands between two actions is the environment's.
+    turns = (table.sequences.scored.int().diff(prepend=torch.zeros(1)) == 1).cumsum(0)[table.sequences.scored]
+    kept = [len(set(versions[turns == turn].tolist())) for turn in turns.unique().tolist()]
+    assert (max(kept) > 1) == (span == "token")
 
 
 def test_the_frame_that_a_watcher_sees_is_whole(folder: Path) -> None:
