@@ -243,9 +243,9 @@ class _Checker:
             if any(after <= before for before, after in pairwise(versions)):
                 what = f"of `{key}` has tokens of versions {_listed(versions)}, one behind the other"
                 self.fault(step, [row], what, "within a row versions rise")
-            elif len(versions) > 1 and node.attr("span", "row") == "row":
+            elif len(versions) > 1 and attr(node, "span") == "row":
                 what = f"of `{key}` has tokens of versions {_listed(versions)}"
-                self.fault(step, [row], what, "the program grants a row one version: it has no `span=`")
+                self.fault(step, [row], what, "the program grants a row one version, unless it says `span=`")
         each = rows_each(node)
         for group, count in groups.items() if each > 1 else ():
             if count != each:

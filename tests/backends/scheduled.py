@@ -7,8 +7,11 @@ from pathlib import Path
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.steps import StepResult
 from rlgraph.dsl.schedule import operations
 from rlgraph.ir.graph import Program
+from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.trace_check import TraceCheck, check_trace
 
 
 def compiled(text: str, changes: Mapping[str, str], schedule: str, folder: Path) -> Compiled:
@@ -36,3 +39,13 @@ def apart(program: Program) -> str:
         for pool, work in pools.items()
         if work
     )
+
+
+def traced(made: Compiled, steps: list[StepResult], path: Path) -> TraceCheck:
+    """What the checker says of them."""
+    run = RunFolder.at(path)
+    run.begin("", made.text(), {})
+    for step in steps:
+        run.step({"step": step.number}, step.trace)
+    run.close()
+    return check_trace(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduled import compiled
+from scheduled import compiled, traced
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
@@ -19,8 +19,6 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import StepResult
-from rlgraph.runs.folder import RunFolder
-from rlgraph.runs.trace_check import TraceCheck, check_trace
 
 STEPS = 6
 
@@ -44,7 +42,7 @@ BODIES = {
     "plain": """
     rollout = actor.generate(prompts, n=3, max_tokens=5)
     score   = rollout.length / 5
-    keep rollout where score > 0.1
+    keep rollout where score > 0.3
 """,
     "carry": """
     collect prompts(5):
@@ -108,16 +106,6 @@ def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyP
         return list(backend.steps(STEPS))
     finally:
         backend.close()
-
-
-def traced(made: Compiled, steps: list[StepResult], path: Path) -> TraceCheck:
-    """What the checker says of them."""
-    run = RunFolder.at(path)
-    run.begin("", made.text(), {})
-    for step in steps:
-        run.step({"step": step.number}, step.trace)
-    run.close()
-    return check_trace(path)
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -3,22 +3,24 @@ digits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray.util")
 
-from scheduled import compiled
-from test_traces import traced
+from scheduled import compiled, traced
 from tiny import EPS, compile_text, data_folder, weights
 
+from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.ir.graph import Node
+from rlgraph.runs.trace_check import TraceCheck
 
 STEPS = 5
 PROGRAM = f"""
@@ -118,21 +120,43 @@ def late(prompts, completions):
 
 def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(cluster: None, tmp_path: Path) -> None:
     """Whatever takes how long: two models keep the weights of one and of two steps ago."""
-    settings = Settings(folder=data_folder(tmp_path))
+    rows = tmp_path / "rows"
+    settings = Settings(folder=data_folder(tmp_path), record=rows)
     (tmp_path / "late.py").write_text(LATE)
     made = compiled(BOUND, {}, SCHEDULE.replace("ref, target", "before, first"), tmp_path)
     fires = Fires()
-    backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
-    try:
-        found = [step.metrics for step in backend.steps(8)]
-    finally:
-        backend.close()
+    with recording(rows, made.name, 0):
+        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
+        try:
+            steps = list(backend.steps(8))
+        finally:
+            backend.close()
+    found = [step.metrics for step in steps]
     assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 8
     assert max(metrics["age"] for metrics in found) > 0, "rows were made while others were trained on"
     for metrics in found:
         assert metrics["gap"] < 1e-12
         assert (metrics["far"] > 1e-6) == (metrics["age"] > 0)
+    checked = checked_and_replayed(made, steps, replace(settings, record=None, replay=rows), tmp_path, 1e-12)
+    assert checked.trained == 8 * 15 and max(checked.ages) == max(metrics["age"] for metrics in found)
+
+
+def checked_and_replayed(
+    made: Compiled, steps: list[StepResult], settings: Settings, path: Path, bound: float
+) -> TraceCheck:
+    """What the checker says of a run: it accepts it, and what a replay in one process reports is the same."""
+    checked = traced(made, steps, path / "run")
+    assert checked.accepted, [each.render() for each in checked.diagnostics]
+    local = LocalBackend(made.program, settings)
+    try:
+        again = list(local.steps(len(steps)))
+    finally:
+        local.close()
+    for one, other in zip(again, steps, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=0, abs=bound)
+    assert traced(made, again, path / "again") == checked
+    return checked
 
 
 SPANNING = """
@@ -190,12 +214,4 @@ refresh actor on play(by=reread)
     for metrics in found:
         assert metrics["gap"] < 1e-5
         assert (metrics["far"] > 1e-3) == (metrics["age"] > 0)
-    accepted = traced(made, steps, tmp_path / "run")
-    assert accepted.accepted, [each.render() for each in accepted.diagnostics]
-    local = LocalBackend(made.program, Settings(folder=folder, replay=recorded))
-    try:
-        again = [step.metrics for step in local.steps(7)]
-    finally:
-        local.close()
-    for one, other in zip(again, found, strict=True):
-        assert one == pytest.approx(other, rel=0, abs=1e-5)
+    checked_and_replayed(made, steps, Settings(folder=folder, replay=recorded), tmp_path, 1e-5)
