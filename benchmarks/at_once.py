@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,9 @@ class AtOnce(Processes):
     def get(self, references: Sequence[Any], request: Request, beside: Sequence[Any] = ()) -> list[Any]:
         return [each() if callable(each) else each for each in references]
 
+    def first(self, references: Sequence[Any], beside: Sequence[Any] = ()) -> int:
+        return 0
+
     def handle(self, who: Address) -> Any:
         return who
 
@@ -165,8 +169,8 @@ class AtOnce(Processes):
     def _in_parts(self, order: RankOrder, senders: int) -> Iterator[Receipt]:
         unit = self.nodes[order.node].unit
         assert unit is not None and unit.axis is not None
-        for _, rows in order.parts:
-            yield self._receipt(order, senders, {unit.axis: rows})
+        for part, (_, rows) in enumerate(order.parts):
+            yield replace(self._receipt(order, senders, {unit.axis: rows}), part=part)
             senders = 0
 
     def _receipt(self, order: RankOrder, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
