@@ -59,9 +59,9 @@ def handed_on(graph: Graph) -> list[bool]:
         own = any(begins.get(value.name, False) for value in node.outputs)
         found.append(own)
         by_rows = node.unit is not None and node.unit.axis is not None
-        works = NODES[node.op].with_model or bool(NODES[node.op].foreign)
+        works = by_rows and (own or NODES[node.op].with_model or bool(NODES[node.op].foreign))
         for name in node.inputs:
-            begins[name] = begins.get(name, False) or (by_rows and (works or own))
+            begins[name] = begins.get(name, False) or works
     return found[::-1]
 
 

@@ -22,7 +22,7 @@ from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
-from rlgraph.ops import NODES
+from rlgraph.ops import work_of
 
 
 @dataclass
@@ -87,7 +87,7 @@ class _Task:
     @property
     def changes_a_model(self) -> bool:
         """Or begins to, with gradients that are added up."""
-        return NODES[self.node.op].trains or any(is_model(value.type) for value in self.node.outputs)
+        return work_of(self.node.op) == "trains" or any(is_model(value.type) for value in self.node.outputs)
 
 
 Await = Callable[[Node], bool]

@@ -144,6 +144,7 @@ class VllmEngine:
         missing = [last - first for first, last in bounds]
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
+        yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
         for sample in self.stream(prompts, n, sampling, row_keys, refresh, known):
             ended[sample.row] = sample
             part = int(part_of[sample.row])
