@@ -32,6 +32,8 @@ class RayTransport:
         self.plan, self.processes = plan, processes
         self.dispatch = Dispatch(program, processes, queues, observer, notes)
         self.transfers = Transfers(plan, processes, queues, observer)
+        self._forgetting: Calls[None] | None = None
+        """Of the last step that is over: its rows."""
 
     def fire(self, order: Order) -> Made:
         return self.dispatch.fire(order)
@@ -56,6 +58,8 @@ class RayTransport:
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.dispatch.finish(step)
+        if self._forgetting is not None:
+            self._forgetting.get("the end of the step before")
         needed, calls = live(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
             for copy in copies(group):
@@ -63,7 +67,8 @@ class RayTransport:
                 if copy[1]:
                     # What they make nobody reads.
                     calls.others(copy, Worker.retain, step, [])
-        calls.get("the end of the step")
+        # The next step does not wait for it: the answers are taken at its end.
+        self._forgetting = calls
         return {}
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
