@@ -3,6 +3,7 @@ pickles are those of a run on Ray, and there are as many processes as one likes.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import tempfile
 import time
@@ -95,6 +96,7 @@ class AtOnce(Processes):
         """CPU time of the answers: it is not the controller's."""
         self._layouts: dict[tuple[str, int], bytes] = {}
         self._parts: dict[Address, Iterator[Receipt]] = {}
+        self._turn = itertools.count()
 
     def call(self, who: Address, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self._count(method.__name__, args, named)
@@ -120,7 +122,8 @@ class AtOnce(Processes):
         return [each() if callable(each) else each for each in references]
 
     def first(self, references: Sequence[Any], beside: Sequence[Any] = ()) -> int:
-        return 0
+        # All are as fast: they tell of their parts in turn.
+        return next(self._turn) % len(references)
 
     def handle(self, who: Address) -> Any:
         return who
