@@ -33,8 +33,8 @@ from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Here, Predictor
 from rlgraph.cost.tasks import Workload
-from rlgraph.dsl.schedule import operations
 from rlgraph.ops import work_of
+from rlgraph.ops.work import operations
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observed
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet

@@ -395,6 +395,10 @@ def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None
     for arguments, hint in (
         (("run", "a.rlf", "--resume"), []),
         (("run", "a.rlf", "--stepz", "3"), ["Did you mean '--steps'?"]),
+        (
+            ("simulate", "a.rlf", "--schedule", "b.rls"),
+            ["It stands by itself: `rlgraph simulate [OPTIONS] FILE [SCHEDULE]`."],
+        ),
         (("check", "a.rlf", "--seed", "1"), ["It is one of `rlgraph run`, `rlgraph simulate`."]),
     ):
         code, _, err = told(capsys, *arguments)

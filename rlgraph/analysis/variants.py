@@ -11,7 +11,7 @@ from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
 from rlgraph.cost.lengths import Lengths
-from rlgraph.dsl.schedule import Placement
+from rlgraph.ir.schedule import Placement
 from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question
 

@@ -80,8 +80,13 @@ def _invoked(arguments: list[str]) -> int:
 def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
     """Suggests an option only if its name is near, and says so where another command has the one that was asked for."""
     wanted = error.option_name
-    here = [name for parameter in (error.ctx.command.params if error.ctx else ()) for name in parameter.opts]
-    near = closest(wanted.lstrip("-"), [name.lstrip("-") for name in here])
+    parameters = error.ctx.command.params if error.ctx else []
+    if any(isinstance(each, click.Argument) and each.name == wanted.lstrip("-") for each in parameters):
+        assert error.ctx is not None
+        usage = " ".join([error.ctx.command_path, *error.ctx.command.collect_usage_pieces(error.ctx)])
+        return click.NoSuchOption(wanted, f"{error.message} It stands by itself: `{usage}`.", ctx=error.ctx)
+    options = [name.lstrip("-") for each in parameters if isinstance(each, click.Option) for name in each.opts]
+    near = closest(wanted.lstrip("-"), options)
     others = [
         f"`rlgraph {name}`"
         for name, command in rlgraph.commands.items()

@@ -9,13 +9,14 @@ from typing import Any
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
-from rlgraph.dsl.schedule import Schedule, operations
 from rlgraph.enginespec.registry import engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
+from rlgraph.ir.schedule import Schedule
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
+from rlgraph.ops.work import operations
 from rlgraph.placement.choose import Choice, Question, choose
 
 

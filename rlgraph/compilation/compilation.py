@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rlgraph.compilation.saved import PlanFile, Sections
-from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import Diagnostic, Source, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
+from rlgraph.ir.schedule import Schedule
 from rlgraph.notation.text import print_program
 from rlgraph.passes.pipeline import Stage
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.dsl.schedule import Schedule, code, operations
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, counted
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
+from rlgraph.ir.schedule import Schedule
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.ops.work import code, operations
 from rlgraph.placement.place import Machine, Shapes, place
 
 _SPECIAL = 3

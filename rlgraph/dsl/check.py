@@ -17,12 +17,13 @@ from rlgraph.dsl.expressions import evaluate
 from rlgraph.dsl.lints import allowed, lint
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import phases
-from rlgraph.dsl.schedule import Schedule, check_schedule
+from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, StateName, Stop, Wrong
 from rlgraph.dsl.training import chosen_inside
 from rlgraph.dsl.use import Read, assemble
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
 from rlgraph.ir.graph import Outside, Program, Record
+from rlgraph.ir.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,112 +1,23 @@
-"""Schedules: where a program's work runs, as far as the user says it; the compiler chooses the rest.
-
-A schedule is an `.rls` file, or the block `schedule:` of a program. It changes no result.
-"""
+"""Schedules are checked: an `.rls` file, or the block `schedule:` of a program."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.enginespec.registry import axes, engines, faults
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
-from rlgraph.ir.graph import Graph, Program
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
+from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.types import Table, Type, is_model
-from rlgraph.ops import MODEL_OPERATIONS, NODES, code_of
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Devices, or cpus on which functions and environments run."""
-
-    name: str
-    devices: int
-    cpus: int = 0
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """`actor.train`, or `actor`: all work of the model that is not placed by itself. A function of the user's is
-    known by its name, which stands for a model's."""
-
-    model: str
-    operation: str | None = None
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-
-    def __str__(self) -> str:
-        return f"{self.model}.{self.operation}" if self.operation else self.model
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Work that runs on a pool; what is None the compiler chooses."""
-
-    work: tuple[Work, ...]
-    pool: str
-    engine: str | None = None
-    sizes: tuple[tuple[str, int], ...] = ()
-    """Of the mesh's axes, as far as they are said."""
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-    spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
-    """Where each option stands."""
-
-    def splits(self) -> dict[str, int]:
-        """How its models are split, as far as that is said."""
-        return dict(self.sizes)
-
-    def at(self, option: str) -> Span:
-        """Where an option stands; the whole line if it is not there."""
-        return dict(self.spans).get(option, self.span)
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A table whose rows travel in blocks, before the batch is complete."""
-
-    table: str
-    block: int
-    """Rows."""
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """How a model's weights travel to those who need them on a pool."""
-
-    model: str
-    pool: str
-    delta: bool = False
-    """Only what changed."""
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """How new weights of a model come to a pool that samples with it."""
-
-    model: str
-    pool: str
-    reread: bool = False
-    """Rows that have not ended are read again with them; otherwise they end first."""
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    pools: tuple[Pool, ...] = ()
-    placements: tuple[Placement, ...] = ()
-    streams: tuple[Stream, ...] = ()
-    sends: tuple[Send, ...] = ()
-    refreshes: tuple[Refresh, ...] = ()
-    span: Span = field(default=NO_SPAN, compare=False, repr=False)
-    """Of its head; that of no text if the user gave none."""
+from rlgraph.ir.schedule import Placement, Pool, Refresh, Schedule, Send, Stream, Work
+from rlgraph.ir.types import Table, is_model
+from rlgraph.ops import MODEL_OPERATIONS, NODES
+from rlgraph.ops.work import code, operations
 
 
 def check_schedule(
@@ -125,35 +36,6 @@ def check_schedule(
 
 def _place(found: Diagnostic) -> tuple[int, int]:
     return found.span.line, found.span.column
-
-
-def operations(program: Program) -> dict[str, set[str]]:
-    """The work that a program does with each of its models."""
-    found: dict[str, set[str]] = {model.name: set() for model in program.models}
-    for phase in program.phases:
-        for model, operation in _work(phase.graph, phase.graph.values(), ""):
-            found[model].add(operation)
-    return found
-
-
-def code(program: Program) -> dict[str, bool]:
-    """The user's functions and environments, and whether the program runs each."""
-    run = {code_of(node) for _, node in program.walk()}
-    return {each.name: each.name in run for each in program.outside if each.kind in ("func", "env")}
-
-
-def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:
-    for node in graph.nodes:
-        held = types[node.inputs[0]] if node.inputs else None
-        inner = training
-        if held and is_model(held) and NODES[node.op].with_model:
-            # What the trained model computes for its own loss is part of the training.
-            trains = NODES[node.op].trains
-            inner = held.name if trains else training
-            if trains or held.name != training:
-                yield held.name, node.op
-        for region in node.regions:
-            yield from _work(region, types, inner)
 
 
 class _Checker(Reporter):

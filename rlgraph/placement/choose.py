@@ -13,10 +13,10 @@ from rlgraph.clusters.cluster import Cluster
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Workload, main_step, tasks
-from rlgraph.dsl.schedule import Placement, Pool, Schedule, Work
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
+from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Option, Options

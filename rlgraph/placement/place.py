@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.dsl.schedule import Placement, Refresh, Schedule, Send, code, operations
 from rlgraph.enginespec.legal import held, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
@@ -30,11 +29,13 @@ from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
+from rlgraph.ops.work import code, operations
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from rlgraph.dsl.schedule import code, operations
 from rlgraph.enginespec.registry import engine, engines
 from rlgraph.errors import nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
+from rlgraph.ops.work import code, operations
 from rlgraph.placement.place import updates
 
 Problem = tuple[tuple[str | int, ...], str, str, str]

@@ -25,10 +25,10 @@ from typing import Any
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.programs import decoded, open_file, whole
 from rlgraph.compilation.saved import Origin, PlanFile
-from rlgraph.dsl.schedule import Schedule
 from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import VERSION, Plan
+from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.notation.parse import parse_program
 from rlgraph.notation.text import print_program

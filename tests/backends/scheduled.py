@@ -8,8 +8,8 @@ from pathlib import Path
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.steps import StepResult
-from rlgraph.dsl.schedule import operations
 from rlgraph.ir.graph import Program
+from rlgraph.ops.work import operations
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.trace_check import TraceCheck, check_trace
 

@@ -17,7 +17,7 @@ from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
-from rlgraph.dsl.schedule import Placement
+from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options

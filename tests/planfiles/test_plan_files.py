@@ -21,13 +21,13 @@ from programs_on_disk import write_tiny
 import rlgraph
 from rlgraph.cli import status
 from rlgraph.compilation.saved import Origin, PlanFile
-from rlgraph.dsl.schedule import code, operations
 from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.notation.text import print_program
+from rlgraph.ops.work import code, operations
 from rlgraph.planfiles.file import print_plan_file, read_plan_file
 from rlgraph.planfiles.format import ranges
 

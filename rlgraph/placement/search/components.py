@@ -9,11 +9,12 @@ from typing import Literal
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
-from rlgraph.dsl.schedule import Placement, Schedule, operations
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
+from rlgraph.ir.schedule import Placement, Schedule
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
+from rlgraph.ops.work import operations
 from rlgraph.placement.place import Shapes, config_of
 
 

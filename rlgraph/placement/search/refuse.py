@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
-from rlgraph.dsl.schedule import Schedule
 from rlgraph.enginespec.registry import axes
 from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
+from rlgraph.ir.schedule import Schedule
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.problem import Problem

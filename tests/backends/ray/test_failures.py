@@ -27,11 +27,11 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
-from rlgraph.dsl.schedule import operations
 from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
+from rlgraph.ops.work import operations
 
 ray = pytest.importorskip("ray")
 

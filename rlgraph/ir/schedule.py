@@ -1,0 +1,95 @@
+"""What the user says about where a program runs; the compiler chooses the rest. It changes no result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlgraph.errors import NO_SPAN, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices, or cpus on which functions and environments run."""
+
+    name: str
+    devices: int
+    cpus: int = 0
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`actor.train`, or `actor`: all work of the model that is not placed by itself. A function of the user's is
+    known by its name, which stands for a model's."""
+
+    model: str
+    operation: str | None = None
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.operation}" if self.operation else self.model
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Work that runs on a pool; what is None the compiler chooses."""
+
+    work: tuple[Work, ...]
+    pool: str
+    engine: str | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Of the mesh's axes, as far as they are said."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
+    """Where each option stands."""
+
+    def splits(self) -> dict[str, int]:
+        """How its models are split, as far as that is said."""
+        return dict(self.sizes)
+
+    def at(self, option: str) -> Span:
+        """Where an option stands; the whole line if it is not there."""
+        return dict(self.spans).get(option, self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A table whose rows travel in blocks, before the batch is complete."""
+
+    table: str
+    block: int
+    """Rows."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """How a model's weights travel to those who need them on a pool."""
+
+    model: str
+    pool: str
+    delta: bool = False
+    """Only what changed."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """How new weights of a model come to a pool that samples with it."""
+
+    model: str
+    pool: str
+    reread: bool = False
+    """Rows that have not ended are read again with them; otherwise they end first."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    pools: tuple[Pool, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    sends: tuple[Send, ...] = ()
+    refreshes: tuple[Refresh, ...] = ()
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    """Of its head; that of no text if the user gave none."""
