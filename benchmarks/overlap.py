@@ -3,14 +3,18 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
 
     python benchmarks/overlap.py
     python benchmarks/overlap.py --lags 0 1 --steps 20 --epochs 2
+    python benchmarks/overlap.py --blocks 0 256 --prompts 256
     python benchmarks/overlap.py --json
     rlgraph profile here.json && python benchmarks/overlap.py --calibration here.json
 
     step       seconds of a step in steady state, from the end of one to the end of the next, the median
     generate   seconds in which the process that generates is at work in it; train: the same
     slower     the slower one's share of the step: 100% is all that overlap can do
-    speedup    samples a second, beside those without a lag
+    speedup    samples a second, beside those of the first line
     predicted  seconds of a step by the simulator, with a calibration of this machine, and their error
+
+With `--blocks` no step overlaps another: a reward model on a process of its own scores the rows, which are streamed in
+blocks of so many; 0 does not stream them. vLLM decodes 256 rows together, so that a batch of more ends in parts.
 
 Batch, answers and passes over the rows are such that both take about as long on two cores (`--new`, `--epochs`). Two
 processes on two cores: leave the machine alone meanwhile.
@@ -44,7 +48,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHO
 SKIPPED = 4
 """Steps at the beginning: lazy initialisation, and nothing that is ahead."""
 
-COLUMNS = ("lag", "step", "generate", "train", "slower", "speedup", "predicted")
+COLUMNS = ("step", "generate", "train", "slower", "speedup", "predicted")
+
+JUDGE = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6}
+"""Such that it takes about as long to score the rows as to sample them."""
 
 SCHEDULE = """schedule toy_grpo
 pool learn = 1 devices
@@ -57,6 +64,7 @@ place actor.generate on play(engine={generates})
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--blocks", type=int, nargs="*", help="stream in blocks of so many rows; in place of lags")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples per prompt")
@@ -80,32 +88,50 @@ def program(lag: int, epochs: int) -> str:
     return f"{head}\n{how}\n{before}{loop}\n    report{report}"
 
 
-def measured(options: argparse.Namespace, folder: Path, lag: int) -> dict[str, Any]:
+def judged() -> str:
+    """The toy GRPO with a reward model, which its rule is added to."""
+    text = (HERE / "peers" / "toy_grpo.rlf").read_text()
+    model = "model judge  = frozen(reward_lm(judged))\n"
+    text = text.replace("\nmodel actor", '\nparam judged = "judge"\n\nmodel actor').replace(
+        "data prompts", model + "data prompts"
+    )
+    return text.replace("wanted(rollout)", "wanted(rollout) + judge.score(rollout)")
+
+
+def measured(options: argparse.Namespace, folder: Path, what: str, size: int) -> dict[str, Any]:
+    """what: `lag` or `block`."""
     import rlgraph
 
-    trace = folder / f"trace-{lag}.json"
+    trace = folder / f"trace-{what}-{size}.json"
+    lag = size if what == "lag" else 0
     changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
+    schedule = SCHEDULE.format(generates=options.generates)
+    if what == "lag":
+        text = program(lag, options.epochs)
+    else:
+        text, changes["judged"] = judged(), folder / "judge"
+        schedule += "pool bench = 1 devices\nplace judge on bench(engine=transformers)\n"
+        schedule += f"stream rollout(block={size})\n" if size else ""
     # Files that a program in a text names are looked for where one is.
     with chdir(HERE / "peers"):
-        text = program(lag, options.epochs)
-        made = rlgraph.compile(text, set=changes, schedule=SCHEDULE.format(generates=options.generates))
+        made = rlgraph.compile(text, set=changes, schedule=schedule)
         run = made.run(options.steps, threads=1, progress=False, trace=trace, backend="ray")
     slices = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
     ends = sorted(each["ts"] + each["dur"] for each in slices if each["cat"] == "step")
     # The last steps have nothing ahead of them.
     windows = list(pairwise(ends))[SKIPPED - 1 : len(ends) - 1 - lag]
 
-    def busy(operation: str) -> float:
-        works = [(each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] == operation]
+    def busy(*operations: str) -> float:
+        works = [(each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] in operations]
         return median(
             sum(max(0.0, min(last, end) - max(first, start)) for first, last in works) / 1e6 for start, end in windows
         )
 
     step = median(end - start for start, end in windows) / 1e6
-    found = {"generate_s": busy("generate"), "train_s": busy("train")}
+    found = {"generate_s": busy("generate"), "train_s": busy("train", "accumulate", "apply")}
     return {
         "what": "overlap",
-        "lag": lag,
+        what: size,
         "step_s": step,
         **found,
         "slower": max(found.values()) / step,
@@ -136,26 +162,31 @@ def predicted(options: argparse.Namespace, made: Compiled) -> float:
 
 def main() -> None:
     options = arguments()
-    if options.steps < SKIPPED + max(options.lags) + 2:
-        sys.exit(f"take {SKIPPED + max(options.lags) + 2} steps or more: the first and the last ones do not count")
+    what, sizes = ("lag", options.lags) if options.blocks is None else ("block", options.blocks)
+    fewest = SKIPPED + 2 + (max(sizes) if what == "lag" else 0)
+    if options.steps < fewest:
+        sys.exit(f"take {fewest} steps or more: the first and the last ones do not count")
     import toy
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         toy.make_model(0).save_pretrained(folder / "model")
-        toy.make_tokenizer().save_pretrained(folder / "model")
+        toy.make_model(1, **JUDGE).save_pretrained(folder / "judge")
+        for model in ("model", "judge"):
+            toy.make_tokenizer().save_pretrained(folder / model)
+        columns = (what, *COLUMNS)
         if not options.json:
-            print("".join(f"{each:>12}" for each in COLUMNS[: 7 if options.calibration else 6]))
+            print("".join(f"{each:>12}" for each in columns[: 7 if options.calibration else 6]))
         first: float | None = None
-        for lag in options.lags:
-            found = measured(options, folder, lag)
+        for size in sizes:
+            found = measured(options, folder, what, size)
             first = first or found["samples_per_s"]
             if options.json:
                 print(json.dumps(found), flush=True)
                 continue
             told = found["predicted_s"]
             print(
-                f"{lag:>12}{found['step_s']:>10.2f} s{found['generate_s']:>10.2f} s{found['train_s']:>10.2f} s"
+                f"{size:>12}{found['step_s']:>10.2f} s{found['generate_s']:>10.2f} s{found['train_s']:>10.2f} s"
                 f"{found['slower']:>12.0%}{found['samples_per_s'] / first:>11.2f}x"
                 + (f"{told:>10.2f} s, {told / found['step_s'] - 1:+.0%}" if told else ""),
                 flush=True,
