@@ -3,7 +3,7 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
 
     python benchmarks/overlap.py
     python benchmarks/overlap.py --lags 0 1 --steps 20 --epochs 2
-    python benchmarks/overlap.py --blocks 0 256 --prompts 256
+    python benchmarks/overlap.py --blocks 0 64 --n 8
     python benchmarks/overlap.py --json
     rlgraph profile here.json && python benchmarks/overlap.py --calibration here.json
 
