@@ -86,9 +86,9 @@ class Placed(Steps):
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
-        with self.weights.lent(model, group, node, frame.step, self._refreshes(node, model, group)) as version:
-            order = Order(node, frame, group, version, self._refreshes(node, model, group))
-            yield from self.transport.parts(order, sizes)
+        refreshes = self._refreshes(node, model, group)
+        with self.weights.lent(model, group, node, frame.step, refreshes) as version:
+            yield from self.transport.parts(Order(node, frame, group, version, refreshes), sizes)
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]

@@ -101,7 +101,7 @@ class Dispatch:
         """The same, by who has the pool, or a place of it."""
         node, group = order.node, order.group
         [number] = self._numbers(1)
-        copies, wanted = self.copies(group), needs(node, order.frame, self.axes, notes=self.notes.wanted)
+        copies, wanted = self.copies(group), self.needs(order)
         sent = [
             (copy, frame is None, each)
             for copy, frame in frames.items()
@@ -175,11 +175,7 @@ class Dispatch:
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         """Parts are dealt to the group's copies in turn."""
         node, frame, group = order.node, order.frame, order.group
-        axis, copies, wanted = (
-            split_axis(node),
-            self.copies(group),
-            needs(node, frame, self.axes, notes=self.notes.wanted),
-        )
+        axis, copies, wanted = split_axis(node), self.copies(group), self.needs(order)
         assert axis is not None
         numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
@@ -227,6 +223,10 @@ class Dispatch:
                 left = [own for own in left if own]
                 yield index, self.made(node, numbers[index], receipt, who)
             self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
+
+    def needs(self, order: Order) -> Needs:
+        """Of an order, whoever does it."""
+        return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
     def _numbers(self, count: int) -> list[int]:
         """For so many pieces of work."""

@@ -169,14 +169,15 @@ def under_way(works: Iterable[Work], began: float, ended: float) -> float:
 def untrained(works: Iterable[Work], began: float, ended: float) -> float:
     """Rows that are being sampled, or were and wait until their step begins to train on them, on average over this
     time. They begin when it is said which weights sample, and these may have to be brought first."""
-    works = list(works)
+    # Not all works are nodes: there are transfers of weights.
+    known = [(work, NODES[work.op]) for work in works if work.op in NODES]
     taken: dict[int, float] = {}
-    for work in works:
-        if work.op in NODES and NODES[work.op].trains:
+    for work, op in known:
+        if op.trains:
             taken[work.step] = min(work.start, taken.get(work.step, work.start))
     waited = 0.0
-    for work in works:
-        if work.op in NODES and NODES[work.op].generates:
+    for work, op in known:
+        if op.generates:
             brought = work.input if work.input is not None and work.input.op == "sync" else work
             waited += work.rows * max(
                 0.0, min(taken.get(work.step, ended), ended) - max(min(brought.fired, work.start), began)

@@ -22,7 +22,7 @@ from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.errors import RlgraphError, RunError
+from rlgraph.errors import Diagnostic, RlgraphError, RunError
 from rlgraph.passes.accumulate import trainings
 
 USER = '''
@@ -120,15 +120,21 @@ def _pids(backend: RayBackend) -> list[int]:
     return processes.ask(Request(tuple(who), "its number"), Worker.pid)
 
 
-def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compiled, backend: RayBackend) -> None:
-    (made.folder / "raise").touch()
+def _raised(made: Compiled, backend: RayBackend, asked: str) -> Diagnostic:
+    """What is said where the user's code raises, as a file asks it to."""
+    (made.folder / asked).touch()
     try:
         with pytest.raises(RunError) as failed:
             list(backend.steps(3))
     finally:
-        (made.folder / "raise").unlink()
+        (made.folder / asked).unlink()
         backend.transport.processes.go_on()
     (found,) = failed.value.diagnostics
+    return found
+
+
+def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compiled, backend: RayBackend) -> None:
+    found = _raised(made, backend, "raise")
     assert found.code == "E0726"
     assert found.message.startswith("`slow` raised LookupError: no answer is known, on prompts row 5 (pass 2), sample ")
     assert found.span.text == 'python("user.py:slow", workers=2)'
@@ -136,14 +142,7 @@ def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compil
 
 
 def test_an_exception_of_the_environment_does(made: Compiled, backend: RayBackend) -> None:
-    (made.folder / "raise-in-step").touch()
-    try:
-        with pytest.raises(RunError) as failed:
-            list(backend.steps(3))
-    finally:
-        (made.folder / "raise-in-step").unlink()
-        backend.transport.processes.go_on()
-    (found,) = failed.value.diagnostics
+    found = _raised(made, backend, "raise-in-step")
     assert found.code == "E0726"
     assert found.message.startswith("`Longer` raised LookupError: nothing to do, on tasks row 5 (pass 2), sample ")
     assert ", in turn 1" in found.message
