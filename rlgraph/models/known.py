@@ -20,6 +20,11 @@ def known(name: str) -> Mapping[str, Any] | None:
     return _table()[found] if isinstance(found, str) else found
 
 
+def names() -> tuple[str, ...]:
+    """Of the models that are well known."""
+    return tuple(_table())
+
+
 def find_config(source: str) -> Mapping[str, Any] | None:
     """The configuration of a model source: a local folder's; else of the files that the hub's client has stored here;
     else what is known of the name. None if there is none. A file that cannot be read raises UnsupportedModel."""

@@ -1,0 +1,218 @@
+"""How far what is predicted lies from what others have measured and published.
+
+    python benchmarks/accuracy.py
+    python benchmarks/accuracy.py --rows mine.csv
+    python benchmarks/accuracy.py --json
+
+Each row of the file is one measurement: a model on some devices, a kind of work, and what it took. Of its columns a
+program, a schedule and a cluster are written (`measured.py`), which the simulator steps with the default constants
+of the cost model. Nothing is run, and no GPU is needed. A row that cannot be written so is listed with the reason.
+
+The file that is measured against by itself is `accuracy/measured.csv`, where each row has its source. Any other file
+with its columns will do: id, model, gpu, phase, engine, value and unit have to be there; nodes, gpus, tp, pp, dp, ep,
+prompt_len, response_len, batch, micro_batch, dtype, source and notes may be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import rlgraph
+from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
+from rlgraph.analysis.simulate import model_configs, simulate, simulated
+from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.target import workload
+from rlgraph.cost.constants import defaults
+from rlgraph.cost.predict import Predictor
+from rlgraph.errors import ProgramError
+from rlgraph.ir.plan import Holding
+from rlgraph.ops import work_of
+
+MEASURED = Path(__file__).resolve().parent / "accuracy" / "measured.csv"
+NEAR = 0.2
+"""An error that is still near."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row, what is predicted for it, and how far off that is."""
+
+    row: Row
+    experiment: Experiment
+    predicted: float
+    """Seconds, as `experiment.measured`."""
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.1 where a tenth too much is predicted."""
+        return self.predicted / self.experiment.measured - 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.row.id,
+            "group": self.experiment.group,
+            "stands_in": self.experiment.engine,
+            "measured_s": self.experiment.measured,
+            "predicted_s": self.predicted,
+            "error": self.error,
+            "source": self.row.cells["source"],
+        }
+
+
+def predicted(experiment: Experiment) -> float:
+    """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
+    lengths = workload(experiment.prompts, experiment.answers, 1.0)
+    if not experiment.schedule:
+        made = rlgraph.compile(experiment.program, cluster=experiment.cluster, workload=lengths)
+        return simulate(made, workload=lengths).seconds
+    made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
+    cluster = read_cluster(experiment.cluster)
+    group = made.plan.owner("actor").name
+    held = Holding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
+    plan = replace(made.plan, holdings=(held,))
+    predictor = Predictor(plan, model_configs(made), cluster, defaults(cluster.islands[0].device.kind))
+    found = simulated(made, plan, cluster, predictor, lengths)
+    return sum(work.within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work)
+
+
+def compared(row: Row) -> Compared:
+    """Raises Inexpressible."""
+    experiment = express(row)
+    try:
+        return Compared(row, experiment, predicted(experiment))
+    except ProgramError as error:
+        raise Inexpressible(error.diagnostics[0].message) from None
+
+
+@dataclass(frozen=True)
+class Group:
+    """How far off the rows are that one system has measured on one device."""
+
+    name: str
+    rows: Sequence[Compared]
+
+    @property
+    def median(self) -> float:
+        return median(abs(each.error) for each in self.rows)
+
+    @property
+    def near(self) -> float:
+        """The share of the rows within `NEAR`."""
+        return sum(abs(each.error) <= NEAR for each in self.rows) / len(self.rows)
+
+    @property
+    def worst(self) -> Compared:
+        return max(self.rows, key=lambda each: abs(each.error))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.name,
+            "rows": len(self.rows),
+            "median_error": self.median,
+            "bias": median(each.error for each in self.rows),
+            "within_20_percent": self.near,
+            "worst": self.worst.row.id,
+            "worst_error": self.worst.error,
+        }
+
+
+def grouped(found: Sequence[Compared]) -> Iterator[Group]:
+    """By what is measured, and all of them together."""
+    for name in dict.fromkeys(each.experiment.group for each in found):
+        yield Group(name, [each for each in found if each.experiment.group == name])
+    if found:
+        yield Group("all", found)
+
+
+GROUPS = """| what, system, device | rows | median error | bias | within 20% | the worst |
+|---|--:|--:|--:|--:|---|"""
+ROWS = """| row | model | split | prompt + answer | rows | predicted | measured | error |
+|---|---|---|--:|--:|--:|--:|--:|"""
+
+
+def group_line(group: Group) -> str:
+    found = group.to_json()
+    name = group.name + (
+        f" (as {stands})" if (stands := group.rows[0].experiment.engine) and group.name != "all" else ""
+    )
+    worst = f"{found['worst']}, {found['worst_error']:+.0%}"
+    cells = (name, found["rows"], f"{group.median:.1%}", f"{found['bias']:+.1%}", f"{group.near:.0%}", worst)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def row_line(found: Compared) -> str:
+    cell = found.row.cells
+    split = " ".join(f"{name}{cell[name]}" for name in ("dp", "pp", "tp", "ep") if cell[name] not in ("", "1"))
+    cells = (
+        found.row.id,
+        cell["model"].split("/")[-1],
+        split or "one device",
+        f"{cell['prompt_len'] or 0} + {cell['response_len'] or 0}",
+        cell["batch"],
+        f"{found.predicted:.4g} s",
+        f"{found.experiment.measured:.4g} s",
+        f"{found.error:+.0%}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def reasons(left: Sequence[tuple[Row, str]]) -> Iterator[str]:
+    """Rows that are left out, those of one reason together."""
+    for reason in dict.fromkeys(reason for _, reason in left):
+        ids = [row.id for row, other in left if other == reason]
+        yield f"- {', '.join(ids)}: {reason}."
+
+
+def compare(rows: Sequence[Row]) -> tuple[list[Compared], list[tuple[Row, str]]]:
+    """What is predicted for each row, and the rows for which nothing is, with the reason."""
+    found, left = [], []
+    for row in rows:
+        try:
+            found.append(compared(row))
+        except Inexpressible as error:
+            left.append((row, str(error)))
+    return found, left
+
+
+def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
+    """The tables of docs/accuracy.md."""
+    parts = []
+    if found:
+        parts.append("\n".join([GROUPS, *map(group_line, grouped(found))]))
+        parts.append("\n".join([ROWS, *map(row_line, found)]))
+    if left:
+        parts.append("\n".join([f"Not predicted, {len(left)} rows:", "", *reasons(left)]))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=MEASURED, metavar="FILE.csv", help="measurements of your own")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each row and group instead of tables")
+    options = parser.parse_args()
+    try:
+        found, left = compare(read_rows(options.rows))
+    except BadRows as error:
+        raise SystemExit(f"error: {error}") from None
+    if not options.json:
+        print(page(found, left))
+        return
+    for each in found:
+        print(json.dumps(each.to_json()))
+    for row, reason in left:
+        print(json.dumps({"id": row.id, "not_predicted": reason}))
+    for group in grouped(found):
+        print(json.dumps(group.to_json()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""Rows of published measurements, and what each becomes here: a program, a schedule and a cluster.
+
+A row whose work no plan here does is not dropped: `Inexpressible` says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from rlgraph.clusters.devices import known as known_devices
+from rlgraph.clusters.devices import names as device_names
+from rlgraph.cost import work
+from rlgraph.cost.work import Tokens
+from rlgraph.models.known import find_config
+from rlgraph.models.known import names as model_names
+from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+
+NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
+NUMBERS = ("nodes", "gpus", "tp", "pp", "dp", "ep", "prompt_len", "response_len", "batch", "micro_batch")
+"""Columns that may be missing or empty; where they are not, each has a whole number."""
+
+PER_NODE = 8
+"""Devices of a node, where a row does not say."""
+
+STANDS_IN = {"trtllm": "vllm", "sglang": "vllm", "fsdp": "megatron", "fsdp2": "megatron", "deepspeed": "megatron"}
+"""Systems that have no engine here, and the engine that does the same work. A table of results names both."""
+
+SPREAD = 3
+"""Of whole steps, how many times their mean length the answers are that 1 of 100 exceeds: rows do not say."""
+
+
+class BadRows(ValueError):
+    """A file that has no rows of measurements; the message says what is wrong with it."""
+
+
+class Inexpressible(ValueError):
+    """A row that no program, schedule and cluster here says the same as; the message says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement, as its file has it."""
+
+    id: str
+    cells: Mapping[str, str]
+    """Text by column; empty where the column is missing."""
+
+    def number(self, column: str) -> int:
+        """0 where nothing is said. Raises Inexpressible."""
+        text = self.cells[column]
+        try:
+            found = int(float(text)) if text else 0
+        except (ValueError, OverflowError):
+            raise Inexpressible(f"column `{column}` has `{text[:30]}`, which is no number") from None
+        if found < 0:
+            raise Inexpressible(f"column `{column}` has {found}, which is less than 0")
+        return found
+
+    @property
+    def value(self) -> float:
+        """Raises Inexpressible."""
+        try:
+            found = float(self.cells["value"])
+        except ValueError:
+            raise Inexpressible(f"column `value` has `{self.cells['value'][:30]}`, which is no number") from None
+        if not 0 < found < float("inf"):
+            raise Inexpressible(f"column `value` has {found:g}, and has to be above 0")
+        return found
+
+    @property
+    def engine(self) -> str:
+        """Without its version."""
+        return self.cells["engine"].lower().split(" ")[0]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Raises BadRows."""
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRows(f"`{path}` cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    reader = csv.DictReader(lines)
+    columns = [name.strip() for name in reader.fieldnames or ()]
+    if not columns:
+        raise BadRows(f"`{path}` is empty; its first line has the names of the columns: {', '.join(NEEDED)}, ...")
+    if missing := [name for name in NEEDED if name not in columns]:
+        raise BadRows(f"`{path}` has no column {', '.join(f'`{name}`' for name in missing)}")
+    reader.fieldnames = columns
+    wanted = (*NEEDED, *NUMBERS, "source", "dtype", "notes")
+    found = []
+    for place, cells in enumerate(reader, 1):
+        texts = {name: (cells.get(name) or "").strip() for name in wanted}
+        found.append(Row(texts["id"] or f"row {place}", texts))
+    if not found:
+        raise BadRows(f"`{path}` has no row below the names of its columns")
+    return found
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a row says, in the words of this project."""
+
+    program: str
+    schedule: str
+    cluster: str
+    prompts: str
+    answers: str
+    work: str
+    """The kind of work whose seconds count, as `rlgraph.ops.work_of` has it; empty: the whole step."""
+    measured: float
+    """Seconds of it."""
+    group: str
+    """Rows of one group are measured by one system on one device."""
+    engine: str
+    """That stands in for the row's; empty where it is the row's own."""
+    micro_tokens: int = 0
+    recompute: bool = False
+
+
+def express(row: Row) -> Experiment:
+    """Raises Inexpressible."""
+    phase = row.cells["phase"].lower().split(" ")[0]
+    if phase not in PHASES:
+        raise Inexpressible(f"phase `{row.cells['phase']}` is none of {', '.join(PHASES)}")
+    return PHASES[phase](row)
+
+
+class _Facts:
+    """A row's columns as numbers and names."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.device = _device(row.cells["gpu"])
+        self.tp, self.pp = max(1, row.number("tp")), max(1, row.number("pp"))
+        self.devices = row.number("gpus") or self.tp * self.pp * max(1, row.number("dp"))
+        self.dp = row.number("dp") or max(1, self.devices // (self.tp * self.pp))
+        if self.tp * self.pp * self.dp != self.devices:
+            raise Inexpressible(f"tp {self.tp} x pp {self.pp} x dp {self.dp} are not its {self.devices} devices")
+        if row.number("ep") > 1:
+            raise Inexpressible("its experts are split over devices (ep), which no engine here does")
+        nodes = row.number("nodes") or -(-self.devices // PER_NODE)
+        if self.devices % nodes:
+            raise Inexpressible(f"{self.devices} devices are not equal parts of {nodes} nodes")
+        self.cluster = f"{nodes}x{self.devices // nodes}:{self.device}"
+        self.source, self.shape = _model(row)
+        self.rows = row.number("batch")
+        if not self.rows:
+            raise Inexpressible("it does not say how many rows there are (`batch`)")
+        self.prompt, self.response = row.number("prompt_len"), row.number("response_len")
+
+    def model(self) -> str:
+        dtype = self.row.cells["dtype"].lower()
+        if dtype not in ("", "bf16", "fp16", "bfloat16", "float16"):
+            raise Inexpressible(f"its numbers are {dtype}, and models here have bfloat16 on such a device")
+        return f'model actor = causal_lm({self.source}, dtype="bfloat16")'
+
+    def place(self, does: str, *engines: str) -> tuple[str, str]:
+        """A schedule with one pool, and which engine of these stands in for the row's."""
+        engine = STANDS_IN.get(self.row.engine, self.row.engine)
+        if engine not in engines:
+            raise Inexpressible(f"`{self.row.cells['engine']}` has no engine here that could stand in for it")
+        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
+        split = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        how = f"engine={engine}" + (f", {split}" if split else "")
+        text = f"schedule measured\n\npool all = {self.devices} devices\n\nplace {does} on all({how})\n"
+        return text, "" if engine == self.row.engine else engine
+
+    def group(self, phase: str) -> str:
+        return f"{phase}, {self.row.engine}, {self.device}"
+
+    def flops(self, recomputed: bool) -> float:
+        """Of a step of training, all devices together, with the attention in full as Narayanan et al. count it
+        (arXiv 2104.04473, appendix)."""
+        length = self.prompt + self.response
+        tokens = Tokens(self.rows, self.rows * length, self.rows * length**2, self.rows * length)
+        layers = work.layers_flops(self.shape, tokens)
+        return layers * (4 if recomputed else 3) + 3 * work.head_flops(self.shape, "causal_lm", tokens)
+
+    def seconds(self, tokens: float) -> float:
+        """The row's value as seconds of the whole work, in which so many tokens are worked on."""
+        value, unit = self.row.value, self.row.cells["unit"].lower()
+        if unit.startswith("ms a token"):
+            return value / 1e3 * self.response
+        if re.match(r"(s|sec|seconds)\b", unit):
+            return value
+        if re.match(r"ms\b", unit):
+            return value / 1e3
+        if found := re.match(r"(?:(hardware|model) )?tflops?(?:/s)?(/gpu)?$", unit):
+            devices = self.devices if found[2] else 1
+            return self.flops(found[1] == "hardware" and self.recompute) / (value * 1e12 * devices)
+        if unit in ("mfu", "% mfu", "mfu %"):
+            share = value / 100 if "%" in unit or value > 1 else value
+            return self.flops(False) / (known_devices()[self.device].device.peak("bfloat16") * share * self.devices)
+        if found := re.match(r"(?:tokens?/s|tok/s|tokens?/second)(/gpu)?$", unit):
+            return tokens / (value * (self.devices if found[1] else 1))
+        raise Inexpressible(f"unit `{self.row.cells['unit']}` is not known here")
+
+    @property
+    def recompute(self) -> bool:
+        return "full recomputation" in self.row.cells["notes"].lower()
+
+
+def _train(row: Row) -> Experiment:
+    facts = _Facts(row)
+    if not facts.prompt + facts.response:
+        raise Inexpressible("it does not say how long its rows are")
+    # Where nothing is an answer all tokens carry loss but the first, as in pre-training.
+    prompt, answer = (facts.prompt, facts.response) if facts.response else (1, facts.prompt - 1)
+    program = f"""algorithm measured
+
+{facts.model()}
+data pairs = jsonl("rows.jsonl", batch={facts.rows})
+
+step:
+    answer = encode(pairs.prompt, pairs.response)
+    train actor(lr=1e-5):
+        loss = mean(-actor.logprobs(answer))
+        minimize loss
+    report loss = loss
+"""
+    schedule, engine = facts.place("actor.train", "megatron", "transformers")
+    return Experiment(
+        program,
+        schedule,
+        facts.cluster,
+        str(prompt),
+        str(answer),
+        "trains",
+        facts.seconds(facts.rows * (facts.prompt + facts.response)),
+        facts.group("train"),
+        engine,
+        facts.row.number("micro_batch") * (facts.prompt + facts.response),
+        facts.recompute,
+    )
+
+
+def _generate(row: Row) -> Experiment:
+    facts = _Facts(row)
+    if not facts.prompt or not facts.response:
+        raise Inexpressible("it does not say how long prompts and answers are")
+    return _sampled(facts, "generate", facts.response)
+
+
+def _prefill(row: Row) -> Experiment:
+    facts = _Facts(row)
+    if not facts.prompt:
+        raise Inexpressible("it does not say how long prompts are")
+    return _sampled(facts, "prefill", 1)
+
+
+def _sampled(facts: _Facts, phase: str, answer: int) -> Experiment:
+    program = f"""algorithm measured
+
+{facts.model()}
+data prompts = jsonl("rows.jsonl", batch={facts.rows})
+
+step:
+    rollout = actor.generate(prompts, n=1, max_tokens={answer})
+    report logprob = mean(rollout.logprobs)
+"""
+    schedule, engine = facts.place("actor.generate", "vllm", "transformers")
+    tokens = facts.rows * (answer if phase == "generate" else facts.prompt)
+    return Experiment(
+        program,
+        schedule,
+        facts.cluster,
+        str(facts.prompt),
+        str(answer),
+        "generates",
+        facts.seconds(tokens),
+        facts.group(phase),
+        engine,
+    )
+
+
+def _step(row: Row) -> Experiment:
+    """GRPO without a reference, on a plan that is searched for: rows say little of a step beside its sizes."""
+    facts = _Facts(row)
+    if not facts.prompt or not facts.response:
+        raise Inexpressible("it does not say how long prompts and answers are")
+    notes = facts.row.cells["notes"]
+    samples = int(found[1]) if (found := re.search(r"\bn\s*=\s*(\d+)", notes)) else 1
+    longest = SPREAD * facts.response
+    program = f"""algorithm measured
+
+{facts.model()}
+data prompts = jsonl("rows.jsonl", batch={facts.rows})
+func reward  = python("rlgraph.rewards:exact_match")
+
+step:
+    rollout = actor.generate(prompts, n={samples}, max_tokens={longest})
+    score   = reward(rollout)
+    adv     = (score - mean(score, by=prompts)) / (std(score, by=prompts) + 1e-6)
+    old     = actor.logprobs(rollout)
+    train actor(lr=1e-6):
+        ratio = exp(actor.logprobs(rollout) - old)
+        minimize mean(-min(ratio * adv, clip(ratio, 0.8, 1.2) * adv))
+    report reward = mean(score)
+"""
+    return Experiment(
+        program,
+        "",
+        facts.cluster,
+        str(facts.prompt),
+        f"mean={facts.response},p99={longest}",
+        "",
+        facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
+        facts.group("step"),
+        "megatron and vllm" if facts.row.engine not in ("megatron+vllm", "megatron->vllm") else "",
+    )
+
+
+def _sync(row: Row) -> Experiment:
+    raise Inexpressible(
+        "its weights are gathered, and broadcast whole from one rank; a plan here sends every shard straight to where "
+        "it is needed"
+    )
+
+
+PHASES = {
+    "train": _train,
+    "generate": _generate,
+    "prefill": _prefill,
+    "step": _step,
+    "sync": _sync,
+}
+
+# What rows call devices and models
+
+
+def _device(text: str) -> str:
+    """The name in the table of devices."""
+    if not text:
+        raise Inexpressible("it does not say on which devices (`gpu`)")
+    plain = re.sub(r"\b(nvidia|amd|instinct|sxm\d?|hgx|pcie|nvl)\b", " ", text.lower())
+    plain = re.sub(r"[\s-]+", "-", plain.strip()).strip("-")
+    if plain in device_names():
+        return device_names()[plain]
+    near = get_close_matches(plain, device_names(), 1)
+    hint = f"; did it mean `{near[0]}`?" if near else ""
+    raise Inexpressible(f"`{text}` is no device of the table{hint}")
+
+
+def _model(row: Row) -> tuple[str, Shape]:
+    """What a program writes for the model, and its shape."""
+    name = row.cells["model"]
+    if not name:
+        raise Inexpressible("it does not say which model")
+    if found := re.search(r"\((\d+) layers, hidden (\d+)\)", name):
+        return _gpt(int(found[1]), int(found[2]), row.cells["notes"])
+    full = _by_name().get(name.split("/")[-1].lower())
+    config = find_config(full) if full else None
+    if full is None or config is None:
+        near = get_close_matches(name.split("/")[-1].lower(), _by_name(), 1)
+        hint = f"; did it mean `{_by_name()[near[0]]}`?" if near else ""
+        raise Inexpressible(f"the sizes of `{name}` are not known here{hint}")
+    try:
+        return f'"{full}"', shape_of(config)
+    except UnsupportedModel as error:
+        raise Inexpressible(str(error)) from None
+
+
+def _gpt(layers: int, hidden: int, notes: str) -> tuple[str, Shape]:
+    """A GPT as Megatron's papers have it, as a decoder with gated networks that has the same products: three matrices
+    of 8/3 of the hidden size in place of two of four times as much. Heads have 128 numbers."""
+    heads = max(1, hidden // 128)
+    ffn = -(-8 * hidden // (3 * 64)) * 64
+    vocab = int(found[1]) if (found := re.search(r"vocabulary (\d+)", notes)) else 51200
+    config = {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+    }
+    said = ", ".join(f"{name}={str(value).lower()}" for name, value in config.items())
+    text = f'random("llama", seed=0, {said}, tokenizer=chars("ab"))'
+    return text, shape_of({"model_type": "llama", **config})
+
+
+@cache
+def _by_name() -> Mapping[str, str]:
+    """Of each known model without its owner, in lower case."""
+    return {name.split("/")[-1].lower(): name for name in model_names()}
