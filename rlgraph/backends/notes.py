@@ -3,7 +3,7 @@
 Whoever has rows in hand notes what is done with them: who reads, samples, drops or trains on them. The notes of a step
 are put together when it is over, as plain data:
 
-    {"step": 3, "phase": "step", "changed": ["actor"],
+    {"step": 3, "phase": "step", "changed": {"actor": 8},
      "read":    [{"node": "prompts", "rows": [["prompts", 0, 17], ...]}],
      "sampled": [{"node": "rollout", "rows": [["prompts", 0, 17, 0], ...], "versions": [[[2, 64]], ...]}],
      "dropped": [{"node": "kept", "rows": [["prompts", 0, 21], ...]}],
@@ -12,11 +12,12 @@ are put together when it is over, as plain data:
 A row is its identity: the data, the pass, the row, the sample. `versions` has for each row which weights made how many
 of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice stands
 there twice, by the weights that the body of the `train` is given. Samples that `first=` gives up never were rows.
-`changed` are the models that have new weights after the step.
+`changed` are the models that have new weights after the step, with how often they were updated in it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -53,7 +54,7 @@ class Notes:
     def __init__(self, program: Program) -> None:
         self.wanted = any(step_edges(program))
         self._notes: list[Note] = []
-        self._changed: set[tuple[int, str]] = set()
+        self._changed: Counter[tuple[int, str]] = Counter()
         self._lock = Lock()
 
     def add(
@@ -75,7 +76,7 @@ class Notes:
     def changed(self, step: Step, model: str) -> None:
         """A model has new weights."""
         with self._lock:
-            self._changed.add((step.number, model))
+            self._changed[step.number, model] += 1
 
     def take(self) -> tuple[Note, ...]:
         """All that there are, which are forgotten here."""
@@ -94,11 +95,12 @@ class Notes:
         with self._lock:
             notes = [note for note in self._notes if note.step == step.number]
             self._notes = [note for note in self._notes if note.step != step.number]
-            changed = sorted(model for number, model in self._changed if number == step.number)
-            self._changed = {each for each in self._changed if each[0] != step.number}
+            changed = {model: times for (number, model), times in self._changed.items() if number == step.number}
+            for model in changed:
+                del self._changed[step.number, model]
         if not self.wanted:
             return None
-        told: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": changed}
+        told: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": dict(sorted(changed.items()))}
         return told | {kind: _together(note for note in notes if note.kind == kind) for kind in KINDS}
 
 

@@ -210,6 +210,10 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def name(self, c: list[Any]) -> tree.Name:
         return self._name(c[0])
 
+    def choice(self, c: list[Any]) -> tree.Name:
+        """A word of the language where an option names what it means."""
+        return self._name(c[0])
+
     def attribute(self, c: list[Any]) -> tree.Attribute:
         return tree.Attribute(c[0], str(c[2]), self._at(c[2]), self._span(c))
 

@@ -12,6 +12,7 @@ from rlgraph.dsl.names import names_used
 from rlgraph.dsl.nodes import version
 from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop
 from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.updates import in_steps
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Constant, Graph, Phase, Staleness, Value
 from rlgraph.ir.types import Handle, Tensor
@@ -36,6 +37,7 @@ def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Pha
             made.append(_phase(context, item))
         except Stop:
             continue
+    made = in_steps(context, made, {item.name: item for item in found})
     return sorted(made, key=lambda phase: phase.name == "step")
 
 
@@ -81,7 +83,6 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 
 _TO_COME = {
     "late": "to come: no row is older than `staleness` says, since generating waits",
-    "unit": "to come: `staleness` counts the training steps between a row's weights and those it is trained with",
     "order": "to come: rows are trained on in the order of the data",
 }
 """Options of `async` that the language means to have."""
@@ -94,7 +95,7 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
             message = f"`async` has no option `{option.name}` yet"
             raise context.stop("E0401", message, option.name_span, _TO_COME[option.name])
     found = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
-    given = [option for option in item.options if option.name != "span"]
+    given = [option for option in item.options if option.name in ("lag", "staleness")]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
     if not given:
         raise context.stop("E0402", "`async` needs `lag` or `staleness`", item.span, hint)
@@ -104,7 +105,15 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
         raise context.stop("E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),))
     steps = found[first.name]
     assert isinstance(steps, int)
-    exact, span = first.name == "lag" or steps == 0, found["span"] or "row"
+    span, updates = found["span"] or "row", found["unit"] == "update"
+    if updates and first.name == "lag":
+        place = next(option for option in item.options if option.name == "unit")
+        message = "`lag` counts steps, and `unit=update` is for a bound"
+        raise context.stop("E0407", message, place.value.span, "`staleness=7, unit=update`: at most 7 updates behind")
+    if updates:
+        # What this is in steps is known when the graph is.
+        return Staleness(steps, False, cast(Literal["row", "turn", "token"], span), steps)
+    exact = first.name == "lag" or steps == 0
     if exact and span != "row":
         place = next(option for option in item.options if option.name == "span")
         message = (

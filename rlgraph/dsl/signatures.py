@@ -252,6 +252,7 @@ STATEMENTS = _table(
             Attribute(
                 "span", "word", None, doc="what is of one version: a row, a turn, or a token", names=lambda: SPANS
             ),
+            Attribute("unit", "word", "step", doc="what `staleness` counts", names=lambda: ("step", "update")),
         ),
     ),
     Signature(

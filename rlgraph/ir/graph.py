@@ -232,6 +232,9 @@ class Staleness:
     """Exactly so old, as soon as there have been so many; otherwise at most."""
     span: Literal["row", "turn", "token"] = "row"
     """What is of one version: a row, a turn of an episode, or a token. A row is as old as its oldest token."""
+    updates: int | None = None
+    """Where the program bounds the age in updates of the weights: how many, at the last update of a step. `steps` is
+    what keeps this bound."""
 
     @property
     def word(self) -> str:
@@ -239,7 +242,8 @@ class Staleness:
         return "lag" if self.exact else "staleness"
 
     def __str__(self) -> str:
-        return f"{self.word}={self.steps}" + (f', span="{self.span}"' if self.span != "row" else "")
+        span = f', span="{self.span}"' if self.span != "row" else ""
+        return f"{self.word}={self.steps}{span}" + ("" if self.updates is None else f", updates={self.updates}")
 
 
 @dataclass(frozen=True, slots=True)

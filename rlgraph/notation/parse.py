@@ -325,7 +325,8 @@ class _Parser:
         assert (steps is None or isinstance(steps, int)) and isinstance(staleness, int)
         span = options.get("span", "row")
         assert span in SPANS
-        return Phase(name, graph, steps, Staleness(staleness, exact, span))  # type: ignore[arg-type]
+        updates = options.get("updates")
+        return Phase(name, graph, steps, Staleness(staleness, exact, span, updates))  # type: ignore[arg-type]
 
     def graph(self, given: tuple[Value, ...], indent: int) -> Graph:
         nodes: list[Node] = []

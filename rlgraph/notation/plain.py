@@ -62,6 +62,7 @@ def to_plain(program: Program) -> dict[str, Any]:
                 "steps": phase.steps,
                 phase.staleness.word: phase.staleness.steps,
                 **({} if phase.staleness.span == "row" else {"span": phase.staleness.span}),
+                **({} if phase.staleness.updates is None else {"updates": phase.staleness.updates}),
                 "graph": _graph(phase.graph),
             }
             for phase in program.phases

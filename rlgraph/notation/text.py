@@ -29,6 +29,7 @@ from rlgraph.ir.graph import (
     Program,
     Record,
     Ref,
+    Staleness,
     Value,
     axes,
 )
@@ -55,7 +56,7 @@ def print_program(program: Program) -> str:
     lines += [f"state {s.name}{'[key]' if s.keyed else ''} = {s.initial!r}" for s in program.states]
     for phase in program.phases:
         options = [f"steps={phase.steps}"] if phase.steps is not None else []
-        options += [str(phase.staleness)] if phase.staleness.steps else []
+        options += [str(phase.staleness)] if phase.staleness != Staleness() else []
         shown = f" {{{', '.join(options)}}}" if options else ""
         given = ", ".join(map(_value, phase.graph.inputs))
         lines += ["", f"phase {phase.name}({given}){shown}:", *print_graph(phase.graph, "  ")]

@@ -30,8 +30,8 @@ class TracedStep:
     """What was done with rows in a step."""
 
     phase: str
-    changed: frozenset[str]
-    """The models that have new weights after it."""
+    changed: Mapping[str, int]
+    """The models that have new weights after it, and how often each was updated."""
     read: tuple[Row, ...]
     sampled: Mapping[str, tuple[tuple[Row, Runs], ...]]
     """By the key of who sampled them."""
@@ -86,7 +86,7 @@ def _step(found: Mapping[str, Any]) -> TracedStep:
     """Raises ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
     return TracedStep(
         str(found["phase"]),
-        frozenset(map(str, found["changed"])),
+        {str(model): int(times) for model, times in found["changed"].items()},
         tuple(row for each in found["read"] for row in _rows(each["rows"])),
         {
             each["node"]: tuple(zip(_rows(each["rows"]), map(_runs, each["versions"]), strict=True))

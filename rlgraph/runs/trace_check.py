@@ -182,6 +182,8 @@ class _Checker:
         """By the step, what is wrong and what is granted: with whom."""
         self.versions: Counter[str] = Counter()
         """Of each model the last version that there is."""
+        self.updates: dict[str, list[int]] = {}
+        """Of each model how often it had been updated when it became version 1, 2, and so on."""
         self.places: dict[Row, int] = {}
         """Of rows of the data in the order in which they were read."""
         self.made: dict[tuple[str, Row], tuple[int, int]] = {}
@@ -190,6 +192,7 @@ class _Checker:
         """For each row and what is trained on it: in which step."""
         self.waiting: dict[tuple[str, str], list[Row]] = {}
         """What a `collect` has left over for what is trained in the next step."""
+        self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
         self.depths = {key: axis.depth for key, axis in axes(trace.program).items()}
 
     def fault(self, step: int, rows: Iterable[Row], what: str, granted: str) -> None:
@@ -205,19 +208,24 @@ class _Checker:
                 self.places.setdefault(row, len(self.places))
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
-                self.check_sampled(number, key, rows, node, model, once=not ways[step.phase].again(node.name))
+                once = not ways[step.phase].again(node.name)
+                self.check_sampled(number, step.phase, key, rows, node, model, once=once)
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
                     _, model = samplers[step.phase][training.source]
                     age = self.versions[model] - self.made[training.source, row][1]
                     ages.setdefault((training.source, row), age)
-            self.versions.update(step.changed)
+                    self.check_updates(number, step, training.source, row, model)
+            for model, times in step.changed.items():
+                self.versions[model] += 1
+                known = self.updates.setdefault(model, [])
+                known.append((known or [0])[-1] + times)
         self.result.sampled, self.result.trained = len(self.made), len(ages)
         self.result.left = sum(map(len, self.waiting.values()))
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
 
     def check_sampled(
-        self, step: int, key: str, rows: Iterable[tuple[Row, Runs]], node: Node, model: str, *, once: bool
+        self, step: int, phase: str, key: str, rows: Iterable[tuple[Row, Runs]], node: Node, model: str, *, once: bool
     ) -> None:
         now, lag, bound = self.versions[model], attr(node, "lag"), attr(node, "staleness")
         oldest = max(0, now - lag - bound)
@@ -236,7 +244,7 @@ class _Checker:
             elif lag and versions != [oldest]:
                 what = f"of `{key}` is of version {_listed(versions)}"
                 self.fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
-            elif min(versions) < oldest:
+            elif min(versions) < oldest and self.bounds[phase].updates is None:
                 what = f"of `{key}` has tokens of version {min(versions)}: too old"
                 granted = f"`staleness={bound}` grants versions {oldest} to {now} here"
                 self.fault(step, [row], what, granted)
@@ -251,6 +259,16 @@ class _Checker:
             if count != each:
                 what = f"has {counted(count, 'row')} of `{key}`"
                 self.fault(step, [group], what, f"a group of it has {each}")
+
+    def check_updates(self, step: int, done: TracedStep, source: str, row: Row, model: str) -> None:
+        """Where the program counts updates: how old a row is at the last one of a step."""
+        bound, known = self.bounds[done.phase].updates, [0, *self.updates.get(model, ())]
+        if bound is None:
+            return
+        behind = known[-1] + max(0, done.changed.get(model, 0) - 1) - known[self.made[source, row][1]]
+        if behind > bound:
+            what = f"of `{source}` was {counted(behind, 'update')} behind at the end: too old"
+            self.fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
     def check_trained(self, step: int, done: TracedStep, training: _Training) -> list[Row]:
         """The rows that it was rightly trained on."""

@@ -21,6 +21,7 @@ STEPS = 5
 PROGRAMS = {
     "plain": f"algorithm plain{HEAD}{BODIES['plain']}{TRAIN}",
     "lag": f"algorithm plain{HEAD.replace('staleness=2', 'lag=1')}{BODIES['plain']}{TRAIN}",
+    "updates": f"algorithm plain{HEAD.replace('staleness=2', 'staleness=11, unit=update')}{BODIES['plain']}{TRAIN}",
     "carry": f"algorithm carry{HEAD}{BODIES['carry']}{TRAIN}",
     "drop": f"algorithm drop{HEAD}{BODIES['drop']}{TRAIN}",
 }
@@ -178,6 +179,16 @@ FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
         lambda lines: versions(lines, 5, (1, 3)),
         "step 5: .* of `rollout` has tokens of version 1: too old\nhelp: `staleness=2` grants versions 2 to 4 here",
     ),
+    "too many updates behind": (
+        "updates",
+        lambda lines: versions(lines, 5, (1, 3)),
+        "step 5: .* of `rollout` was 15 updates behind at the end: too old\nhelp: `staleness=11, unit=update` grants 11",
+    ),
+    "a step that took more updates": (
+        "updates",
+        lambda lines: (versions(lines, 3, (1, 3)), lines[2]["changed"].update(actor=9)),
+        "step 3: .* was 12 updates behind",
+    ),
     "from the future": (
         "plain",
         lambda lines: versions(lines, 3, (3, 3)),
@@ -185,7 +196,7 @@ FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
     ),
     "of a change that never was": (
         "plain",
-        lambda lines: lines[3].update(changed=[]),
+        lambda lines: lines[3].update(changed={}),
         "step 5: .* has tokens of version 4, which did not exist yet",
     ),
     "a lag that is not exact": (
@@ -228,7 +239,7 @@ def test_honest_runs(runs: dict[str, Path], name: str) -> None:
     assert 0 < found.trained <= found.sampled
     assert sum(found.ages.values()) == found.trained
     # In one process nothing runs ahead; what is carried over gets older.
-    assert max(found.ages) == {"plain": 0, "lag": 1, "carry": 1, "drop": 0}[name]
+    assert max(found.ages) == {"plain": 0, "lag": 1, "updates": 0, "carry": 1, "drop": 0}[name]
 
 
 @pytest.mark.parametrize("fault", FORGED)

@@ -82,7 +82,8 @@ def programs(folder: Path) -> dict[str, Compiled]:
     for name, body in BODIES.items():
         train = TRAIN.replace("minibatch prompts", "minibatch tasks") if name == "agent" else TRAIN
         # Who calls nothing of the user's has no processes that have to be started.
-        head = HEAD.replace("step", 'env shell = python("envs.py:Shell")\n\nstep') if name == "agent" else HEAD
+        head = HEAD.replace("staleness=2", "staleness=11, unit=update") if name == "drop" else HEAD
+        head = head.replace("step", 'env shell = python("envs.py:Shell")\n\nstep') if name == "agent" else head
         schedule = SCHEDULE.replace("generate", "interact") if name == "agent" else SCHEDULE
         found[name] = compiled(f"algorithm {name}{head}{body}{train}", {}, schedule, folder)
     return found

@@ -178,7 +178,13 @@ class Programs:
         steps = self.draw(st.one_of(st.none(), st.integers(1, 9)))
         staleness = self.draw(
             st.sampled_from(
-                [Staleness(), Staleness(1), Staleness(2, exact=False), Staleness(1, exact=False, span="token")]
+                [
+                    Staleness(),
+                    Staleness(1),
+                    Staleness(2, exact=False),
+                    Staleness(1, exact=False, span="token"),
+                    Staleness(1, False, updates=7),
+                ]
             )
         )
         return Phase(name, self.graph(2), steps, staleness)
