@@ -11,8 +11,10 @@ from rlgraph.cost import memory, time
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import Footprint
+from rlgraph.cost.sampled import Sampled, sampled
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.enginespec.registry import engine
+from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES, planned_as
 
@@ -143,6 +145,20 @@ class Predictor:
         deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
         found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
         return found.work(deployment.dp)
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        """The work of one copy that samples, on its rows alone: tokens of each, so many samples of a prompt behind each
+        other."""
+        deployment, config = self.deployment(model, self.plan.role(model, planned_as(operation))), self.configs[model]
+        found = []
+        for thread in range(deployment.threads):
+            start, stop = (samples * each for each in share(len(answers) // samples, deployment.threads, thread))
+            rows = prompts[start:stop], answers[start:stop]
+            found.append(sampled(config, deployment, self.constants, *rows, samples))
+        slowest = max((each.cost for each in found), key=lambda cost: cost.seconds)
+        return Sampled(slowest, [end for each in found for end in each.ends])
 
     def order(self, group: str) -> Cost:
         """Until a group has its orders and has answered."""

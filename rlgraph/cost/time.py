@@ -263,12 +263,12 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
     rows = batch.share(deployment.dp * deployment.threads)
     if rows == 0:
         return Cost(overhead=rates.call)
-    decoded = _decode(_Step(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
-    found = _prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
+    decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
+    found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
     return found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
 
 
-def _prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
+def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
     peak = deployment.island.device.peak(config.dtype) * rates.compute
@@ -291,7 +291,7 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     return max(1.0, min(SLOTS, deployment.kv_bytes / (own * (batch.prompt.mean + batch.response.mean))))
 
 
-def _decode(step: _Step, batch: Batch, rows: float, most: float) -> Cost:
+def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
     """The steps of one copy, of which the longest row of all copies is assumed to be one: the others wait for it.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
@@ -311,7 +311,7 @@ def _decode(step: _Step, batch: Batch, rows: float, most: float) -> Cost:
     return total
 
 
-class _Step:
+class DecodeStep:
     """One step of decoding, by the rows that are in it."""
 
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:

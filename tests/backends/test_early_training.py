@@ -19,8 +19,8 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload
-from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import RunError
 
 TEXT = f"""algorithm early
@@ -135,8 +135,10 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
     """Answers of four prompts end, those of the first one later, and are trained on meanwhile."""
 
     class Sampling(Fixed):
-        def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
-            return super().work(model, operation, batches).times(10 if operation == "generate" else 1)
+        def sampled(
+            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        ) -> Sampled:
+            return super().sampled(model, operation, prompts, [10 * length for length in answers], samples)
 
     whole, ends = made(folder), {}
     answers = Workload(Lengths((2.0,)), Lengths((*[1.0] * 19, 5.0)))

@@ -19,6 +19,7 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import StepResult
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
@@ -69,6 +70,12 @@ class Seconds:
 
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost(compute=self.takes[operation])
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        takes = self.takes[operation]
+        return Sampled(Cost(compute=takes), [takes] * len(answers))
 
     def host(self, op: str, count: float) -> Cost:
         return Cost()

@@ -24,10 +24,12 @@ from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Plan
 
 WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)
@@ -44,6 +46,11 @@ class Fixed:
         if operation in ("generate", "interact"):
             return Cost(compute=batches[0].response.longest)
         return Cost(compute=sum(batch.rows for batch in batches))
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        return Sampled(Cost(compute=max(answers, default=0.0)), answers)
 
     def host(self, op: str, count: float) -> Cost:
         return Cost(overhead=2 * self.overhead)
@@ -191,6 +198,49 @@ def test_streaming_shortens_a_step_and_changes_nothing_else(folder: Path) -> Non
     sampled = [work for work in parts.works if work.op == "generate"]
     assert sampled[-1].end == next(work for work in whole.works if work.op == "generate").end
     assert sampled[0].end < sampled[-1].end
+
+
+def test_copies_of_a_model_end_apart(folder: Path) -> None:
+    """Each by its own rows; the same rows on any plan."""
+
+    class Asked(Fixed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[list[float]] = []
+
+        def sampled(
+            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        ) -> Sampled:
+            self.asked.append(list(answers))
+            return super().sampled(model, operation, prompts, answers, samples)
+
+    def sampling(copies: int, block: int = 0) -> tuple[list[list[float]], list[Work]]:
+        """The rows of each copy, and the works."""
+        made, asked = program("grpo", folder, apart), Asked()
+        plan = streams(made.plan, block) if block else made.plan
+        groups = tuple(replace(g, mesh=mesh(copies)) if g.pool == "play" else g for g in plan.groups)
+        backend, _ = simulated(made, 1, replace(plan, groups=groups), fixed=asked)
+        return asked.asked, [work for work in backend.works if work.op == "generate"]
+
+    [alone], [whole] = sampling(1)
+    rows, [work] = sampling(3)
+    assert sum(rows, []) == alone and list(map(len, rows)) == [8, 8, 4], "the samples of a prompt stay together"
+    longest = list(map(max, rows))
+    assert len(set(longest)) > 1 and whole.idle == 0
+    assert work.parts["compute"] == max(longest)
+    assert work.idle == pytest.approx(max(longest) - sum(longest) / 3)
+    told = pool_time("play", [work], work.start, work.end)
+    assert told.busy + told.idle == pytest.approx(work.seconds) and told.idle == pytest.approx(work.idle)
+    assert {str(wait): seconds for wait, seconds in told.waited} == {"the slowest copy of rollout": told.idle}
+    # Parts are dealt in turn, and each is there when its last row has ended.
+    rows, parts = sampling(3, 4)
+    assert rows == [alone[:4] + alone[12:16], alone[4:8] + alone[16:], alone[8:12]]
+    sampled = [work for work in parts if "sampling" in work.parts]
+    began = parts[0].start + parts[0].seconds - parts[0].parts["sampling"]
+    ends = sorted(max(alone[first : first + 4]) for first in range(0, 20, 4))
+    assert [work.end - began for work in sampled] == pytest.approx(ends)
+    idle = sum(max(ends) - max(own) for own in rows) / 3
+    assert sum(work.idle for work in sampled) == pytest.approx(idle) != 0
 
 
 def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) -> None:

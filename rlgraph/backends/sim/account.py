@@ -16,10 +16,11 @@ from rlgraph.ops import NODES
 class Wait:
     """What a pool waited for while it was idle."""
 
-    kind: Literal["rows", "weights", "turn", "order", "credit", "start"]
+    kind: Literal["rows", "weights", "turn", "order", "credit", "start", "copies"]
     """rows: what a work makes; weights: an update of a model; turn: another pool, which takes part in its next work;
     order: the end of the step before, since models are changed in the order of the steps; credit: the end of a step,
-    since so many may be under way; start: the first step."""
+    since so many may be under way; start: the first step; copies: other copies of the same model, whose rows are
+    longer."""
     work: str = ""
     """The one that had to end."""
     pool: str = ""
@@ -36,6 +37,7 @@ class Wait:
             "order": f"the end of step t-{self.steps}",
             "credit": f"credit (end of step t-{self.steps})",
             "start": "the first step",
+            "copies": f"the slowest copy of {self.work}",
         }[self.kind]
 
 
@@ -97,7 +99,11 @@ def _time(pool: str, own: Sequence[Work], whole: _Whole, began: float, ended: fl
             if work.start > at:
                 for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), whole.ends):
                     waited[wait] = waited.get(wait, 0.0) + seconds
-            busy, at = busy + work.within(began, ended), work.end
+            idle = work.idle_within(began, ended)
+            if idle:
+                wait = Wait("copies", work.name, pool)
+                waited[wait] = waited.get(wait, 0.0) + idle
+            busy, at = busy + work.within(began, ended) - idle, work.end
     if at < ended:
         assert whole.last is not None
         wait = Wait("rows", whole.last.name, whole.last.pools[0])

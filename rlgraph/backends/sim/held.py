@@ -67,14 +67,17 @@ class Held(StandIn):
         """As the cost model sees it."""
         return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()))
 
+    def begun(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each prompt's samples
+        these `kept` come first, and the others were given up when the longest of these ended."""
+        left = self.response.reshape(-1, kept)
+        others = np.repeat(left.max(axis=1, initial=0)[:, None], samples - kept, axis=1)
+        return np.repeat(self.prompt[::kept, None], samples, axis=1), np.concatenate([left, others], axis=1)
+
     def sampling(self, kept: int, samples: int) -> Batch:
-        """The work of sampling these rows, of which `kept` of so many samples are left: the others were given up when
-        the longest of these ended."""
-        others = samples - kept
-        longest = self.response.reshape(-1, kept).max(axis=1, initial=0)
-        response = np.concatenate([self.response, np.repeat(longest, others)])
-        prompt = Lengths.of(self.prompt.tolist())
-        return Batch(float(len(response)), prompt, Lengths.of(response.tolist()), samples)
+        """The work of sampling these rows, of which `kept` of so many samples are left."""
+        prompt, response = (Lengths.of(each.reshape(-1).tolist()) for each in self.begun(kept, samples))
+        return Batch(float(self.rows // kept * samples), prompt, response, samples)
 
     def entries(self, kind: Type) -> float:
         """How many tokens are sent with a value of this type; a value for each row counts as one for each."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.backends.steps import Observer
+from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group
 
@@ -18,6 +19,12 @@ class Prediction(Protocol):
 
     def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Of the whole group that does this work, whose data-parallel copies share the rows."""
+        ...
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        """Of one copy that samples, on its rows alone: tokens of each row, so many samples for each prompt."""
         ...
 
     def host(self, op: str, count: float) -> Cost:
@@ -77,9 +84,10 @@ class Log:
         parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
         later: dict[str, float] | None = None,
+        idle: float = 0.0,
     ) -> Work:
         """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
-        tokens. `later`: what others add to its parts meanwhile."""
+        tokens. `later`: what others add to its parts meanwhile. `idle`: seconds that a copy has nothing to do."""
         clock = self.clock
         start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
@@ -89,7 +97,9 @@ class Log:
             clock.sleep(sum(more.values()))
             parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in {**parts, **more}}
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
-        work = Work(name, op, names, pools, step, fired.at, start, clock.now, fired.input, after, *counts, dict(parts))
+        work = Work(
+            name, op, names, pools, step, fired.at, start, clock.now, fired.input, after, *counts, idle, dict(parts)
+        )
         clock.note(work)
         self.works.append(work)
         self._teller.tell(work)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, code_of, model_of, rows_each, table_of
@@ -111,16 +114,47 @@ class SimTransport:
         with self.queues.place(group.pool, order.step.number) as place:
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
-            spent = self.begun(order, batches) | _parts(self.cost(node, frame, made, batches))
+            spent, idle = self.begun(order, batches), 0.0
+            if NODES[node.op].generates:
+                each = self.sampling_copies(order, _shared(made.values[node.name], order))
+                slowest = max((copy.cost for copy in each), key=lambda cost: cost.seconds)
+                idle = slowest.seconds - fmean(copy.cost.seconds for copy in each)
+                spent |= _parts(slowest)
+            else:
+                spent |= _parts(self.cost(node, frame, made, batches))
             # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
             who = replace(group, name=f"{group.name} {place}") if group.code else group
             counts = _counts(node, frame, made)
             with self.sampling(order, made) as later:
-                work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later)
+                work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later, idle)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
                 self.answered(order, runner, work)
+
+    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[Sampled]:
+        """What each copy of a group takes that samples these rows; copies without rows take no time."""
+        node, found = order.node, []
+        model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
+        for rows in shared:
+            prompts, answers = (each.reshape(-1).tolist() for each in rows.begun(kept, samples))
+            found.append(self.log.predictor.sampled(model, node.op, prompts, answers, samples))
+        return found
+
+    def ends(self, order: Order, parts: Sequence[Held]) -> tuple[list[float], list[float]]:
+        """Seconds after which each part has ended, and after which each copy has."""
+        copies = order.group.mesh.length("dp")
+        dealt = [parts[copy::copies] for copy in range(copies)]
+        shared = [own[0].join(own[1:]) for own in dealt if own]
+        found, ends = self.sampling_copies(order, shared), [0.0] * len(parts)
+        kept, samples = rows_each(order.node), order.node.attr("n")
+        for copy, (own, did) in enumerate(zip(dealt, found, strict=False)):
+            left = np.asarray(did.ends).reshape(-1, samples)[:, :kept].reshape(-1)
+            first = 0
+            for number, part in enumerate(own):
+                ends[copy + number * copies] = float(left[first : first + part.rows].max(initial=0.0))
+                first += part.rows
+        return ends, [did.cost.seconds for did in found] + [0.0] * (copies - len(found))
 
     def answered(self, order: Order, runner: Group, acted: Work) -> None:
         """What an environment that has a pool of its own makes of the actions of all turns, as many as there may be.
@@ -135,28 +169,29 @@ class SimTransport:
             self.log.take(node.attr("env"), "call", who, order.step.number, fired, spent, (acted.rows, 0))
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
-        """All rows are sampled side by side: a part is there when its longest row is."""
+        """Parts are dealt to the group's copies in turn; one is there when its last row has ended on its copy."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
         with self.queues.turn(group.pool, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
-            model, whole = frame.values[model_of(node)], self.made(node, frame, group)
-            [batch] = _batches(node, frame, whole)
-            spent, began, tokens = self.begun(order, [batch]), self.log.clock.now, 0
+            whole = self.made(node, frame, group)
+            spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
-            made = [self.made(node, self.slice(node, frame, *each), group) for each in bounds]
-            longest = [int(each.values[node.name].response.max(initial=0)) for each in made]
-            # The one whose longest row is the shortest ends first.
-            order_of_ending = sorted(range(len(sizes)), key=longest.__getitem__)
+            slices = [self.slice(node, frame, *each) for each in bounds]
+            made = [self.made(node, each, group) for each in slices]
+            ends, over = self.ends(order, [each.values[node.name] for each in made])
+            order_of_ending = sorted(range(len(sizes)), key=ends.__getitem__)
             there, sampling = 0.0, ExitStack()
             later = sampling.enter_context(self.sampling(order, whole))
             for number in order_of_ending:
-                cut = replace(batch, response=batch.response.capped(longest[number]))
-                until = self.log.predictor.work(model, node.op, [cut]).seconds
-                spent["sampling"] = max(0.0, until - there)
-                counts = _counts(node, self.slice(node, frame, *bounds[number]), made[number])
-                work = self.log.take(_title(node), node.op, [group], order.step.number, fired, spent, counts, later)
-                there, tokens = max(there, until), tokens + work.tokens
+                until = max(there, ends[number])
+                spent["sampling"] = until - there
+                idle = fmean(max(0.0, until - max(there, end)) for end in over)
+                counts = _counts(node, slices[number], made[number])
+                work = self.log.take(
+                    _title(node), node.op, [group], order.step.number, fired, spent, counts, later, idle
+                )
+                there, tokens = until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made[number])
@@ -407,6 +442,13 @@ class SimTransport:
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
     """Rows without tokens."""
     return Held(name, group, numbers, np.zeros_like(numbers), np.zeros_like(numbers), period)
+
+
+def _shared(rows: Held, order: Order) -> list[Held]:
+    """The rows of each copy of a group that samples them: those of a prompt stay together."""
+    copies, each = order.group.mesh.length("dp"), rows_each(order.node)
+    bounds = (share(rows.rows // each, copies, copy) for copy in range(copies))
+    return [rows.pick(np.arange(start * each, stop * each)) for start, stop in bounds]
 
 
 def _title(node: Node) -> str:

@@ -30,6 +30,8 @@ class Work:
     rows: int = 0
     tokens: int = 0
     """Sampled."""
+    idle: float = 0.0
+    """Seconds of it that a copy has nothing to do, on average: its own rows have ended."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What its seconds went to."""
 
@@ -40,6 +42,10 @@ class Work:
     def within(self, began: float, ended: float) -> float:
         """Seconds of it between two moments: works of a step ahead do not end with this one."""
         return max(0.0, min(self.end, ended) - max(self.start, began))
+
+    def idle_within(self, began: float, ended: float) -> float:
+        """Of these seconds those that a copy has nothing to do."""
+        return self.idle * self.within(began, ended) / self.seconds if self.idle else 0.0
 
     @property
     def queued(self) -> bool:

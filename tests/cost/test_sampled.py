@@ -1,0 +1,71 @@
+"""Copies that sample rows end apart, each row by its own length; on average that takes what a plan is chosen by."""
+
+from __future__ import annotations
+
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from rlgraph.clusters.read import read_cluster
+from rlgraph.cost import time
+from rlgraph.cost.constants import defaults
+from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.sampled import Sampled, sampled
+from rlgraph.cost.time import SLOTS, Batch
+from rlgraph.ir.layout import share
+from rlgraph.ir.mesh import mesh
+from rlgraph.models.known import known
+from rlgraph.models.shape import shape_of
+
+ISLAND = read_cluster("4x8:h100-80gb").islands[0]
+PROMPT = 300.0
+
+
+def config() -> ModelConfig:
+    found = known("meta-llama/Llama-3.1-8B")
+    assert found
+    return ModelConfig("actor", shape_of(found), "causal_lm", "bfloat16")
+
+
+def one(answers: list[float], copies: int = 1, samples: int = 1) -> Sampled:
+    deployment = Deployment("vllm", ISLAND, mesh(copies))
+    return sampled(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
+
+
+def test_rows_end_by_their_lengths() -> None:
+    found = one([70.0, 10.0, 300.0, 10.0])
+    assert found.ends[1] == found.ends[3] < found.ends[0] < found.ends[2] == pytest.approx(found.cost.seconds)
+    assert one([]).cost.seconds == 0
+
+
+def test_rows_begin_when_others_have_ended() -> None:
+    """Twice as many rows as are decoded together: half of them are there after half of the time."""
+    found = one([40.0] * (2 * SLOTS))
+    first, last = set(found.ends[:SLOTS]), set(found.ends[SLOTS:])
+    assert max(first) < min(last) and max(last) == pytest.approx(found.cost.seconds)
+    assert max(first) / max(last) == pytest.approx(0.5, abs=0.01)
+    # A long one keeps its place, and the others go on beside it.
+    beside = one([4000.0] + [40.0] * (2 * SLOTS))
+    assert max(beside.ends[1:]) < beside.ends[0] / 5
+
+
+@pytest.mark.parametrize("copies, prompts, samples", [(1, 32, 4), (4, 64, 4), (6, 64, 16), (32, 64, 8)])
+@pytest.mark.parametrize("answers", [Lengths.lognormal(500, 2000), Lengths.lognormal(1000, 8192).capped(8192)])
+def test_the_slowest_copy_takes_on_average_what_is_expected(
+    copies: int, prompts: int, samples: int, answers: Lengths
+) -> None:
+    count = prompts * samples
+    batch = Batch(float(count), Lengths((PROMPT,)), answers, samples)
+    expected = time.generate(config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch).seconds
+    slowest, all_copies = [], []
+    for seed in range(4):
+        rows = [answers.at((place + 0.5) / count) for place in range(count)]
+        Random(seed).shuffle(rows)
+        bounds = ([samples * each for each in share(prompts, copies, copy)] for copy in range(copies))
+        ends = [one(rows[start:stop], copies, samples).cost.seconds for start, stop in bounds]
+        slowest.append(max(ends))
+        all_copies += ends
+    assert fmean(slowest) == pytest.approx(expected, rel=0.03)
+    assert fmean(all_copies) < fmean(slowest) or copies == 1
