@@ -8,28 +8,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
-from transformers.utils import logging
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.models.families import ModelKind
 
-_AUTO = {
-    "causal_lm": AutoModelForCausalLM,
-    "value_lm": AutoModelForTokenClassification,
-    "reward_lm": AutoModelForSequenceClassification,
+# transformers' models take seconds to import, and neither the controller of a cluster nor who runs the user's functions
+# has one: what is needed of it is imported where it is used.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_AUTO: Mapping[ModelKind, str] = {
+    "causal_lm": "AutoModelForCausalLM",
+    "value_lm": "AutoModelForTokenClassification",
+    "reward_lm": "AutoModelForSequenceClassification",
 }
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -101,13 +96,15 @@ def load_codec(spec: ModelSpec) -> Codec:
 
 def save_config(spec: ModelSpec, folder: str | Path) -> None:
     """Write what says which model a folder holds, without its weights."""
+    from transformers import AutoConfig
+
     with quiet(), torch.device("meta"):
         if isinstance(spec.source, RandomSource):
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
             config = AutoConfig.from_pretrained(spec.source, **labels)
-        model = _AUTO[spec.kind].from_config(config, dtype=_DTYPES[spec.dtype])
+        model = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
     settings = getattr(model, "generation_config", None)
@@ -115,15 +112,25 @@ def save_config(spec: ModelSpec, folder: str | Path) -> None:
         settings.save_pretrained(str(folder))
 
 
+def _auto(kind: ModelKind) -> Any:
+    """transformers' class that makes models of a kind."""
+    import transformers
+
+    return getattr(transformers, _AUTO[kind])
+
+
 def _tokenizer_class(folder: str) -> Any:
     """AutoTokenizer, but for a folder that asks for the plain class: it would take the model family's own in
     its place."""
+    import transformers
+
     try:
         with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
             wanted = json.load(file).get("tokenizer_class")
     except (OSError, ValueError):
-        return AutoTokenizer
-    return PreTrainedTokenizerFast if wanted in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
+        wanted = None
+    plain = wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
 
 
 def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
@@ -131,7 +138,7 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     model, info = _found(
         source,
         "model",
-        lambda: _AUTO[kind].from_pretrained(source, dtype=dtype, output_loading_info=True, **labels),
+        lambda: _auto(kind).from_pretrained(source, dtype=dtype, output_loading_info=True, **labels),
     )
     new = tuple(sorted(info["missing_keys"]))
     if kind == "causal_lm" and new:
@@ -161,6 +168,8 @@ def _found(source: str, what: str, read: Any) -> Any:
 
 def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
     """The configuration of a random model; EngineError for one that there cannot be."""
+    from transformers import AutoConfig
+
     fields = dict(source.config)
     size = fields.setdefault("vocab_size", len(codec.tokenizer))
     if size < len(codec.tokenizer):
@@ -178,10 +187,10 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
 def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:
     """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
     try:
-        base = _seeded(AutoModelForCausalLM, random_config(source, codec), source.seed)
+        base = _seeded("causal_lm", random_config(source, codec), source.seed)
         if kind == "causal_lm":
             return base
-        model = _seeded(_AUTO[kind], random_config(source, codec, kind), source.seed + 1)
+        model = _seeded(kind, random_config(source, codec, kind), source.seed + 1)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, EngineError):
             raise
@@ -190,11 +199,11 @@ def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedMo
     return model
 
 
-def _seeded(auto: Any, config: Any, seed: int) -> PreTrainedModel:
+def _seeded(kind: ModelKind, config: Any, seed: int) -> PreTrainedModel:
     """A model of this configuration in float32, without touching the global random generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = _auto(kind).from_config(config, dtype=torch.float32)
     return model
 
 
@@ -202,6 +211,8 @@ def _seeded(auto: Any, config: Any, seed: int) -> PreTrainedModel:
 def quiet() -> Iterator[None]:
     """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still
     raise."""
+    from transformers.utils import logging
+
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

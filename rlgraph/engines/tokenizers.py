@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlgraph.engines.base import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
@@ -42,6 +45,8 @@ TokenizerSpec = Chars | Words | Bytes
 
 def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
     """A tokenizer with pad, eos and unk tokens that `save_pretrained` can write."""
+    from transformers import PreTrainedTokenizerFast
+
     special = [PAD, EOS, UNK]
     match spec:
         case Chars(alphabet):

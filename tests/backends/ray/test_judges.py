@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("ray.util")
 
+import ray.cloudpickle
 from scheduled import compiled
 from tiny import data_folder, weights
 
@@ -24,6 +26,9 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.errors import Diagnostic, RlgraphError, RunError
 from rlgraph.passes.accumulate import trainings
+
+# Actors cannot import what pytest imports.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 USER = '''
 import os, time
@@ -106,6 +111,7 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     assert len(called) == 3, "one process on each cpu, whatever `workers` says"
     assert stepped == called, "all that a file has shares its process"
     assert all(psutil.Process(each).parent().pid in _pids(backend) for each in called)
+    assert _have_loaded(backend, "transformers.modeling_utils") == {"all"}, "it takes seconds"
     with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
         for ours, told in zip(found, local.steps(2), strict=True):
             names = ("score", "spread", "length", "best", "gain", "turns", "over")
@@ -118,6 +124,17 @@ def _pids(backend: RayBackend) -> list[int]:
     from rlgraph.backends.ray.failures import Request
 
     return processes.ask(Request(tuple(who), "its number"), Worker.pid)
+
+
+def _have_loaded(backend: RayBackend, module: str) -> set[str]:
+    """The pools whose processes have imported it."""
+    handles = backend.transport.processes.handles
+    asked = {who: handle.__ray_call__.remote(_has_loaded, module) for who, handle in handles.items()}
+    return {who[0].split(".")[0] for who, answer in asked.items() if ray.get(answer)}
+
+
+def _has_loaded(worker: Worker, module: str) -> bool:
+    return module in sys.modules
 
 
 def _raised(made: Compiled, backend: RayBackend, asked: str) -> Diagnostic:
