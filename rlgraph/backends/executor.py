@@ -153,7 +153,10 @@ class GraphRun:
         """Nodes that are fired and not done."""
         wanted = cuts(graph, frame.types, self.blocks.tables)
         self.tasks = [
-            _Task(node, each, handed) for node, each, handed in zip(graph.nodes, wanted, handed_on(graph), strict=True)
+            _Task(node, each, handed)
+            for node, each, handed in zip(graph.nodes, wanted, handed_on(graph), strict=True)
+            # What a frame is given need not be made.
+            if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
         self.waiting = list(self.tasks)
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}

@@ -8,7 +8,7 @@ What is carried from one run to the next is no business of most policies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.types import Axis, axes_of
+from rlgraph.ir.types import Axis, Table, axes_of
 from rlgraph.ops.nodes import NODES, OnSteps, at_once, attr
 
 Run = Callable[[Graph, Frame], None]
@@ -131,33 +131,64 @@ def minibatch(loop: Loop) -> Frame:
 
 def collect(loop: Loop) -> Frame:
     """On fresh batches until enough rows are kept, the first of them in the order of the data. The surplus begins the
-    next step's, or is dropped."""
-    node, frame = loop.node, loop.frame
+    next step's, or is asked again there, or is dropped."""
+    node, frame, rest = loop.node, loop.frame, attr(loop.node, "rest")
     axis, wanted = node.attr("axis"), node.attr("rows")
     place = next(at for at, value in enumerate(node.region.inputs) if _surplus(value.name))
-    parts: list[Frame] = [] if loop.carried[place] is None else [loop.carried[place]]
+    before, loop.carried[place] = loop.carried[place], None
+    parts: list[Frame] = [before] if before is not None and rest == "carry" else []
+    again = before if rest == "later" else None
     kept, rounds = sum(part.size(axis) for part in parts), 0
     while kept < wanted:
-        allowed = node.attr("rounds") - rounds
+        allowed, missing = node.attr("rounds") - rounds, wanted - kept
         if not allowed:
             message = f"{kept} of {wanted} rows were kept after {rounds} batches"
             hint = "keep more of them, raise `rounds`, or lower the number of rows"
             raise RunError(Diagnostic("E0737", message, node.span, hint))
-        begun = loop.run_all([frame.child() for _ in range(min(allowed, at_once(node, wanted - kept)))])
-        parts += begun
-        kept, rounds = kept + sum(part.size(axis) for part in begun), rounds + len(begun)
+        begun = [] if again is None else [_asked_again(loop, again)]
+        if again is None or attr(node, "ahead") is not None:
+            missing -= 0 if again is None else again.size(axis)
+            begun += [frame.child() for _ in range(min(allowed - len(begun), at_once(node, max(0, missing))))]
+        again = None
+        parts += loop.run_all(begun)
+        kept, rounds = kept + sum(body.size(axis) for body in begun), rounds + len(begun)
         loop.note(f"{kept} of {wanted} rows kept")
     whole, names = frame.child(), [inner for inner, _ in node.exported]
     whole.append(parts, names)
     top = list(whole.rows[axis].axis.path())[-1].key
     last = int(whole.index(axis, top)[wanted - 1]) + 1
     now, _ = whole.slice(top, np.arange(last), names)
-    later, _ = whole.slice(top, np.arange(last, whole.size(top)), names)
-    loop.carried[place] = later if later.size(top) and attr(node, "rest") == "carry" else None
-    if attr(node, "rest") == "drop":
-        loop.metrics[f"{node.region.inputs[place].name.rsplit('.surplus', 1)[0]}.dropped"] = float(later.size(axis))
+    # What was carried over once is the first of them.
+    first = max(last, before.size(top)) if before is not None and attr(node, "once") else last
+    kept_for_later = names if rest == "carry" else [_data(node)]
+    later, _ = whole.slice(top, np.arange(first, whole.size(top)), kept_for_later)
+    loop.carried[place] = later if later.size(top) and rest != "drop" else None
+    name, left = node.region.inputs[place].name.rsplit(".surplus", 1)[0], whole.size(axis) - now.size(axis)
+    if rest == "later":
+        loop.metrics[f"{name}.later"] = float(left)
+    elif rest == "drop" or attr(node, "once"):
+        loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
+
+
+def _data(node: Node) -> str:
+    """The rows of the data that a `collect` keeps, by the name of their table in its region."""
+    tables = ((inner, value.type) for inner, value in node.exported if isinstance(value.type, Table))
+    return next(inner for inner, kind in tables if kind.axis.key == node.attr("axis") and kind.token is None)
+
+
+def _asked_again(loop: Loop, rows: Frame) -> Frame:
+    """A batch of rows of the data that were read before, instead of the next ones."""
+    node, body = loop.node, loop.frame.child()
+    read = next(each for each in node.region.nodes if NODES[each.op].place("cursor") is not None)
+    table, cursor = read.outputs
+    assert isinstance(table.type, Table)
+    body.add_rows(replace(rows.rows[node.attr("axis")], axis=table.type.axis))
+    body.values[table.name] = rows.values[_data(node)]
+    carried = [value.name for value in node.region.inputs]
+    body.values[cursor.name] = loop.carried[carried.index(read.inputs[0])]
+    return body
 
 
 def _on(steps: OnSteps) -> Policy:

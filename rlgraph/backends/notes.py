@@ -27,7 +27,7 @@ from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import step_edges
+from rlgraph.ir.steps import ages
 
 KINDS = ("read", "sampled", "dropped", "trained")
 Kind = Literal["read", "sampled", "dropped", "trained"]
@@ -52,7 +52,7 @@ class Notes:
     """Those of one process, until somebody takes them; of the one that runs the steps, until they are over."""
 
     def __init__(self, program: Program) -> None:
-        self.wanted = any(step_edges(program))
+        self.wanted = ages(program)
         self._notes: list[Note] = []
         self._changed: Counter[tuple[int, str]] = Counter()
         self._lock = Lock()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Ref
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import bound
 from rlgraph.ir.types import Handle, Type
 from rlgraph.ops import NODES, TENSOR
 
@@ -242,7 +242,7 @@ class _Losses:
         against the policy that sampled.
         """
         for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
-            if ratio.live and ratio.above and ratio.below and oldest(self.generated[ratio.table]):
+            if ratio.live and ratio.above and ratio.below and bound(self.generated[ratio.table]):
                 self.warnings.append(
                     Diagnostic(
                         "W0502",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Ref
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import bound
 from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, chosen_from, model_of, table_of
 
@@ -80,7 +80,7 @@ class _Walk:
         if op.trains:
             self.loss(node)
         if op.generates:
-            self.known[node.name] = _Known(self.model(node) if oldest(node) else "")
+            self.known[node.name] = _Known(self.model(node) if bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
                 self.known[value.name] = self.known.get(source, _NOTHING)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.bounds import bounded
 from rlgraph.dsl.context import Block, Context, PhaseContext
 from rlgraph.dsl.loops import read
 from rlgraph.dsl.names import names_used
 from rlgraph.dsl.nodes import version
 from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop
 from rlgraph.dsl.signatures import STATEMENTS
-from rlgraph.dsl.updates import in_steps
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Constant, Graph, Phase, Staleness, Value
 from rlgraph.ir.types import Handle, Tensor
@@ -37,7 +37,7 @@ def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Pha
             made.append(_phase(context, item))
         except Stop:
             continue
-    made = in_steps(context, made, {item.name: item for item in found})
+    made = bounded(context, made, {item.name: item for item in found})
     return sorted(made, key=lambda phase: phase.name == "step")
 
 
@@ -82,7 +82,7 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 
 
 _TO_COME = {
-    "late": "to come: no row is older than `staleness` says, since generating waits",
+    "late": "to come: no row is older than `staleness` says, since generating waits, also for what is carried over",
     "order": "to come: rows are trained on in the order of the data",
 }
 """Options of `async` that the language means to have."""

@@ -33,9 +33,19 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
                 yield StepEdge(model.name, node, 1 + age)
 
 
+def bound(node: Node) -> int:
+    """How many versions old the rows that a node samples are, or may be, when something is trained on them."""
+    return int(node.attr("lag", 0) + node.attr("staleness", 0))
+
+
 def oldest(node: Node) -> int:
     """How many versions old the weights are, or may be, that a node samples with."""
-    return int(node.attr("lag", 0) + node.attr("staleness", 0))
+    return bound(node) - int(node.attr("held", 0))
+
+
+def ages(program: Program) -> bool:
+    """Whether rows of a program may be of older weights than those that are trained."""
+    return any(bound(node) for _, node in program.walk())
 
 
 def distance(node: Node, name: str) -> int:

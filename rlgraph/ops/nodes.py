@@ -137,7 +137,8 @@ _SAMPLING = (
 _KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
 _LAG = (
     Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker"),
-    Attribute("staleness", "int", 0, 0, 1024, "steps that its weights may be behind", by="checker"),
+    Attribute("staleness", "int", 0, 0, 1024, "steps that its rows may be behind", by="checker"),
+    Attribute("held", "int", 0, 0, 1024, "of these, steps that its rows may wait for training", by="checker"),
     Attribute("span", "word", "row", doc="what is of one version", by="checker", names=lambda: SPANS),
 )
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
@@ -382,7 +383,10 @@ _ALL = (
             Attribute(
                 "ahead", "float", None, 1.0, 64.0, "begin so many times the batches that are missing, side by side"
             ),
-            Attribute("rest", "word", "carry", doc="what becomes of the surplus", names=lambda: ("carry", "drop")),
+            Attribute(
+                "rest", "word", "carry", doc="what becomes of the surplus", names=lambda: ("carry", "drop", "later")
+            ),
+            Attribute("once", "bool", False, doc="the surplus is carried over once at most", by="checker"),
             Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
             _AXIS,
         ),

@@ -192,6 +192,8 @@ class _Checker:
         """For each row and what is trained on it: in which step."""
         self.waiting: dict[tuple[str, str], list[Row]] = {}
         """What a `collect` has left over for what is trained in the next step."""
+        self.put_off: dict[str, set[Row]] = {}
+        """By who samples with them: rows of the data that a `collect` has left over, to be asked again."""
         self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
         self.depths = {key: axis.depth for key, axis in axes(trace.program).items()}
 
@@ -209,13 +211,17 @@ class _Checker:
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
                 once = not ways[step.phase].again(node.name)
-                self.check_sampled(number, step.phase, key, rows, node, model, once=once)
+                again = self.put_off.pop(key, set()) if rows else set()
+                self.check_sampled(number, step.phase, key, rows, node, model, again if once else None)
+                lost = again.difference((row[:3] for row, _ in rows), *step.dropped.values())
+                granted = "`rest=later` asks it first in the next step"
+                self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
                     _, model = samplers[step.phase][training.source]
                     age = self.versions[model] - self.made[training.source, row][1]
                     ages.setdefault((training.source, row), age)
-                    self.check_updates(number, step, training.source, row, model)
+                    self.check_age(number, step, training.source, row, model, age)
             for model, times in step.changed.items():
                 self.versions[model] += 1
                 known = self.updates.setdefault(model, [])
@@ -225,14 +231,22 @@ class _Checker:
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
 
     def check_sampled(
-        self, step: int, phase: str, key: str, rows: Iterable[tuple[Row, Runs]], node: Node, model: str, *, once: bool
+        self,
+        step: int,
+        phase: str,
+        key: str,
+        rows: Iterable[tuple[Row, Runs]],
+        node: Node,
+        model: str,
+        again: set[Row] | None,
     ) -> None:
+        """again: rows of the data that may be asked although they have been before; None: all may."""
         now, lag, bound = self.versions[model], attr(node, "lag"), attr(node, "staleness")
         oldest = max(0, now - lag - bound)
         groups: Counter[Row] = Counter()
         for row, runs in rows:
             versions = [version for version, _ in runs]
-            if once and (key, row) in self.made:
+            if again is not None and row[:3] not in again and (key, row) in self.made:
                 before, _ = self.made[key, row]
                 self.fault(step, [row], f"of `{key}` was sampled twice", f"it was in step {before} before")
             self.made[key, row] = step, min(versions)
@@ -260,10 +274,14 @@ class _Checker:
                 what = f"has {counted(count, 'row')} of `{key}`"
                 self.fault(step, [group], what, f"a group of it has {each}")
 
-    def check_updates(self, step: int, done: TracedStep, source: str, row: Row, model: str) -> None:
-        """Where the program counts updates: how old a row is at the last one of a step."""
-        bound, known = self.bounds[done.phase].updates, [0, *self.updates.get(model, ())]
+    def check_age(self, step: int, done: TracedStep, source: str, row: Row, model: str, age: int) -> None:
+        """How old a row is that is trained on; where the program counts updates, at the last one of a step."""
+        staleness, known = self.bounds[done.phase], [0, *self.updates.get(model, ())]
+        bound = staleness.updates
         if bound is None:
+            if age > staleness.steps and not staleness.exact:
+                what = f"of `{source}` was {counted(age, 'step')} behind when it was trained on: too old"
+                self.fault(step, [row], what, f"`staleness={staleness.steps}` grants {staleness.steps}")
             return
         behind = known[-1] + max(0, done.changed.get(model, 0) - 1) - known[self.made[source, row][1]]
         if behind > bound:
@@ -298,11 +316,13 @@ class _Checker:
                     self.fault(step, [row], what, f"the program says {counted(training.times, 'time')}")
                 self.used[key, row] = step
                 rightly.append(row)
-        self.check_missing(step, training, here, set(rightly), after)
+        self.check_missing(step, training, here, set(fresh), set(rightly), after)
         return rightly
 
-    def check_missing(self, step: int, training: _Training, here: list[Row], used: set[Row], after: _Dropped) -> None:
-        """What became of the rows that it was not trained on."""
+    def check_missing(
+        self, step: int, training: _Training, here: list[Row], fresh: set[Row], used: set[Row], after: _Dropped
+    ) -> None:
+        """What became of the rows that it was not trained on; fresh: those that were sampled in this step."""
         who, collect = training.model, training.collect
         missing = [row for row in here if row not in used and row not in after]
         if collect is not None:
@@ -310,8 +330,10 @@ class _Checker:
             last = max(map(self.place, reached), default=-1)
             surplus = [row for row in missing if self.place(row) > last]
             missing = [row for row in missing if self.place(row) <= last]
-            if attr(collect, "rest") == "carry" and surplus:
-                self.waiting[training.key] = surplus
+            if attr(collect, "rest") == "carry":
+                self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
+            elif attr(collect, "rest") == "later":
+                self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
             length = self.depths[collect.attr("axis")] + 2
             found, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")
             if found < wanted:
@@ -319,7 +341,7 @@ class _Checker:
                 what = (
                     f"was not trained on for `{who}`, nor were those behind it: {found} of {wanted} rows were collected"
                 )
-                self.fault(step, rows[:1], what, "only what is more than that is carried over or dropped")
+                self.fault(step, rows[:1], what, "only what is more than that is left over")
         groups = {row[:-1] for row in used}
         for row in missing:
             what = f"of `{training.source}` was lost: it was sampled, and neither trained on for `{who}` nor dropped"

@@ -128,7 +128,7 @@ COLLECT = (
     + MODEL
     + """data prompts = jsonl("prompts.jsonl", batch=4, shuffle=false)
 
-step:
+STEP
     collect prompts(WANTED, rounds=ROUNDSMORE):
         rollout = actor.generate(prompts, n=2, max_tokens=3)
         keep prompts where CONDITION
@@ -140,10 +140,17 @@ step:
 
 
 def collected(
-    condition: str, folder: Path, steps: int, wanted: int = 3, rounds: int = 8, more: str = "", **settings: Any
+    condition: str,
+    folder: Path,
+    steps: int,
+    wanted: int = 3,
+    rounds: int = 8,
+    more: str = "",
+    step: str = "step:",
+    **settings: Any,
 ) -> Any:
     text = COLLECT.replace("WANTED", str(wanted)).replace("ROUNDS", str(rounds)).replace("CONDITION", condition)
-    text = text.replace("MORE", more)
+    text = text.replace("MORE", more).replace("STEP", step)
     text = text.replace(", off = max(abs(old))", "")
     kept: list[list[Any]] = []
 
@@ -202,6 +209,29 @@ def test_a_surplus_that_is_dropped(folder: Path) -> None:
     assert [[row[2] for row in step] for step in kept] == [[0, 1, 2], [4, 5, 6], [8, 9, 0], [2, 3, 4], [6, 7, 8]]
     assert [seen.metrics["prompts.dropped"] for seen in steps] == [1] * 5
     assert [seen.metrics["oldest"] for seen in steps] == [0] * 5
+
+
+@pytest.mark.parametrize("more, sampled", [("", [1, 2, 2, 1, 1]), (", ahead=1.5", [2, 1, 2, 1, 2])])
+def test_a_surplus_that_is_asked_again(folder: Path, more: str, sampled: list[int]) -> None:
+    """It comes first, as a batch of its own, and its answers are new ones: no row is lost, and none is older than its
+    step."""
+    steps, kept = collected("prompts.place >= 0", folder, 5, more=more + ", rest=later")
+    assert [row[2] for step in kept for row in step] == [*range(10), *range(5)]
+    assert [len(seen.sampled) for seen in steps] == sampled
+    assert [seen.metrics["oldest"] for seen in steps] == [0] * 5
+    asked = [{row[:3] for table in seen.sampled for row in table.ids} for seen in steps]
+    for before, used, seen, now in zip(asked, kept, steps, asked[1:], strict=False):
+        left = before - set(used)
+        assert seen.metrics["prompts.later"] == len(left) and left <= now
+
+
+def test_a_surplus_that_a_bound_lets_wait_once(folder: Path) -> None:
+    """Of a batch of four one is used, one is carried over, and two would be older than any bound some day."""
+    steps, kept = collected("prompts.place >= 0", folder, 4, wanted=1, step="step async(staleness=2):")
+    assert [row[2] for step in kept for row in step] == [0, 1, 4, 5]
+    assert [len(seen.sampled) for seen in steps] == [1, 0, 1, 0]
+    assert [seen.metrics["oldest"] for seen in steps] == [0, 1, 0, 1]
+    assert [seen.metrics["prompts.dropped"] for seen in steps] == [0, 2, 0, 2]
 
 
 @pytest.mark.parametrize("block", [None, 1, 3])

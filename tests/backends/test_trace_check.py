@@ -24,6 +24,7 @@ PROGRAMS = {
     "updates": f"algorithm plain{HEAD.replace('staleness=2', 'staleness=11, unit=update')}{BODIES['plain']}{TRAIN}",
     "carry": f"algorithm carry{HEAD}{BODIES['carry']}{TRAIN}",
     "drop": f"algorithm drop{HEAD}{BODIES['drop']}{TRAIN}",
+    "later": f"algorithm later{HEAD}{BODIES['later']}{TRAIN}",
 }
 
 Lines = list[dict[str, Any]]
@@ -127,6 +128,26 @@ def carried_row(lines: Lines, step: int) -> None:
     leave_out(trained(lines, step), lambda row: row[:3] == one[:3])
 
 
+def older(lines: Lines, step: int) -> None:
+    """A row that is carried over was sampled with weights that were as old as a row may be."""
+    fresh, sampled = lines[step - 1]["sampled"][0]["rows"], lines[step - 2]["sampled"][0]
+    one = next(row for row in trained(lines, step) if row not in fresh)
+    sampled["versions"][sampled["rows"].index(one)] = [[step - 4, 5]]
+
+
+def not_again(lines: Lines, step: int) -> None:
+    """A prompt that the step before has left over is gone."""
+    now, before = lines[step - 1]["sampled"][0], lines[step - 2]["sampled"][0]["rows"]
+    one = next(row[:3] for row in now["rows"] if row in before)
+    for kind in ("sampled", "dropped", "trained"):
+        for entry in lines[step - 1][kind]:
+            if kind == "sampled":
+                entry["versions"] = [
+                    v for v, row in zip(entry["versions"], entry["rows"], strict=True) if row[:3] != one
+                ]
+            leave_out(entry["rows"], lambda row: row[:3] == one)
+
+
 FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
     "a row is lost": (
         "plain",
@@ -224,6 +245,21 @@ FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
         lambda lines: first_group(lines, 2),
         "step 2: .* was lost",
     ),
+    "carried over, and too old": (
+        "carry",
+        lambda lines: older(lines, 5),
+        "step 5: .* of `rollout` was 3 steps behind when it was trained on: too old\nhelp: `staleness=2` grants 2",
+    ),
+    "left over, and not asked again": (
+        "later",
+        lambda lines: not_again(lines, 2),
+        r"step 2: prompts row \d+ was left over for `rollout`, and not asked again",
+    ),
+    "asked again, and not left over": (
+        "later",
+        lambda lines: sampled_again(lines, 2),
+        "step 2: .* of `rollout` was sampled twice\nhelp: it was in step 1 before",
+    ),
     "a collect forgets what it carries": (
         "carry",
         lambda lines: carried_row(lines, 2),
@@ -239,7 +275,7 @@ def test_honest_runs(runs: dict[str, Path], name: str) -> None:
     assert 0 < found.trained <= found.sampled
     assert sum(found.ages.values()) == found.trained
     # In one process nothing runs ahead; what is carried over gets older.
-    assert max(found.ages) == {"plain": 0, "lag": 1, "updates": 0, "carry": 1, "drop": 0}[name]
+    assert max(found.ages) == {"plain": 0, "lag": 1, "updates": 0, "carry": 1, "drop": 0, "later": 0}[name]
 
 
 @pytest.mark.parametrize("fault", FORGED)

@@ -57,6 +57,12 @@ BODIES = {
         keep prompts where max(score, by=prompts) > 0.4
     keep rollout where score < 0.9
 """,
+    "later": """
+    collect prompts(5, ahead=1.5, rest=later):
+        rollout = actor.generate(prompts, n=2, max_tokens=5)
+        score   = rollout.length / 5
+        keep prompts where max(score, by=prompts) > 0.4
+""",
     "agent": """
     rollout = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=9)
     score   = rollout.length / 5 + sum(rollout.reward, by=rollout)

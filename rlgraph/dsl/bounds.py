@@ -1,0 +1,117 @@
+"""`staleness=K` of a phase whose graph is known: the bound in steps, and what rows that wait for a step take of it.
+
+With `unit=update`: in a step that updates a model u times, its last update comes after u - 1 others, and a row that was
+sampled d steps before has seen d * u fewer still. So a row is at most K updates behind if d * u + u - 1 <= K.
+
+What a `collect` carries over is trained on in a later step, where it is older. So that it is not too old there, it is
+sampled with weights that are that much younger than the bound, and carried over once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
+from rlgraph.dsl.scope import Stop
+from rlgraph.errors import Related, counted
+from rlgraph.ir.graph import Constant, Graph, Node, Phase
+from rlgraph.ir.types import Type
+from rlgraph.ops.nodes import NODES, attr, model_of
+
+
+def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
+    """The phases, in which each node says what the bound means for it. written: by name."""
+    found = []
+    for phase in made:
+        options = {option.name: option for option in written[phase.name].options}
+        try:
+            if phase.staleness.updates is not None:
+                phase = _in_steps(context, phase, made, options)
+            if "staleness" in options:
+                graph = _Bounds(context, phase.staleness.steps, options["staleness"]).graph(phase.graph, 0, 1)
+                phase = replace(phase, graph=graph)
+        except Stop:
+            continue
+        found.append(phase)
+    return found
+
+
+def _in_steps(context: Context, phase: Phase, made: Sequence[Phase], options: Mapping[str, tree.Option]) -> Phase:
+    allowed, types = phase.staleness.updates, phase.graph.values()
+    assert allowed is not None
+    sampling = {types[model_of(node)] for node in phase.graph.walk() if NODES[node.op].generates}
+    counts: Counter[tuple[str, Type]] = Counter()
+    for each in made:
+        for node, times in _updates(each.graph, 1):
+            model = node.outputs[0].type
+            if model in sampling and times is None:
+                message = f"how often a step updates `{model_of(node).split('@')[0]}` is not known before it runs"
+                hint = "count steps: leave `unit=update` out, or move the update out of the `collect`"
+                related = (Related(node.span, "as often as batches are needed"),)
+                raise context.stop("E0408", message, options["unit"].value.span, hint, related)
+            if model in sampling:
+                counts[each.name, model] += times or 0
+    # A step without updates makes no version.
+    own = max((n for (name, _), n in counts.items() if name == phase.name), default=1)
+    most = max(counts.values(), default=1)
+    steps = (allowed - (own - 1)) // most
+    if steps < 0:
+        message = f"a step takes {counted(own, 'update')}, and its own rows are {own - 1} behind at the last of them"
+        hint = f"write at least `staleness={own - 1}`; `staleness={own - 1 + most}` lets a step run ahead"
+        raise context.stop("E0408", message, options["staleness"].value.span, hint)
+    span = phase.staleness.span
+    if not steps and span != "row":
+        message = f"`staleness={allowed}` lets no step run ahead, and `span={span}` is for rows of several versions"
+        hint = f"write at least `staleness={own - 1 + most}`: a step takes {counted(own, 'update')}"
+        raise context.stop("E0407", message, options["span"].value.span, hint)
+    return replace(phase, staleness=replace(phase.staleness, steps=steps, exact=not steps))
+
+
+def _updates(graph: Graph, times: int | None) -> Iterator[tuple[Node, int | None]]:
+    """What updates models, and how often it does in a step, at most; None: nobody knows."""
+    for node in graph.nodes:
+        op, inside = NODES[node.op], times
+        if op.updates:
+            yield node, times
+        if op.loop == "slices" and times is not None:
+            inside = times * attr(node, "parts") * attr(node, "epochs")
+        elif op.loop == "rounds":
+            inside = None
+        for region in node.regions if not op.trains else ():
+            yield from _updates(region, inside)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Writes a bound into the nodes that sample, and into those that carry rows over."""
+
+    context: Context
+    steps: int
+    option: tree.Option
+
+    def graph(self, graph: Graph, held: int, period: int) -> Graph:
+        """held: steps that rows which are sampled here may wait. period: steps from one time that it runs to the
+        next."""
+        return replace(graph, nodes=tuple(self.node(node, held, period) for node in graph.nodes))
+
+    def node(self, node: Node, held: int, period: int) -> Node:
+        op, said = NODES[node.op], dict[str, Constant]()
+        if op.on_steps:
+            period *= attr(node, "steps")
+        if op.loop == "rounds" and attr(node, "rest") == "carry":
+            held, said["once"] = held + period, True
+        if held > self.steps and op.loop == "rounds":
+            message = f"what is left over is {counted(held, 'step')} older when it is trained on, "
+            message += f"and `staleness={self.option.value.span.text}` does not grant that"
+            hint = "`rest=later` asks its prompts again, `rest=drop` forgets it"
+            raise self.context.stop("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
+        attrs = node.attrs
+        if node.attr("staleness") is not None:
+            attrs = tuple((name, self.steps if name == "staleness" else value) for name, value in attrs)
+            attrs = tuple(each for each in attrs if each != ("staleness", 0))
+            said = {"held": held} if self.steps and held else {}
+        regions = tuple(self.graph(region, held, period) for region in node.regions)
+        return replace(node, attrs=(*attrs, *said.items()), regions=regions)
