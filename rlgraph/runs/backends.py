@@ -50,7 +50,8 @@ def open_backend(
     with warnings.catch_warnings():
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
         warnings.filterwarnings("ignore", "IProgress not found")
-        from rlgraph.backends.process.session import Settings
+        import_module("tqdm.auto")
+    from rlgraph.backends.process.session import Settings
 
     settings = Settings(
         options.seed,
