@@ -60,7 +60,7 @@ def debugged(
         backend.close()
 
 
-CASES = [(apart, None), (apart, 1), (apart, 2), (apart, 3), (together, None), (together, 2)]
+CASES = [(apart, None), (apart, 1), (apart, 3), (together, None), (together, 2)]
 
 
 @pytest.mark.parametrize(("schedule", "block"), CASES)

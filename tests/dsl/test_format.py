@@ -231,7 +231,7 @@ def _statements(draw: st.DrawFn, indent: int, width: int) -> list[str]:
 
 
 @given(programs())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_tidy_program_says_the_same_and_stays_tidy(text: str) -> None:
     source = Source("a.rlf", text)
     once = format_source(source)

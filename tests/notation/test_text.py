@@ -208,7 +208,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 @given(programs())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_printed_program_parses_back(program: Program) -> None:
     text = print_program(program)
     found = parse_program(text)

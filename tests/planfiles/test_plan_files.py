@@ -179,7 +179,7 @@ JSON = st.recursive(
 ORIGIN = Origin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x85"'})
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(st.data())
 def test_what_is_written_is_read_back(data: st.DataObject) -> None:
     program = compiled(data.draw(st.sampled_from(["ppo", "async_grpo", "dapo"]))).program
