@@ -40,7 +40,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"ppo on 2x8:a100-80gb: [\d,.]+ s a step by the simulator", head[0])
     assert [line.split()[0] for line in pools[1:]] == ["host", "learn", "play"]
     assert re.search(r"learn +8 .* rollout from play [\d,.]+ s", pools[2]), "it waits for the rows"
-    assert re.search(r"play +8 .* credit \(end of step t-1\) [\d,.]+ s", pools[3]), "it waits for the training"
+    assert re.search(r"play +8 .* weights of step t-1 [\d,.]+ s", pools[3]), "it waits for the training"
     assert [line.split()[0] for line in path] == ["start", "0", *(line.split()[0] for line in path[2:])]
     assert any("sync actor" in line and "learn and play" in line for line in path)
     assert any("train critic x16" in line for line in path)
@@ -56,7 +56,9 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(wait["seconds"] for wait in pool["waited"]) == pytest.approx(pool["idle"])
     path = found["critical_path"]
     assert all(before["start"] + before["seconds"] == pytest.approx(after["start"]) for before, after in pairwise(path))
-    assert path[0]["start"] == 0 and sum(work["seconds"] for work in path) == pytest.approx(found["step_seconds"][-1])
+    # What the step ahead had begun meanwhile is older than the step.
+    inside = sum(work["seconds"] + min(work["start"], 0) for work in path)
+    assert path[0]["start"] <= 0 and inside == pytest.approx(found["step_seconds"][-1])
     assert sum(found["step_seconds"]) == pytest.approx(3 * found["seconds"])
     assert all(sum(work["parts"].values()) == pytest.approx(work["seconds"]) for work in path)
     assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
@@ -108,7 +110,8 @@ def test_every_program_that_ships(name: str) -> None:
     program = rlgraph.compile(ALGORITHMS / f"{name}.rlf", swaps, devices=8)
     found = simulate(program, read_cluster("1x8:h100-80gb"), workload=Workload(kept=0.5))
     assert found.seconds > 0 and found.tokens > 0
-    assert sum(work.seconds for work in found.path) == pytest.approx(found.seconds)
+    inside = sum(work.within(found.last, found.ends[-1]) for work in found.path)
+    assert inside == pytest.approx(found.seconds)
     assert any(work.op == "train" for work in found.path)
 
 

@@ -83,10 +83,9 @@ class Flights:
 
     def credit(self, phase: Phase) -> int:
         """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
-        one that has all but the weights it waits for, so that it gets them before the next training begins. Where one
-        node runs at a time, nothing is gained by more than one."""
-        ahead = phase.staleness.steps
-        return 2 + ahead if ahead and self.executor.clock.together else 1
+        one that has all but the weights it waits for, so that it gets them before the next training begins, and while
+        the one before it is evaluated. Where one node runs at a time, nothing is gained by more than one."""
+        return 2 + phase.staleness.steps if self.executor.clock.together else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
         """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are

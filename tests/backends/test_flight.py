@@ -23,6 +23,7 @@ from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
+from rlgraph.ops.nodes import NODES
 
 LONGEST = 3.0
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((LONGEST,)))
@@ -145,6 +146,29 @@ def test_on_one_pool_the_older_step_is_served_first(folder: Path) -> None:
     # While the scores of the first rows are worked out, the next ones are generated; from then on it is training's turn
     # whenever there is something to train on.
     assert ops == ["generate", *["generate", "train"] * 5, "train"]
+
+
+class Functions(Seconds):
+    """A function takes 6 s."""
+
+    def host(self, op: str, count: float) -> Cost:
+        return Cost(overhead=6.0 if NODES[op].foreign else 0.0)
+
+
+def test_evaluating_holds_nobody_up(folder: Path) -> None:
+    """The next step samples while the samples that nobody trains on are judged, and has read its data by then."""
+    evaluated = AHEAD.replace("data prompts", "data unseen = jsonl('prompts.jsonl', batch=5)\ndata prompts")
+    evaluated += """
+    every 1:
+        tests = actor.generate(unseen, max_tokens=4)
+        report solved = mean(spread(tests))
+"""
+    works, steps = simulated(program(folder, 0, text=evaluated), Functions(10.0, 4.0), 5)
+    # Sampled, judged, trained, weights, sampled again: how long that is judged shows in the last step alone.
+    assert sum(step.seconds for step in steps) == 5 * (10.0 + 6.0 + 4.0 + 1.0 + 10.0) + 6.0
+    trained = [work.end for work in works if work.op == "train"]
+    read = [work.end for work in works if work.name == "prompts"]
+    assert len(read) == 5 and all(there <= end for there, end in zip(read[1:], trained, strict=False))
 
 
 def test_asked_for_piece_by_piece_it_is_the_same(folder: Path) -> None:

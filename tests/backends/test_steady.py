@@ -60,7 +60,7 @@ def test_who_waits_for_whom(folder: Path) -> None:
     in_turn = simulation(program(folder, 0), Seconds(10.0, 4.0))
     assert in_turn.seconds == 15.0 and in_turn.steady and in_turn.warm_up == 1 and in_turn.under_way == 1.0
     assert waits(in_turn, "learn") == {"rollout from play": 10.0}
-    assert waits(in_turn, "play") == {"credit (end of step t-1)": 4.0}
+    assert waits(in_turn, "play") == {"weights of step t-1": 4.0}
     ahead = simulation(program(folder, 1), Seconds(10.0, 4.0))
     assert ahead.seconds == 11.0 and ahead.steady and ahead.warm_up == 2
     assert waits(ahead, "learn") == {"rollout from play": 6.0} and waits(ahead, "play") == {}

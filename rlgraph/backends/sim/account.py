@@ -164,9 +164,12 @@ def step_ends(works: Iterable[Work]) -> dict[int, float]:
 
 
 def under_way(works: Iterable[Work], began: float, ended: float) -> float:
-    """How many steps were under way, on average: from the beginning of their first work to the end of their last."""
+    """How many steps were under way, on average: from the beginning of their first work on a pool to the end of their
+    last. Data that are read early do not count."""
     spans: dict[int, tuple[float, float]] = {}
     for work in works:
+        if set(work.pools) == {HOST}:
+            continue
         first, last = spans.get(work.step, (work.start, work.end))
         spans[work.step] = min(first, work.start), max(last, work.end)
     return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans.values()) / (ended - began)
