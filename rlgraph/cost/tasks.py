@@ -140,6 +140,11 @@ class _Laying:
         made = frozenset(range(first, len(self.found)))
         for inner, outer in node.exported:
             self.adopt(self.types[inner], outer.type, 1.0)
+        if op.loop == "rounds" and (kept := self.rows.get(node.attr("axis"), 0.0)):
+            # However many batches it reads, what it gives is as many rows as were asked for.
+            exported = {above.key for _, outer in node.exported for own in axes_of(outer.type) for above in own.path()}
+            for key in exported & self.rows.keys():
+                self.rows[key] *= node.attr("rows") / kept
         return made or after
 
     def rounds(self, node: Node, scope: _Scope) -> float:
