@@ -82,8 +82,8 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 
 
 _TO_COME = {
-    "late": "to come: no row is older than `staleness` says, since generating waits, also for what is carried over",
-    "order": "to come: rows are trained on in the order of the data",
+    "late": "to come: no row gets too old, since generating waits; `rest=` of `collect` says what becomes of a surplus",
+    "order": "to come: rows are trained on in their step, in the order of the data",
 }
 """Options of `async` that the language means to have."""
 

@@ -237,6 +237,17 @@ def test_rows_of_a_bounded_age_come_from_the_newest_weights(
         assert sum(end <= starts[number] for end in ends) >= number - age, "these weights had been made"
 
 
+@pytest.mark.parametrize("rest, oldest", [("carry", 1), ("drop", 2), ("later", 2)])
+def test_rows_that_may_be_carried_over_come_from_younger_weights(folder: Path, rest: str, oldest: int) -> None:
+    """Training is the slower half, so that rows get as old as they may: what waits for a step is a step older there."""
+    sampling = "    rollout = actor.generate(prompts, n=2, max_tokens=4)\n"
+    collected = f"    collect prompts(4, rest={rest}):\n    {sampling}        keep prompts where prompts.place >= 0\n"
+    made = program(folder, 2, text=BOUND.replace(sampling, collected))
+    backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
+    steps = [extra for _, extra in backend.run_steps(backend.coming(8))]
+    assert max(int(name.removeprefix("age/")) for extra in steps for name in extra if "age/" in name) == oldest
+
+
 class Tokens(Seconds):
     """A generated token of the longest row takes as long as any other."""
 
