@@ -9,6 +9,7 @@ from itertools import count, islice, pairwise
 
 from rlgraph.analysis.simulation import Simulation
 from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
+from rlgraph.backends.clocks import seats
 from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
@@ -122,11 +123,13 @@ def simulated(
 
 
 def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended: float) -> PoolTime:
-    groups = [group.name for group in plan.groups if group.pool == pool.name and group.code]
-    workers = [f"{name} {cpu}" for name in groups for cpu in range(pool.cpus)]
-    if workers:
-        return worker_time(pool.name, workers, works, began, ended)
-    return pool_time(pool.name, works, began, ended)
+    if not plan.separate(pool):
+        return pool_time(pool.name, works, began, ended)
+    groups = [group for group in plan.groups if group.pool == pool.name]
+    workers = {group.name: seats(group).places for group in groups} | {
+        f"{group.name} {copy}": seats(group, copy).places for group in groups for copy in range(group.mesh.length("dp"))
+    }
+    return worker_time(pool.name, workers, works, began, ended)
 
 
 def _check(steps: int, workload: Workload) -> None:

@@ -191,7 +191,7 @@ class Simulation:
             if work.start >= self.last or work.end > self.last
             for pool in dict.fromkeys(work.pools)
         ]
-        several = {pool.name for pool in self.plan.pools if pool.places > 1}
+        several = {pool.name for pool in self.plan.pools if self.plan.separate(pool)}
         bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
         lanes = [
             Lane(pool.name, f"{_devices(pool)}, {_share(time.busy, time.busy + time.idle)} busy")

@@ -9,17 +9,19 @@ order comes out every time.
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-from rlgraph.ir.plan import HOST, Plan
+from rlgraph.ir.plan import HOST, Group, Plan
 
 Event = Callable[[], None]
 """What is to do because a node made something."""
@@ -60,32 +62,108 @@ class Clock(Protocol):
 
 
 class Lock(Protocol):
-    def take(self, rank: int = 0) -> AbstractContextManager[int]:
-        """Waits for one of its places, the first that is free, and has it meanwhile: which one. Of those that wait the
-        lowest rank is next, and of several the one that came first."""
+    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> AbstractContextManager[int]:
+        """Waits for one of its places, the first that is free, or for all of these at once, and has it meanwhile: which
+        one, or the first of them. Of those that wait for the same the lowest rank is next, and of several the one that
+        came first. All who take of one lock ask in one of the two ways."""
         ...
 
 
+@dataclass(frozen=True)
+class Seats:
+    """Devices of a pool that work is done on."""
+
+    pool: str
+    places: frozenset[int]
+
+
+def seats(group: Group, copy: int | None = None) -> Seats:
+    """Of a group, or of one of its data-parallel copies."""
+    if not group.devices:
+        return Seats(group.pool, frozenset({0}))
+    ranks = range(group.mesh.size) if copy is None else group.mesh.ranks(dp=copy)
+    return Seats(group.pool, frozenset(group.devices[rank] for rank in ranks))
+
+
 class Queues:
-    """What runs on a pool takes turns. A rank is the number of a step: the older one is served first."""
+    """What runs on a device takes turns. A rank is the number of a step: the older one is served first."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
-        self._locks = {HOST: clock.lock(), **{pool.name: clock.lock(pool.places) for pool in plan.pools}}
+        sizes = {HOST: 1} | {pool.name: max(1, pool.devices or pool.cpus) for pool in plan.pools}
+        self._locks = {name: clock.lock(size) for name, size in sizes.items()}
 
     @contextmanager
-    def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
-        """Waits until all these pools are free, and has them meanwhile. Without a rank it goes before all work, as
+    def turn(self, *wanted: Seats, rank: int = 0) -> Iterator[None]:
+        """Waits until all these devices are free, and has them meanwhile. Without a rank it goes before all work, as
         weights do that others wait for."""
+        places: dict[str, frozenset[int]] = {}
+        for each in wanted:
+            places[each.pool] = places.get(each.pool, frozenset()) | each.places
         with ExitStack() as held:
             # Always in the same order: two that want the same pools never wait for each other.
-            for pool in sorted(set(pools)):
-                held.enter_context(self._locks[pool].take(rank))
+            for pool in sorted(places):
+                held.enter_context(self._locks[pool].take(rank, places[pool]))
             yield
 
     def place(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:
-        """Waits for a free place of a pool, and has it meanwhile: its number. A pool of cpus has one for each; another
-        one has one in all."""
+        """Waits for a free cpu of a pool of cpus, and has it meanwhile: its number."""
         return self._locks[pool].take(rank)
+
+
+@dataclass(order=True)
+class _Waiting:
+    rank: int
+    number: int
+    wanted: frozenset[int] | None = field(compare=False)
+    who: Any = field(compare=False)
+
+
+class _Places:
+    """The places of a lock: which are free, and who waits for which."""
+
+    def __init__(self, places: int) -> None:
+        self._free = set(range(places))
+        self._lowest = list(range(places))
+        """A heap of those that are free, and of some that were."""
+        self._waiting: list[_Waiting] = []
+        self._number = count()
+
+    def ask(self, rank: int, wanted: frozenset[int] | None, who: Any) -> frozenset[int] | None:
+        """What who asks gets now; None: `back` of another one will hand it over."""
+        insort(self._waiting, _Waiting(rank, next(self._number), wanted, who))
+        return dict(self._served()).get(who)
+
+    def back(self, places: frozenset[int]) -> list[tuple[Any, frozenset[int]]]:
+        """Places are free again: who gets some of them, and which."""
+        self._free |= places
+        for each in places:
+            heappush(self._lowest, each)
+        return list(self._served())
+
+    def _served(self) -> Iterator[tuple[Any, frozenset[int]]]:
+        claimed: set[int] = set()
+        """What others want that come first: it is kept for them."""
+        left = []
+        for at, each in enumerate(self._waiting):
+            if not self._free:
+                left += self._waiting[at:]
+                break
+            if each.wanted is None:
+                given = frozenset({self._first()})
+            elif each.wanted <= self._free and claimed.isdisjoint(each.wanted):
+                given = each.wanted
+            else:
+                claimed |= each.wanted
+                left.append(each)
+                continue
+            self._free -= given
+            yield each.who, given
+        self._waiting = left
+
+    def _first(self) -> int:
+        while (found := heappop(self._lowest)) not in self._free:
+            pass
+        return found
 
 
 # In line
@@ -139,28 +217,20 @@ class Threads:
 class _Lock:
     def __init__(self, places: int) -> None:
         self._mine = threading.Lock()
-        self._free = list(range(places))
-        self._waiting: list[tuple[int, int, SimpleQueue[int]]] = []
-        self._number = count()
+        self._places = _Places(places)
 
     @contextmanager
-    def take(self, rank: int = 0) -> Iterator[int]:
-        turn: SimpleQueue[int] = SimpleQueue()
+    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> Iterator[int]:
+        turn: SimpleQueue[frozenset[int]] = SimpleQueue()
         with self._mine:
-            if self._free:
-                turn.put(heappop(self._free))
-            else:
-                # Who leaves hands its place over.
-                heappush(self._waiting, (rank, next(self._number), turn))
-        place = turn.get()
+            given = self._places.ask(rank, wanted, turn)
+        given = given or turn.get()
         try:
-            yield place
+            yield min(given)
         finally:
             with self._mine:
-                if self._waiting:
-                    heappop(self._waiting)[-1].put(place)
-                else:
-                    heappush(self._free, place)
+                for who, places in self._places.back(given):
+                    who.put(places)
 
 
 class _ThreadCrew:
@@ -279,30 +349,22 @@ class Virtual:
 
 class _VirtualLock:
     def __init__(self, clock: Virtual, places: int) -> None:
-        self.clock, self.free = clock, list(range(places))
-        self.waiting: list[tuple[int, int, _Thread]] = []
-        self.handed: dict[_Thread, int] = {}
-        self._number = count()
+        self.clock, self.places = clock, _Places(places)
+        self.handed: dict[_Thread, frozenset[int]] = {}
 
     @contextmanager
-    def take(self, rank: int = 0) -> Iterator[int]:
-        if self.free:
-            place = heappop(self.free)
-        else:
-            # Who leaves hands its place over.
-            me = self.clock._me
-            heappush(self.waiting, (rank, next(self._number), me))
+    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> Iterator[int]:
+        me = self.clock._me
+        given = self.places.ask(rank, wanted, me)
+        if given is None:
             self.clock._wait()
-            place = self.handed.pop(me)
+            given = self.handed.pop(me)
         try:
-            yield place
+            yield min(given)
         finally:
-            if self.waiting:
-                thread = heappop(self.waiting)[-1]
-                self.handed[thread] = place
+            for thread, places in self.places.back(given):
+                self.handed[thread] = places
                 self.clock._wake(thread)
-            else:
-                heappush(self.free, place)
 
 
 class _VirtualCrew:

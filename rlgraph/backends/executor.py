@@ -22,7 +22,7 @@ from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
-from rlgraph.ops import work_of
+from rlgraph.ops import NODES, work_of
 
 
 @dataclass
@@ -257,10 +257,10 @@ class GraphRun:
         if task.begun == ready and (task.busy or (lanes > 1 and not last)):
             return False
         if lanes > 1:
-            # Who is free takes a share of what is there: large ones first, and at the end row by row.
-            share = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
-            self.fire(task, axis, [min(task.begun + share, ready)], last)
-            return True
+            end = self.share(task, axis, ready, lanes, last)
+            if end is not None:
+                self.fire(task, axis, [end], last)
+            return end is not None
         blocks = self.whole_blocks(task, axis, ready)
         first = next(blocks, None)
         if first is None:
@@ -275,6 +275,18 @@ class GraphRun:
         else:
             self.fire(task, axis, [ready if last else max(blocks, default=first)], last)
         return True
+
+    def share(self, task: _Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
+        """Where the rows end that who is free takes: a share of what is there, large ones first, and at the end row by
+        row. A model takes no less than a block, and no more where others work on with it."""
+        each = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
+        end = min(task.begun + each, ready)
+        if self.blocks.each is not None or not NODES[task.node.op].with_model:
+            return end
+        whole = list(self.whole_blocks(task, axis, ready))
+        if last and (not whole or whole[-1] < ready):
+            whole.append(ready)
+        return next((each for each in whole if task.handed_on or each >= end), whole[-1] if whole else None)
 
     def whole_blocks(self, task: _Task, axis: str, ready: int) -> Iterator[int]:
         """Where the blocks end that a task could be fired on."""

@@ -140,11 +140,11 @@ class Predictor:
             self.threads if engine(group.engine).threads else 1,
         )
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        """The work alone, on all copies of the group that does it."""
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+        """The work alone, on all copies of the group that does it, or on so many of them."""
         deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
         found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
-        return found.work(deployment.dp)
+        return found.work(copies or deployment.dp)
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
@@ -160,13 +160,14 @@ class Predictor:
         slowest = max((each.cost for each in found), key=lambda cost: cost.seconds)
         return Sampled(slowest, [end for each in found for end in each.ends])
 
-    def order(self, group: str) -> Cost:
-        """Until a group has its orders and has answered."""
+    def order(self, group: str, copies: int | None = None) -> Cost:
+        """Until a group, or so many of its copies, has its orders and has answered."""
         found = self.plan.group(group)
-        return order(1 if found.code else found.mesh.size, self.constants)
+        ranks = found.mesh.size if copies is None else copies * found.mesh.copy_size
+        return order(1 if found.code else ranks, self.constants)
 
-    def rows(self, source: str, target: str, tokens: float) -> Cost:
-        """An edge between two groups."""
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+        """An edge between two groups, or to so many copies of the second."""
         found = self.plan.group(target)
         if found.code:
             # Nobody says where its cpus are: beside the first devices, and another machine than the rows'.
@@ -174,7 +175,7 @@ class Predictor:
         if source == target or not found.models:
             return Cost()
         deployment = self.deployment(found.models[0], found)
-        return rows(tokens, deployment.dp, deployment.island, self.constants)
+        return rows(tokens, copies or deployment.dp, deployment.island, self.constants)
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Until a model that is off-loaded is there, and after it until it is away again; nothing where it stays."""
@@ -187,10 +188,11 @@ class Predictor:
         kept = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).held(deployment.dp)
         return onload(kind, kept.total, deployment, self.plan.owner(model).name != group)
 
-    def sync(self, model: str, source: str, target: str) -> Cost:
-        """New weights from one group to another."""
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+        """New weights from one group to another, or to so many of its copies."""
         from_, to = self.plan.group(source), self.plan.group(target)
-        ends = self.deployment(model, from_), self.deployment(model, to)
+        receiving = self.deployment(model, to)
+        ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
         return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants)
 
     def host(self, op: str, count: float) -> Cost:
@@ -201,11 +203,11 @@ class Predictor:
 class Here(Predictor):
     """The same where all work is done in one process, which needs no orders and sends nothing."""
 
-    def order(self, group: str) -> Cost:
+    def order(self, group: str, copies: int | None = None) -> Cost:
         return Cost()
 
-    def rows(self, source: str, target: str, tokens: float) -> Cost:
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost()
 
-    def sync(self, model: str, source: str, target: str) -> Cost:
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost()

@@ -352,10 +352,11 @@ class _Checker(Reporter):
         if name in self.streamed:
             first = Related(self.streamed[name], "the first time")
             raise self.stop("E0905", f"`{name}` is streamed twice", line.table.span, "keep one of them", (first,))
-        block = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)["block"]
+        found = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
+        block = found["block"]
         assert isinstance(block, int)
         self.streamed[name] = line.table.span
-        return Stream(name, block, line.span)
+        return Stream(name, block, found["deal"] == "free", line.span)
 
     # Weights
 

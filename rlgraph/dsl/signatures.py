@@ -269,7 +269,17 @@ STATEMENTS = _table(
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),
     Signature(
-        "stream", options=(Attribute("block", "int", REQUIRED, 1, None, "rows of the table that travel together"),)
+        "stream",
+        options=(
+            Attribute("block", "int", REQUIRED, 1, None, "rows of the table that travel together"),
+            Attribute(
+                "deal",
+                "word",
+                "even",
+                doc="each copy of a model has an even share of the rows, or takes a block when it is free",
+                names=lambda: ("even", "free"),
+            ),
+        ),
     ),
     Signature(
         "send",

@@ -111,6 +111,8 @@ class Plan:
     """Of models that are not held as their engine does by itself."""
     cluster: str = ""
     """The cluster that it was made for, as `rlgraph.cost` reads it; empty where none was named."""
+    free: tuple[str, ...] = ()
+    """Streamed tables whose blocks go to the data-parallel copy that is free; of others each copy has a fixed share."""
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -123,6 +125,12 @@ class Plan:
     def runs(self, code: str) -> Group | None:
         """The group that runs a function or an environment of the user's; None: it has no pool of its own."""
         return next((group for group in self.groups if code in group.code), None)
+
+    def separate(self, pool: Pool) -> bool:
+        """Whether parts of a pool work each by itself: its cpus, or copies of a model that take rows when they are
+        free."""
+        here = [group for group in self.groups if group.pool == pool.name]
+        return any(group.code or (self.free and group.mesh.length("dp") > 1) for group in here)
 
     def doer(self, model: str, operation: str, code: str) -> Group:
         """The group that does a node's work: with a model, or of a function; all else is the host's."""

@@ -59,6 +59,8 @@ class Stream:
     table: str
     block: int
     """Rows."""
+    free: bool = False
+    """A data-parallel copy takes a block when it is free; otherwise each has a fixed share of the rows."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 

@@ -292,6 +292,7 @@ class _Placer:
             tuple(roles),
             tuple((model, owners[model]) for model in self.work if model in owners),
             tuple((stream.table, stream.block) for stream in self.schedule.streams),
+            free=tuple(stream.table for stream in self.schedule.streams if stream.free),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
         rereads = {(line.model, line.pool) for line in self.schedule.refreshes if line.reread}

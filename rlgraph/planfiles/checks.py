@@ -61,6 +61,8 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
     for model, owner in plan.owners:
         yield from _unknown(model, models, ("plan", "owners", model), "model")
         yield from _unknown(owner, groups, ("plan", "owners", model), "group")
+    for number, table in enumerate(plan.free):
+        yield from _unknown(table, dict(plan.blocks), ("plan", "free", number), "streamed table")
 
 
 def _twice(names: list[Any], kind: str, field: str, message: str) -> Iterator[Problem]:

@@ -59,7 +59,9 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
             for group in own
         },
         "weights": dict(plan.owners),
-        "blocks": {table: counted(rows, "row") for table, rows in plan.blocks},
+        "blocks": {
+            table: counted(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
+        },
         "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
         **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
     }

@@ -68,6 +68,8 @@ def print_plan_file(file: PlanFile) -> str:
         "blocks": dict(plan.blocks),
         "holdings": [asdict(holding) for holding in plan.holdings],
     }
+    if plan.free:
+        document["plan"]["free"] = list(plan.free)
     document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
     # Some programs take these for the end of a line; JSON lets them stand as they are.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})

@@ -126,6 +126,7 @@ PLAN = Record(
         "blocks": Entries(Whole(least=1)),
         "holdings": Items(HOLDING),
     },
+    {"free": Items(Text())},
 )
 SECTIONS = {
     "cluster": Section({"text": "the cluster as `--cluster` reads it"}),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import Queues, Threads, Virtual
+from rlgraph.backends.clocks import Queues, Seats, Threads, Virtual
 from rlgraph.ir.plan import Plan, Pool
 
 
@@ -45,7 +45,7 @@ def run(tasks: list[Task]) -> dict[int, Done]:
     begun: set[int] = set()
 
     def work(number: int, tell: Callable[[Callable[[], None]], None]) -> None:
-        with queues.turn(*tasks[number].pools):
+        with queues.turn(*(Seats(pool, frozenset({0})) for pool in tasks[number].pools)):
             start, cause = clock.now, clock.cause
             clock.sleep(tasks[number].seconds)
             found = Done(start, clock.now, cause)

@@ -69,7 +69,7 @@ class Seconds:
         self.takes = {"generate": generate, "train": train}
         self.sent = sync
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return Cost(compute=self.takes[operation])
 
     def sampled(
@@ -81,16 +81,16 @@ class Seconds:
     def host(self, op: str, count: float) -> Cost:
         return Cost()
 
-    def sync(self, model: str, source: str, target: str) -> Cost:
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=self.sent)
 
-    def rows(self, source: str, target: str, tokens: float) -> Cost:
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost()
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
-    def order(self, group: str) -> Cost:
+    def order(self, group: str, copies: int | None = None) -> Cost:
         return Cost()
 
 
@@ -251,7 +251,7 @@ def test_rows_that_may_be_carried_over_come_from_younger_weights(folder: Path, r
 class Tokens(Seconds):
     """A generated token of the longest row takes as long as any other."""
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         if operation == "train":
             return super().work(model, operation, batches)
         return Cost(compute=self.takes["generate"] * batches[0].response.longest / LONGEST)

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ class Fixed:
     def __init__(self, woken: float = 0.0, overhead: float = 0.125) -> None:
         self.woken, self.overhead = woken, overhead
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         if operation in ("generate", "interact"):
             return Cost(compute=batches[0].response.longest)
         return Cost(compute=sum(batch.rows for batch in batches))
@@ -55,16 +56,16 @@ class Fixed:
     def host(self, op: str, count: float) -> Cost:
         return Cost(overhead=2 * self.overhead)
 
-    def sync(self, model: str, source: str, target: str) -> Cost:
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=2.0)
 
-    def rows(self, source: str, target: str, tokens: float) -> Cost:
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(communication=tokens / 1024)
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost(memory=self.woken)
 
-    def order(self, group: str) -> Cost:
+    def order(self, group: str, copies: int | None = None) -> Cost:
         return Cost(overhead=self.overhead)
 
 
@@ -218,8 +219,10 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
         """The rows of each copy, and the works."""
         made, asked = program("grpo", folder, apart), Asked()
         plan = streams(made.plan, block) if block else made.plan
-        groups = tuple(replace(g, mesh=mesh(copies)) if g.pool == "play" else g for g in plan.groups)
-        backend, _ = simulated(made, 1, replace(plan, groups=groups), fixed=asked)
+        over = {"mesh": mesh(copies), "devices": tuple(range(copies))}
+        groups = tuple(replace(g, **over) if g.pool == "play" else g for g in plan.groups)
+        pools = tuple(replace(pool, devices=copies) if pool.name == "play" else pool for pool in plan.pools)
+        backend, _ = simulated(made, 1, replace(plan, pools=pools, groups=groups), fixed=asked)
         return asked.asked, [work for work in backend.works if work.op == "generate"]
 
     [alone], [whole] = sampling(1)
@@ -251,10 +254,10 @@ def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) ->
         def host(self, op: str, count: float) -> Cost:
             return Cost(overhead=count if op == "call" else 0.0)
 
-        def order(self, group: str) -> Cost:
+        def order(self, group: str, copies: int | None = None) -> Cost:
             return Cost()
 
-        def rows(self, source: str, target: str, tokens: float) -> Cost:
+        def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
             return Cost()
 
     def called(more: str, block: int) -> tuple[float, float, list[Work]]:
@@ -277,8 +280,33 @@ def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) ->
     for who in workers:
         own = sorted((work.start, work.end) for work in calls if who in work.groups)
         assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
-    told = worker_time("judges", workers, calls, 0.0, max(work.end for work in calls))
+    told = worker_time(
+        "judges", {who: [cpu] for cpu, who in enumerate(workers)}, calls, 0.0, max(work.end for work in calls)
+    )
     assert told.busy == pytest.approx(seconds / 4)
+
+
+def test_a_copy_with_long_rows_takes_fewer(folder: Path) -> None:
+    """Whoever is free takes the next block, so that none waits while there are rows."""
+    swaps, changes = PROGRAMS["grpo"]
+    text = shipped("grpo", swaps)
+    placed = apart(compile_text(text, changes)).replace("= 1 devices", "= 2 devices")
+    made = compiled(text, changes, f"{placed}stream rollout(block=1, deal=free)\n", folder)
+    long = replace(WORKLOAD, response=Lengths((1.0, 1.0, 1.0, 5.0)))
+    backend, [step] = simulated(made, 1, workload=long)
+    sampled = [work for work in backend.works if work.op == "generate"]
+    copies = [[work for work in backend.works if work.groups == (f"play.transformers {copy}",)] for copy in range(2)]
+    counts = [sum(work.op == "generate" for work in own) for own in copies]
+    assert sum(counts) == len(sampled) and counts[0] != counts[1]
+    begun = max(work.start for work in sampled)
+    for own in copies:
+        some = [work for work in own if work.start <= begun]
+        assert all(before.end == after.start for before, after in pairwise(some)), "no copy waits"
+    scored = [work for work in backend.works if work.name == "ref_logp"]
+    assert {name for work in scored for name in work.groups} == {f"play.transformers {copy}" for copy in range(2)}
+    devices = {name: [int(name[-1])] for work in sampled for name in work.groups}
+    told = worker_time("play", devices, sampled, 0.0, step.seconds)
+    assert told.busy == pytest.approx(sum(work.seconds for work in sampled) / 2)
 
 
 def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
@@ -297,7 +325,9 @@ def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
     assert answered.rows == acted.rows > 3 and answered.start == acted.end
     assert answered.seconds == turns * -(-acted.rows // 3)
     assert next(work for work in backend.works if work.name == "train actor").start >= answered.end
-    told = worker_time("judges", answered.groups, backend.works, 0.0, answered.end)
+    told = worker_time(
+        "judges", {who: [cpu] for cpu, who in enumerate(answered.groups)}, backend.works, 0.0, answered.end
+    )
     assert (told.busy, told.idle) == pytest.approx((answered.seconds, acted.end))
 
 
@@ -388,7 +418,7 @@ def test_the_work_of_samples_that_are_given_up() -> None:
 
 def test_a_failure_comes_out(folder: Path) -> None:
     class Fails(Fixed):
-        def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
             if operation == "train":
                 raise LookupError("no rates for this engine")
             return super().work(model, operation, batches)

@@ -3,6 +3,7 @@ carried. What is computed are the numbers of the local backend."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from scheduled import apart, compiled
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped
 
-from rlgraph.backends.clocks import InLine
+from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.placed.backend import Placed
@@ -101,3 +102,42 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     trained = next(at for at, line in enumerate(transport.carried) if line.startswith("1: train"))
     assert moves and moves[0] > trained
     assert found.extra["sync/bytes"] == 8 * len(moves)
+
+
+class Slowed(Here):
+    """The first copy that is given rows does nothing before another one has done so many orders."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.dealt: list[int] = []
+        self.turn, self.others = threading.Lock(), threading.Semaphore(0)
+
+    def fire(self, order: Order) -> Made:
+        if order.copy is not None and order.node.op == "generate":
+            self.dealt.append(order.copy)
+            if len(self.dealt) == 1:
+                assert all(self.others.acquire(timeout=20) for _ in range(3))
+            self.others.release()
+        with self.turn:
+            return super().fire(order)
+
+
+def test_a_copy_that_is_free_takes_the_next_rows(folder: Path) -> None:
+    """One of two is slow: the other one does all but its rows, and the numbers are those of one process."""
+    swaps, changes = PROGRAMS["grpo"]
+    text = shipped("grpo", swaps)
+    placed = apart(compile_text(text, changes)).replace("= 1 devices", "= 2 devices")
+    made = compiled(text, changes, f"{placed}stream rollout(block=1, deal=free)\n", folder)
+    program, settings = numbered(made.program), Settings(folder=folder)
+    transport = Slowed(Session(program, settings))
+    things = transport.session.first
+    backend = HereBackend(program, made.plan, transport, Threads(), Silent(), things, seed=0)
+    local = LocalBackend(made.program, settings)
+    try:
+        for found, expected in zip(backend.steps(1), local.steps(1), strict=True):
+            assert found.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-12)
+    finally:
+        backend.close()
+        local.close()
+    slow = transport.dealt[0]
+    assert transport.dealt.count(slow) < transport.dealt.count(1 - slow) and len(transport.dealt) == 5

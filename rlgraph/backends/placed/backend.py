@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlgraph.backends.blocks import Blocks
+from rlgraph.backends.blocks import Blocks, cuts
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
@@ -17,8 +18,9 @@ from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Steps
 from rlgraph.enginespec.registry import engine
-from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import Group, Plan
+from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
 
 
@@ -51,7 +53,10 @@ class Placed(Steps):
         self.first = {**first, **named, **surplus}
         self.weights = Weights(program, plan, transport, clock, observer, self.versions)
         blocks = Blocks(block) if block else Blocks(tables=dict(plan.blocks))
-        self.executor = Executor(self, blocks, clock, max(pool.places for pool in plan.pools))
+        self._dealt = _dealt(program, plan)
+        self._copies = {group.name: clock.lock(group.mesh.length("dp")) for group in plan.groups}
+        most = max((group.mesh.length("dp") for group in plan.groups), default=1) if self._dealt else 1
+        self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)))
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step) | self.transport.finish(step, things)
@@ -80,8 +85,10 @@ class Placed(Steps):
         return engine(self._group(node, frame).engine).streams
 
     def lanes(self, node: Node, frame: Frame) -> int:
-        """Ranks that run the user's code take rows each by itself."""
-        group = None if NODES[node.op].with_model else self.plan.runs(code_of(node))
+        """Ranks that run the user's code take rows each by itself, and copies of a model where the plan says so."""
+        if NODES[node.op].with_model:
+            return self._group(node, frame).mesh.length("dp") if node.id in self._dealt else 1
+        group = self.plan.runs(code_of(node))
         return group.mesh.size if group else 1
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
@@ -115,9 +122,13 @@ class Placed(Steps):
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
         refreshes = self._refreshes(node, model, group)
-        with self.weights.lent(model, group, node, frame.step, refreshes) as version:
+        with ExitStack() as held:
+            copy = None
+            if node.id in self._dealt and group.mesh.length("dp") > 1:
+                copy = held.enter_context(self._copies[group.name].take(frame.step.number))
+            version = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
             try:
-                made = self.transport.fire(Order(node, frame, group, version, refreshes))
+                made = self.transport.fire(Order(node, frame, group, version, refreshes, copy))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if updates:
@@ -140,3 +151,20 @@ class Placed(Steps):
     def _group(self, node: Node, frame: Frame) -> Group:
         model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
         return self.plan.doer(model, planned_as(node.op), code_of(node))
+
+
+def _dealt(program: Program, plan: Plan) -> frozenset[int]:
+    """The nodes, by number, whose rows go to the data-parallel copy that is free. All copies train together."""
+    free = {table: rows for table, rows in plan.blocks if table in plan.free}
+    phases = program.phases if free else ()
+    return frozenset(number for phase in phases for number in _taking(phase.graph, phase.graph.values(), free))
+
+
+def _taking(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[int]:
+    for node, own in zip(graph.nodes, cuts(graph, types, tables), strict=True):
+        op = NODES[node.op]
+        if own and op.with_model and not op.trains:
+            assert node.id is not None
+            yield node.id
+        for region in node.regions if not op.trains else ():
+            yield from _taking(region, types, tables)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rlgraph.backends.clocks import Seats, seats
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
@@ -47,10 +48,22 @@ class Order:
     """Of the weights that it samples with."""
     refreshes: bool = False
     """Newer ones may come meanwhile."""
+    copy: int | None = None
+    """Of the group's data-parallel copies the one that does it; None: all of them share the rows."""
 
     @property
     def step(self) -> Step:
         return self.frame.step
+
+    @property
+    def copies(self) -> int | None:
+        """How many data-parallel copies do it; None: as many as the group has."""
+        return None if self.copy is None else 1
+
+    @property
+    def seats(self) -> Seats:
+        """The devices on which it is done."""
+        return seats(self.group, self.copy)
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,18 @@ class Move:
     """The target moves towards them: the share of its own that it keeps."""
     update: Step | None = None
     """The step in which this changes the target; None: it is only brought there."""
+    copy: int | None = None
+    """Of the receiver's data-parallel copies the one that they go to; None: all."""
+
+    @property
+    def copies(self) -> int | None:
+        """How many data-parallel copies they go to; None: as many as the receiver has."""
+        return None if self.copy is None else 1
+
+    @property
+    def seats(self) -> tuple[Seats, Seats]:
+        """The devices that take part."""
+        return seats(self.sender), seats(self.receiver, self.copy)
 
 
 @dataclass(frozen=True)

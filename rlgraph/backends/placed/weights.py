@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlgraph.backends.clocks import Clock, Lock
 from rlgraph.backends.placed.transport import Move, Moved, Transport
@@ -41,9 +41,16 @@ class Weights:
         """How often the weights changed; a group that has the same count has the same weights."""
         self._ends: dict[tuple[str, int], int] = {}
         """For each version that is no more the present one, the count at its end."""
-        self._held: dict[tuple[str, str], int] = {}
-        """For each model and group the count of the weights that are there; all begin with the same."""
-        self._lent = {(model, group.name): clock.lock() for model in names for group in plan.groups}
+        self._held: dict[tuple[str, str, int], int] = {}
+        """For each model, group and copy the count of the weights that are there; all begin with the same. Copies that
+        always work together count as one."""
+        self._copies = {group.name: group.mesh.length("dp") if plan.free else 1 for group in plan.groups}
+        self._lent = {
+            (model, group, copy): clock.lock()
+            for model in names
+            for group, copies in self._copies.items()
+            for copy in range(copies)
+        }
         self._sampling: list[_Sampling] = []
         """Groups to which newer weights can come now."""
         self._new_lock = clock.lock
@@ -61,7 +68,7 @@ class Weights:
     def _change(self, model: str, step: Step) -> None:
         self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
         self._changes[model] += 1
-        self._held[model, self.plan.owner(model).name] = self._changes[model]
+        self._hold(model, self.plan.owner(model), None, self._changes[model])
 
     def finish(self, step: Step) -> dict[str, float]:
         """What the transfers of a step took."""
@@ -75,23 +82,27 @@ class Weights:
     # Moving
 
     @contextmanager
-    def lent(self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False) -> Iterator[int]:
-        """A group has the weights that a node works with, until that is done: the present ones, or a version before.
-        Meanwhile nobody brings others, for another step; with `refreshes` newer ones, while the node samples. Which
-        version it is is said now, and not before."""
+    def lent(
+        self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False, copy: int | None = None
+    ) -> Iterator[int]:
+        """A group, or one of its copies, has the weights that a node works with, until that is done: the present ones,
+        or a version before. Meanwhile nobody brings others, for another step; with `refreshes` newer ones, while the
+        node samples. Which version it is is said now, and not before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
             yield self.versions.chosen(model, step, node)
             return
         with ExitStack() as lent:
-            lent.enter_context(self._lent[model, group.name].take(step.number))
+            for place in self._places(model, group, copy):
+                lent.enter_context(self._lent[place].take(step.number))
             version = self.versions.chosen(model, step, node)
-            self._bring(model, owner, group, node, step, version if oldest(node) else None)
+            move = Move(model, owner, model, group, node, step, version if oldest(node) else None, copy=copy)
+            self._bring(move)
             if not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
             if refreshes:
-                version = lent.enter_context(self._refreshed(Move(model, owner, model, group, node, step), version))
+                version = lent.enter_context(self._refreshed(replace(move, version=None), version))
             yield version
 
     @contextmanager
@@ -106,7 +117,7 @@ class Weights:
                     # Who tells of the next one finds it here.
                     self._sampling.append(sampling)
                     break
-            self._bring(move.target, move.sender, move.receiver, move.node, move.step, newest)
+            self._bring(replace(move, version=newest))
             version = newest
         try:
             yield version
@@ -129,21 +140,37 @@ class Weights:
         move = sampling.move
         with sampling.lock.take():
             version = self._newest(move)
-            wanted, place = self._count(move.target, version), (move.target, move.receiver.name)
-            if sampling not in self._sampling or self._held.get(place, 0) == wanted:
+            wanted = self._count(move.target, version)
+            if sampling not in self._sampling or not self._lacking(move, wanted):
                 yield None
                 return
             yield version
-            self._held[place] = wanted
+            self._hold(move.target, move.receiver, move.copy, wanted)
 
     def _newest(self, move: Move) -> int:
         return self.versions.chosen(move.target, move.step, move.node)
 
-    def _bring(self, model: str, owner: Group, group: Group, node: Node, step: Step, version: int | None) -> None:
-        wanted = self._changes[model] if version is None else self._count(model, version)
-        if self._held.get((model, group.name), 0) != wanted:
-            self._move(Move(model, owner, model, group, node, step, version))
-            self._held[model, group.name] = wanted
+    def _bring(self, move: Move) -> None:
+        """To copies that lack the weights: to all of them together, or else to one after the other."""
+        model, group = move.target, move.receiver
+        wanted = self._changes[model] if move.version is None else self._count(model, move.version)
+        lacking = self._lacking(move, wanted)
+        together = move.copy is None and len(lacking) == self._copies[group.name]
+        for copy in [None] if together else lacking:
+            self._move(move if together else replace(move, copy=copy))
+            self._hold(model, group, copy, wanted)
+
+    def _places(self, model: str, group: Group, copy: int | None) -> list[tuple[str, str, int]]:
+        copies = range(self._copies[group.name]) if copy is None else [copy]
+        return [(model, group.name, each) for each in copies]
+
+    def _lacking(self, move: Move, wanted: int) -> list[int]:
+        """The copies that do not have the weights of this count."""
+        places = self._places(move.target, move.receiver, move.copy)
+        return [place[-1] for place in places if self._held.get(place, 0) != wanted]
+
+    def _hold(self, model: str, group: Group, copy: int | None, count: int) -> None:
+        self._held |= dict.fromkeys(self._places(model, group, copy), count)
 
     def _count(self, model: str, version: int) -> int:
         """Of the changes at the end of a version."""

@@ -60,13 +60,16 @@ class Dispatch:
         """For each step that is under way, by process and work, the observer's number."""
 
     def fire(self, order: Order) -> Made:
-        """Each data-parallel copy of the group does its share of the rows; of ranks that take rows by themselves, one
-        that is free does all."""
-        node, group = order.node, order.group
+        """Each data-parallel copy of the group does its share of the rows, or one of them does all; of ranks that run
+        the user's code, one that is free does."""
+        node, group, copy = order.node, order.group, order.copy
         if group.code:
             with self.queues.place(group.pool, order.step.number) as free:
                 number, receipts = self._sent(order, {free: order.frame})
             return self.made(node, number, receipts[free], (group.name, free))
+        if copy is not None:
+            number, receipts = self.ask(order, {copy: order.frame})
+            return self.made(node, number, receipts[copy], self.copies(group)[copy][0])
         shared = shares(order, self.axes)
         number, receipts = self.ask(order, shared.frames)
         copies = self.copies(order.group)
@@ -94,7 +97,7 @@ class Dispatch:
 
         A copy without a frame takes part in an update to which it has nothing to add.
         """
-        with self.queues.turn(order.group.pool, rank=order.step.number):
+        with self.queues.turn(order.seats, rank=order.step.number):
             return self._sent(order, frames)
 
     def _sent(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
@@ -179,7 +182,7 @@ class Dispatch:
         assert axis is not None
         numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
-        with self.queues.turn(group.pool, rank=order.step.number):
+        with self.queues.turn(order.seats, rank=order.step.number):
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
             coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.backends.clocks import Queues
+from rlgraph.backends.clocks import Queues, seats
 from rlgraph.backends.placed.transport import Move, Moved
-from rlgraph.backends.ray.calls import Calls, copies
+from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing
 from rlgraph.backends.ray.folder import parts
 from rlgraph.backends.ray.links import Holding
@@ -39,25 +39,25 @@ class Transfers:
 
     def adopt(self, move: Move) -> None:
         assert move.node.id is not None and move.update is not None
-        with self.queues.turn(move.receiver.pool, rank=move.update.number):
+        with self.queues.turn(seats(move.receiver), rank=move.update.number):
             calls = Calls[None](self.processes)
             for copy in copies(move.receiver):
                 calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
             calls.get(doing(move.node), move.node)
 
     def move(self, move: Move) -> Moved:
-        with self.queues.turn(move.sender.pool, move.receiver.pool):
+        with self.queues.turn(*move.seats):
             self._plan(move)
             return self._go(move)
 
     def connect(self, move: Move) -> None:
         if _name(move) not in self._planned:
-            with self.queues.turn(move.sender.pool, move.receiver.pool):
+            with self.queues.turn(*move.seats):
                 self._plan(move)
 
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
         # The receiver's pool is its own: it samples.
-        with self.queues.turn(move.sender.pool), going as version:
+        with self.queues.turn(seats(move.sender)), going as version:
             return None if version is None else self._go(replace(move, version=version), samples=True)
 
     def _go(self, move: Move, *, samples: bool = False) -> Moved:
@@ -66,7 +66,7 @@ class Transfers:
         about = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *about)
-        for copy in copies(move.receiver):
+        for copy in receiving(move):
             if samples:
                 assert move.version is not None
                 calls.copy(copy, Worker.refresh, name, move.target, move.version)
@@ -103,7 +103,8 @@ class Transfers:
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
-        request = Request((*ranks(sender), *ranks(receiver)), _doing(move), move.node)
+        taking = tuple(who for speaker, others in receiving(move) for who in (speaker, *others))
+        request = Request((*ranks(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
         asked = [self.processes.call(each, Worker.holding, models[each[0]]) for each in who]
@@ -150,7 +151,7 @@ class Transfers:
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         """Writes a model as a Hugging Face folder, part by part: no process ever holds all of a model that is split."""
-        with self.queues.turn(owner.pool, HOST):
+        with self.queues.turn(seats(owner), seats(self.plan.group(HOST))):
             if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
                 first = Request(ranks(owner)[:1], f"saving `{model}`")
                 self.processes.ask(first, Worker.save, model, str(folder))
@@ -186,6 +187,7 @@ class Transfers:
 def _name(move: Move) -> str:
     """Of the transfer, which is planned once for all moves like it."""
     name = f"{move.source}@{move.sender.name} > {move.target}@{move.receiver.name}"
+    name += "" if move.copy is None else f" {move.copy}"
     return name if move.average is None else f"{name} (average)"
 
 
@@ -199,6 +201,12 @@ def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
         move.source if who[0] == move.sender.name else None,
         move.target if who[0] == move.receiver.name else None,
     )
+
+
+def receiving(move: Move) -> tuple[Copy, ...]:
+    """The copies that get the weights."""
+    found = copies(move.receiver)
+    return found if move.copy is None else found[move.copy : move.copy + 1]
 
 
 def ranks(group: Group) -> tuple[Address, ...]:

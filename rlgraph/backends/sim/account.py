@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,17 +51,21 @@ class PoolTime:
     """What it waited for while it was idle, the longest wait first."""
 
 
-def worker_time(pool: str, workers: Sequence[str], works: Sequence[Work], began: float, ended: float) -> PoolTime:
-    """Of a pool whose workers take work each by itself: of one of them, on average."""
-    own: dict[str, list[Work]] = {who: [] for who in workers}
+def worker_time(
+    pool: str, workers: Mapping[str, Collection[int]], works: Sequence[Work], began: float, ended: float
+) -> PoolTime:
+    """Of a pool whose cpus, or devices, take work each by itself: of one of them, on average. workers: for each name
+    under which work is done, which of them do it."""
+    own: dict[int, list[Work]] = {each: [] for places in workers.values() for each in places}
     for work in works:
-        for who in own.keys() & set(work.groups):
-            own[who].append(work)
+        for name in workers.keys() & set(work.groups):
+            for each in workers[name]:
+                own[each].append(work)
     waited: dict[Wait, float] = {}
     busy, whole = 0.0, _Whole.of(works, ended)
     # Many have done the same, all that answer an agent side by side.
     for found, count in Counter(map(tuple, own.values())).items():
-        part, share = _time(pool, found, whole, began, ended), count / len(workers)
+        part, share = _time(pool, found, whole, began, ended), count / len(own)
         busy += part.busy * share
         for wait, seconds in part.waited:
             waited[wait] = waited.get(wait, 0.0) + seconds * share

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlgraph.backends.clocks import Queues, Virtual
+from rlgraph.backends.clocks import Queues, Seats, Virtual
 from rlgraph.backends.flight import thing_name
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.sim.held import Held
@@ -57,7 +57,7 @@ class Aside(Queues):
     """No queues: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
-    def turn(self, *pools: str, rank: int = 0) -> Iterator[None]:
+    def turn(self, *wanted: Seats, rank: int = 0) -> Iterator[None]:
         yield
 
     @contextmanager

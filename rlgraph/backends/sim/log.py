@@ -17,8 +17,8 @@ from rlgraph.ir.plan import Group
 class Prediction(Protocol):
     """What each piece of work takes; `rlgraph.cost.predict.Predictor` is one."""
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        """Of the whole group that does this work, whose data-parallel copies share the rows."""
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+        """Of the whole group that does this work, or of so many of its data-parallel copies: they share the rows."""
         ...
 
     def sampled(
@@ -31,20 +31,20 @@ class Prediction(Protocol):
         """Of so many rows, by the process that has no model."""
         ...
 
-    def sync(self, model: str, source: str, target: str) -> Cost:
-        """Of a model's weights from one group to another."""
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+        """Of a model's weights from one group to another, or to so many of its copies."""
         ...
 
-    def rows(self, source: str, target: str, tokens: float) -> Cost:
-        """Of rows from one group to another."""
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+        """Of rows from one group to another, or to so many of its copies."""
         ...
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Of a model that is off-loaded while its group does not work with it: until it is there, and away again."""
         ...
 
-    def order(self, group: str) -> Cost:
-        """Until a group has its order, and has answered."""
+    def order(self, group: str, copies: int | None = None) -> Cost:
+        """Until a group, or so many of its copies, has its order, and has answered."""
         ...
 
 

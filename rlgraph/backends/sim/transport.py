@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.clocks import Queues
+from rlgraph.backends.clocks import Queues, Seats, seats
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
@@ -77,10 +77,10 @@ class SimTransport:
         self.versions = Versions(program)
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
-        self._sampling: dict[str, _Sampling] = {}
-        """By group, where newer weights come meanwhile."""
-        self._onloaded: dict[str, tuple[str, str]] = {}
-        """For each pool the model, and its group, that it worked with last."""
+        self._sampling: dict[Seats, _Sampling] = {}
+        """By devices, where newer weights come meanwhile."""
+        self._onloaded: dict[tuple[str, int], tuple[str, str]] = {}
+        """For each device of a pool the model, and its group, that it worked with last."""
 
     # Orders
 
@@ -111,19 +111,24 @@ class SimTransport:
         """Waits for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with self.queues.place(group.pool, order.step.number) as place:
+        with ExitStack() as held:
+            if group.code:
+                # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
+                copy: int | None = held.enter_context(self.queues.place(group.pool, order.step.number))
+            else:
+                copy = order.copy
+                held.enter_context(self.queues.turn(order.seats, rank=order.step.number))
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
             spent, idle = self.begun(order, batches), 0.0
             if NODES[node.op].generates:
                 each = self.sampling_copies(order, _shared(made.values[node.name], order))
-                slowest = max((copy.cost for copy in each), key=lambda cost: cost.seconds)
-                idle = slowest.seconds - fmean(copy.cost.seconds for copy in each)
+                slowest = max((own.cost for own in each), key=lambda cost: cost.seconds)
+                idle = slowest.seconds - fmean(own.cost.seconds for own in each)
                 spent |= _parts(slowest)
             else:
-                spent |= _parts(self.cost(node, frame, made, batches))
-            # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
-            who = replace(group, name=f"{group.name} {place}") if group.code else group
+                spent |= _parts(self.cost(order, made, batches))
+            who = group if copy is None else replace(group, name=f"{group.name} {copy}")
             counts = _counts(node, frame, made)
             with self.sampling(order, made) as later:
                 work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later, idle)
@@ -172,7 +177,7 @@ class SimTransport:
         """Parts are dealt to the group's copies in turn; one is there when its last row has ended on its copy."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with self.queues.turn(group.pool, rank=order.step.number):
+        with self.queues.turn(order.seats, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
             whole = self.made(node, frame, group)
             spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
@@ -245,9 +250,12 @@ class SimTransport:
 
     def move(self, move: Move) -> Moved:
         fired = self.log.fired()
-        with self.queues.turn(move.sender.pool, move.receiver.pool):
-            seconds = self.log.predictor.sync(move.source, move.sender.name, move.receiver.name).seconds
-            groups = (move.sender, move.receiver)
+        with self.queues.turn(*move.seats):
+            ends = move.sender.name, move.receiver.name
+            seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
+            alone = move.copy is not None
+            taking = replace(move.receiver, name=f"{ends[1]} {move.copy}") if alone else move.receiver
+            groups = (move.sender, taking)
             work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
         return Moved(work.seconds)
 
@@ -257,11 +265,12 @@ class SimTransport:
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
         """The group pauses until the weights are there, and reads its rows again."""
         fired = self.log.fired()
-        with self.queues.turn(move.sender.pool), going as version:
+        with self.queues.turn(seats(move.sender)), going as version:
             if version is None:
                 return None
-            seconds = self.log.predictor.sync(move.source, move.sender.name, move.receiver.name).seconds
-            sampling = self._sampling.get(move.receiver.name)
+            ends = move.sender.name, move.receiver.name
+            seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
+            sampling = self._sampling.get(move.seats[1])
             if sampling is not None:
                 reading = self.reading(sampling)
                 for name, more in (("sync", seconds), ("reading again", reading)):
@@ -276,12 +285,12 @@ class SimTransport:
         if not order.refreshes:
             yield None
             return
-        name = order.group.name
-        self._sampling[name] = _Sampling(order, made.values[order.node.name], self.log.clock.now)
+        where = order.seats
+        self._sampling[where] = _Sampling(order, made.values[order.node.name], self.log.clock.now)
         try:
-            yield self._sampling[name].later
+            yield self._sampling[where].later
         finally:
-            del self._sampling[name]
+            del self._sampling[where]
 
     def reading(self, sampling: _Sampling) -> float:
         """Seconds in which a group reads what it has of rows that have not ended: all have as many tokens."""
@@ -305,7 +314,7 @@ class SimTransport:
 
     def adopt(self, move: Move) -> None:
         assert move.update is not None
-        with self.queues.turn(move.receiver.pool, rank=move.update.number):
+        with self.queues.turn(seats(move.receiver), rank=move.update.number):
             """It takes no time that anybody counts."""
 
     # The end
@@ -325,11 +334,12 @@ class SimTransport:
         group."""
         node, frame, group = order.node, order.frame, order.group
         predictor, model = self.log.predictor, _model(node, frame)
-        spent = {"order": predictor.order(group.name).seconds}
+        spent = {"order": predictor.order(group.name, order.copies).seconds}
         if model is not None:
-            if self._onloaded.get(group.pool) != (model, group.name):
+            devices = [(group.pool, place) for place in order.seats.places]
+            if any(self._onloaded.get(each) != (model, group.name) for each in devices):
                 spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
-            self._onloaded[group.pool] = (model, group.name)
+            self._onloaded |= dict.fromkeys(devices, (model, group.name))
         sent: dict[str, float] = {}
         for name in needed(node):
             value, kind = frame.values.get(name), frame.types[name]
@@ -337,7 +347,9 @@ class SimTransport:
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
                 sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, order).entries(kind))
         spent["transfer"] = sum(
-            predictor.rows(source, group.name, tokens).seconds for source, tokens in sent.items() if tokens
+            predictor.rows(source, group.name, tokens, order.copies).seconds
+            for source, tokens in sent.items()
+            if tokens
         )
         return {name: seconds for name, seconds in spent.items() if seconds}
 
@@ -348,12 +360,13 @@ class SimTransport:
         sent[key] = np.union1d(there, value.numbers)
         return value.pick(~np.isin(value.numbers, there))
 
-    def cost(self, node: Node, frame: Frame, made: Made, batches: Sequence[Batch]) -> Cost:
+    def cost(self, order: Order, made: Made, batches: Sequence[Batch]) -> Cost:
         """Of the work itself."""
+        node, frame = order.node, order.frame
         model = _model(node, frame)
         if model is None:
             return self.log.predictor.host(node.op, _counts(node, frame, made)[0])
-        return self.log.predictor.work(model, node.op, batches)
+        return self.log.predictor.work(model, node.op, batches, order.copies)
 
     # What comes out
 
@@ -446,7 +459,7 @@ def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
 
 def _shared(rows: Held, order: Order) -> list[Held]:
     """The rows of each copy of a group that samples them: those of a prompt stay together."""
-    copies, each = order.group.mesh.length("dp"), rows_each(order.node)
+    copies, each = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
     bounds = (share(rows.rows // each, copies, copy) for copy in range(copies))
     return [rows.pick(np.arange(start * each, stop * each)) for start, stop in bounds]
 

@@ -81,7 +81,7 @@ SCHEDULE = """pool all    = 2 devices
 pool judges = 3 cpus
 place actor   on all(engine=transformers)
 place correct, longer on judges
-stream rollout(block=4)
+stream rollout(block=4, deal=free)
 """
 
 
