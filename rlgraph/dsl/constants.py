@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
+from rlgraph.dsl.words import KEYWORDS
 from rlgraph.errors import Related, Span, closest, counted, nearest
 from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
@@ -56,7 +57,8 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
         )
     if meaning is None:
         known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
-        hint = nearest(expr.id, known) or f'declare it: `param {expr.id} = ...`, or quote it: `"{expr.id}"`'
+        declared = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
+        hint = nearest(expr.id, known) or f'{declared}quote it: `"{expr.id}"`'
         raise reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
     raise reporter.stop(
         "E0404",

@@ -81,19 +81,8 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
     return steps, staleness
 
 
-_TO_COME = {
-    "late": "to come: no row gets too old, since generating waits; `rest=` of `collect` says what becomes of a surplus",
-    "order": "to come: rows are trained on in their step, in the order of the data",
-}
-"""Options of `async` that the language means to have."""
-
-
 def _staleness(context: Context, item: tree.Phase) -> Staleness:
     """Of the weights that sample: `lag` is exact, `staleness` a bound, under which rows may span versions."""
-    for option in item.options:
-        if option.name in _TO_COME:
-            message = f"`async` has no option `{option.name}` yet"
-            raise context.stop("E0401", message, option.name_span, _TO_COME[option.name])
     found = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
     given = [option for option in item.options if option.name in ("lag", "staleness")]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"

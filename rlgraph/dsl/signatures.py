@@ -253,6 +253,20 @@ STATEMENTS = _table(
                 "span", "word", None, doc="what is of one version: a row, a turn, or a token", names=lambda: SPANS
             ),
             Attribute("unit", "word", "step", doc="what `staleness` counts", names=lambda: ("step", "update")),
+            Attribute(
+                "late",
+                "word",
+                "wait",
+                doc="no row gets too old, since generating waits; to `drop` one, or sample it `again`, is to come",
+                names=lambda: ("wait",),
+            ),
+            Attribute(
+                "order",
+                "word",
+                "data",
+                doc="rows are trained on in their step, in the order of the data; `arrival` and `deadline` are to come",
+                names=lambda: ("data",),
+            ),
         ),
     ),
     Signature(
