@@ -4,17 +4,38 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from benchmarks.delays import known
+from tests.enginespec.packages import installed
+
+SLEEP = 0.02
+"""Seconds that engines which are late usually sleep, at most."""
+
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """Ray, with as many devices as the largest plan has."""
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which packages with engines are installed."""
+    return installed(tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(scope="session")
+def cluster(packages: Path) -> Iterator[None]:
+    """Ray, with as many devices as the largest plan has. Its processes have the packages."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with known(packages, SLEEP):
+        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def engines(cluster: None, packages: Path) -> Iterator[None]:
+    """Those of packages are there, too."""
+    with known(packages, SLEEP):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

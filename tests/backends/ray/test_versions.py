@@ -1,5 +1,5 @@
 """Which weights are used when, where models lie in different processes: the numbers of one process, to the last
-digits."""
+digits. Some of these processes are late at random; `benchmarks/delays.py` draws many such runs."""
 
 from __future__ import annotations
 
@@ -118,12 +118,13 @@ def late(prompts, completions):
 """
 
 
-def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(cluster: None, tmp_path: Path) -> None:
+def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, tmp_path: Path) -> None:
     """Whatever takes how long: two models keep the weights of one and of two steps ago."""
     rows = tmp_path / "rows"
     settings = Settings(folder=data_folder(tmp_path), record=rows)
     (tmp_path / "late.py").write_text(LATE)
-    made = compiled(BOUND, {}, SCHEDULE.replace("ref, target", "before, first"), tmp_path)
+    schedule = SCHEDULE.replace("ref, target", "before, first").replace("=transformers", "=late_transformers")
+    made = compiled(BOUND, {}, schedule, tmp_path)
     fires = Fires()
     with recording(rows, made.name, 0):
         backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
@@ -185,17 +186,18 @@ step async(staleness=2, span=token):
 """
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_tokens_are_of_the_version_that_they_say(cluster: None, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("engine", ["late_transformers", "late_vllm"])
+def test_tokens_are_of_the_version_that_they_say(engines: None, tmp_path: Path, engine: str) -> None:
     """Rows go on with the weights of updates that end meanwhile: each token has the log-probability that the weights of
-    its version give it. The trace is accepted, and a replay in one process is the run."""
-    pytest.importorskip(engine)
+    its version give it, however long each process takes for a token, an update or a transfer. The trace is accepted, and
+    a replay in one process is the run."""
+    pytest.importorskip(engine.removeprefix("late_"))
     recorded, folder = tmp_path / "recorded", data_folder(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     schedule = f"""
 pool learn = 1 devices
 pool play = 1 devices
-place actor.train, actor.logprobs, before, first on learn(engine=transformers)
+place actor.train, actor.logprobs, before, first on learn(engine=late_transformers)
 place actor.generate on play(engine={engine})
 refresh actor on play(by=reread)
 """
