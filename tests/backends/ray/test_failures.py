@@ -194,7 +194,7 @@ def two_copies(folder: Path) -> dict[str, str]:
     told = {}
     made = program()
     watch = At("train", lambda: None)
-    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch)
+    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch, seconds=120)
     try:
         # In its first step, as the run in one process.
         (folder / "raise").touch()
@@ -215,12 +215,11 @@ def two_copies(folder: Path) -> dict[str, str]:
         backend.save("actor", folder / "after_kill")
     finally:
         backend.close()
-    assert not ray.is_initialized()
     return told
 
 
-def test_exceptions_and_a_killed_rank(alone: Alone, folder: Path) -> None:
-    told = alone(two_copies, folder)
+def test_exceptions_and_a_killed_rank(cluster: None, folder: Path) -> None:
+    told = two_copies(folder)
     assert "LookupError: no answer is known" in told["user"]
     assert told["user"] == told["same"]
     assert told["bug"].startswith(
@@ -236,11 +235,11 @@ def test_exceptions_and_a_killed_rank(alone: Alone, folder: Path) -> None:
     assert all(saved[1][name].equal(saved[2][name]) for name in saved[1])
 
 
-def silent_rank(folder: Path) -> dict[str, str]:
+def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
     """A rank stops in an update without ending, and the other one waits for it."""
     made = program()
     watch = At("train", lambda: None)
-    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch)
+    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch, seconds=120)
     try:
         next(backend.steps(1))
         pid = number(backend, ("learn", 1))
@@ -250,19 +249,14 @@ def silent_rank(folder: Path) -> dict[str, str]:
             os.kill(pid, signal.SIGSTOP)
 
         watch.done, watch.then = False, stop
-        return {
-            "step": failure(lambda: next(backend.steps(1))),
-            "saving": failure(lambda: backend.save("actor", folder / "lost")),
-        }
+        step = failure(lambda: next(backend.steps(1)))
+        saving = failure(lambda: backend.save("actor", folder / "lost"))
     finally:
         backend.close()
-
-
-def test_a_process_that_does_not_answer(alone: Alone, folder: Path) -> None:
-    told = alone(silent_rank, folder)
-    assert told["step"].startswith("error[E0742]: rank 1 of learn has not answered for 2 s: it was asked for `train`")
-    assert "--timeout SECONDS" in told["step"]
-    assert told["saving"].startswith("error[E0740]: rank 0 of learn is gone: it was ended")
+    assert step.startswith("error[E0742]: rank 1 of learn has not answered for 2 s: it was asked for `train`")
+    assert "--timeout SECONDS" in step
+    assert saving.startswith("error[E0740]: rank 0 of learn is gone: it was ended")
+    wait_for(lambda: not psutil.pid_exists(pid))
 
 
 # A cluster
@@ -290,6 +284,7 @@ def two_machines(folder: Path) -> dict[str, str]:
                 return failure(lambda: list(backend.steps(20)))
             finally:
                 backend.close()
+                assert not ray.is_initialized(), "it leaves the cluster that it joined"
 
         (folder / "big").touch()
         told["full"] = run(Silent())
