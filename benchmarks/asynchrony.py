@@ -149,6 +149,7 @@ EXPERIMENTS = {
                     ("", "streamrl_apart", 0, ""),
                     (", streamed", "streamrl_streamed", 0, "1.06x to 1.41x"),
                     ("", "streamrl_apart", 1, "1.30x to 2.66x"),
+                    (", streamed", "streamrl_streamed", 1, "1.30x to 2.66x"),
                 )
             ),
         ),

@@ -156,7 +156,8 @@ def predicted(options: argparse.Namespace, made: Compiled) -> float:
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()
     asked = Lengths.of(len(tokenizer(row["prompt"])["input_ids"]) for row in prompts())
     rows = Workload(asked, Lengths((float(options.new),)))
-    cluster = read_cluster(f"1x2:{calibration.device.name}")
+    devices = sum(pool.devices for pool in made.plan.pools)
+    cluster = read_cluster(f"1x{devices}:{calibration.device.name}")
     return simulate(made, cluster, steps=8, workload=rows, calibration=calibration).seconds
 
 

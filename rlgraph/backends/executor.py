@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,9 @@ from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 from rlgraph.ops import NODES, work_of
+
+PIECE = 8
+"""Blocks that a training takes at a time where steps overlap: weights that another step waits for go in between."""
 
 
 @dataclass
@@ -149,6 +152,8 @@ class GraphRun:
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.turn = True
         """It may change models. Of the steps that are under way only the oldest one may."""
+        self.overlaps = False
+        """Other steps sample beside this one's training."""
         self.under_way = 0
         """Nodes that are fired and not done."""
         wanted = cuts(graph, frame.types, self.blocks.tables)
@@ -273,7 +278,10 @@ class GraphRun:
         elif task.handed_on or self.blocks.each is not None:
             self.fire(task, axis, [first], last)
         else:
-            self.fire(task, axis, [ready if last else max(blocks, default=first)], last)
+            most = PIECE if self.overlaps and task.changes_a_model else None
+            taken = [first, *islice(blocks, most and most - 1)]
+            rest = last and (most is None or len(taken) < most)
+            self.fire(task, axis, [ready if rest else taken[-1]], last)
         return True
 
     def share(self, task: _Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:

@@ -128,7 +128,7 @@ class Flights:
     def _add(self, phase: Phase, number: int, things: Things, crew: Crew) -> None:
         frame, graph = self.frame(phase, number), phase.graph
         run = GraphRun(self.executor, graph, frame, crew)
-        run.turn = False
+        run.turn, run.overlaps = False, phase.staleness.steps > 0
         names = [thing_name(value) for value in graph.inputs]
         flight = _Flight(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
         for value, name in zip(graph.inputs, names, strict=True):

@@ -14,6 +14,7 @@ from test_sim import Fires, Fixed, streams
 from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.executor import PIECE
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
@@ -153,3 +154,16 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
         assert update.start >= max(work.end for work in works) >= sampled
         ends[block] = step.seconds
     assert ends[1] < ends[100]
+
+
+def test_new_weights_do_not_wait_for_all_that_there_is_to_train_on(folder: Path) -> None:
+    """Where steps overlap a training takes some blocks at a time; weights for a sampler go before the next ones."""
+    waited, most = {}, {}
+    for lag, text in ((0, TEXT), (1, TEXT.replace("step:", "step async(lag=1):"))):
+        whole = compiled(text.replace("min(ratio", "min(min(ratio, 2)"), {}, SCHEDULE.format(1), folder)
+        backend = SimBackend(whole.program, streams(whole.plan, 1), Fixed(overhead=0.0), Workload(Lengths((2.0,))))
+        list(backend.steps(6))
+        most[lag] = max(work.rows for work in backend.works if work.op == "accumulate")
+        waited[lag] = max(work.start - work.fired for work in backend.works if work.op == "sync")
+    assert most[0] > PIECE >= most[1]
+    assert waited[1] <= PIECE
