@@ -316,13 +316,13 @@ class _Checker:
                     self.fault(step, [row], what, f"the program says {counted(training.times, 'time')}")
                 self.used[key, row] = step
                 rightly.append(row)
-        self.check_missing(step, training, here, set(fresh), set(rightly), after)
+        self.check_missing(step, done, training, here, set(rightly), after)
         return rightly
 
     def check_missing(
-        self, step: int, training: _Training, here: list[Row], fresh: set[Row], used: set[Row], after: _Dropped
+        self, step: int, done: TracedStep, training: _Training, here: list[Row], used: set[Row], after: _Dropped
     ) -> None:
-        """What became of the rows that it was not trained on; fresh: those that were sampled in this step."""
+        """What became of the rows that it was not trained on."""
         who, collect = training.model, training.collect
         missing = [row for row in here if row not in used and row not in after]
         if collect is not None:
@@ -331,13 +331,14 @@ class _Checker:
             surplus = [row for row in missing if self.place(row) > last]
             missing = [row for row in missing if self.place(row) <= last]
             if attr(collect, "rest") == "carry":
+                fresh = {row for row, _ in done.sampled.get(training.source, ())}
                 self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
             elif attr(collect, "rest") == "later":
                 self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
             length = self.depths[collect.attr("axis")] + 2
             found, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")
             if found < wanted:
-                rows = surplus or here
+                rows = surplus or here or list(done.read)
                 what = (
                     f"was not trained on for `{who}`, nor were those behind it: {found} of {wanted} rows were collected"
                 )

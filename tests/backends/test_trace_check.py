@@ -135,6 +135,11 @@ def older(lines: Lines, step: int) -> None:
     sampled["versions"][sampled["rows"].index(one)] = [[step - 4, 5]]
 
 
+def nothing(lines: Lines, step: int) -> None:
+    """Of a step only what it read is left."""
+    lines[step - 1].update(sampled=[], dropped=[], trained=[])
+
+
 def not_again(lines: Lines, step: int) -> None:
     """A prompt that the step before has left over is gone."""
     now, before = lines[step - 1]["sampled"][0], lines[step - 2]["sampled"][0]["rows"]
@@ -239,6 +244,11 @@ FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
         "carry",
         lambda lines: last_prompt(lines, 2),
         r"step 2: .* was not trained on for `actor`, nor were those behind it: \d of 5 rows were collected",
+    ),
+    "a collect takes none": (
+        "drop",
+        lambda lines: nothing(lines, 3),
+        "step 3: .* was not trained on for `actor`, nor were those behind it: 0 of 5 rows were collected",
     ),
     "a collect leaves one out": (
         "drop",
