@@ -79,7 +79,12 @@ def predicted(experiment: Experiment) -> float:
     group = made.plan.owner("actor").name
     held = Holding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
-    predictor = Predictor(plan, model_configs(made), cluster, defaults(cluster.islands[0].device.kind))
+    constants = defaults(cluster.islands[0].device.kind)
+    rates = {
+        (engine, kind): replace(each, **experiment.differs) if engine == experiment.engine else each
+        for (engine, kind), each in constants.rates.items()
+    }
+    predictor = Predictor(plan, model_configs(made), cluster, replace(constants, rates=rates))
     found = simulated(made, plan, cluster, predictor, lengths)
     return sum(work.within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work)
 

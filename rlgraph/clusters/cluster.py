@@ -33,6 +33,10 @@ class Device:
     """Bytes a second to the memory of its host, in each direction."""
     price: float
     """US dollars an hour."""
+    dense: float = 1.0
+    """Share of its peak that the largest matrix products reach."""
+    stream: float = 1.0
+    """Share of its memory's bandwidth that a long copy reaches."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -42,6 +46,15 @@ class Device:
         """FLOP/s at a dtype; where it has none of its own, that of float32."""
         known = dict(self.flops)
         return known.get(dtype) or known["float32"]
+
+    def products(self, dtype: str) -> float:
+        """FLOP/s that the largest matrix products reach at a dtype."""
+        return self.peak(dtype) * self.dense
+
+    @property
+    def streamed(self) -> float:
+        """Bytes a second that a long copy in its memory reaches."""
+        return self.bandwidth * self.stream
 
 
 @dataclass(frozen=True, slots=True)

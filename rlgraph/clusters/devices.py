@@ -23,13 +23,20 @@ FIELDS: Mapping[str, QuantityKind] = {
     "network": "bandwidth",
     "host": "bandwidth",
     "price": "price",
+    "dense": "share",
+    "stream": "share",
     "link_latency": "time",
     "network_latency": "time",
 }
 """What is said of a device, and the kind of its value."""
 
-OPTIONAL = ("bfloat16", "float64")
-"""Without them the rate is that of float32."""
+SHARES = {"dense": 0.8, "stream": 0.9}
+"""What is assumed of a device where it says nothing: as of most in the table."""
+
+OPTIONAL = ("bfloat16", "float64", *SHARES)
+"""Without them the rate is that of float32, and a share that of `SHARES`."""
+
+_NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", *SHARES)
 
 MAY_BE_ZERO = ("price", "link_latency", "network_latency")
 
@@ -48,7 +55,7 @@ class Listed:
     def values(self) -> dict[str, float]:
         """What its table says, in base units; `FIELDS` has the names."""
         device = self.device
-        numbers = {name: getattr(device, name) for name in ("memory", "bandwidth", "link", "network", "host", "price")}
+        numbers = {name: getattr(device, name) for name in _NUMBERS}
         return {
             **dict(device.flops),
             **numbers,
@@ -60,7 +67,7 @@ class Listed:
 def made(name: str, values: Mapping[str, float]) -> Listed:
     """A device from its values in base units; `FIELDS` without `OPTIONAL` have to be there."""
     flops = tuple((dtype, values[dtype]) for dtype in DTYPES if dtype in values)
-    numbers = {field: values[field] for field in ("bandwidth", "link", "network", "host", "price")}
+    numbers = {name: values[name] if name in values else SHARES[name] for name in _NUMBERS if name != "memory"}
     device = Device(name=name, memory=round(values["memory"]), flops=flops, **numbers)
     return Listed(device, values["link_latency"], values["network_latency"])
 

@@ -86,7 +86,12 @@ def _device(word: Word, values: Mapping[str, float]) -> Listed:
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:
         message = f"the device `{word.text}` is not in the table, and has no {_listing(missing)}"
-        raise _wrong(BAD_FIELD, message, word, "a device of your own needs all fields but `bfloat16` and `float64`")
+        raise _wrong(
+            BAD_FIELD,
+            message,
+            word,
+            "a device of your own needs all fields but `bfloat16`, `float64`, `dense` and `stream`",
+        )
     return made(name, values)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-QuantityKind = Literal["bytes", "bandwidth", "rate", "time", "price"]
+QuantityKind = Literal["bytes", "bandwidth", "rate", "time", "price", "share"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -23,10 +23,19 @@ UNITS: Mapping[QuantityKind, Mapping[str, float]] = {
     "rate": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
     "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
     "price": {"": 1.0, "$/h": 1.0},
+    "share": {"": 1.0, "%": 0.01},
 }
-"""By kind, what one of each unit is in the base unit: bytes, bytes a second, FLOP/s, seconds, US dollars an hour."""
+"""By kind, what one of each unit is in the base unit: bytes, bytes a second, FLOP/s, seconds, US dollars an hour, the
+whole."""
 
-BASE: Mapping[QuantityKind, str] = {"bytes": "B", "bandwidth": "B/s", "rate": "FLOP/s", "time": "s", "price": ""}
+BASE: Mapping[QuantityKind, str] = {
+    "bytes": "B",
+    "bandwidth": "B/s",
+    "rate": "FLOP/s",
+    "time": "s",
+    "price": "",
+    "share": "",
+}
 
 EXAMPLES: Mapping[QuantityKind, str] = {
     "bytes": "a size such as `80GB` or `24GiB`",
@@ -34,6 +43,7 @@ EXAMPLES: Mapping[QuantityKind, str] = {
     "rate": "a rate such as `312TFLOP/s`",
     "time": "a time such as `5us` or `2ms`",
     "price": "US dollars an hour such as `2.69`",
+    "share": "a share of at most 1 such as `0.8` or `80%`",
 }
 
 _SHOWN: Mapping[QuantityKind, tuple[str, ...]] = {
@@ -42,6 +52,7 @@ _SHOWN: Mapping[QuantityKind, tuple[str, ...]] = {
     "rate": ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
     "time": ("s", "ms", "us", "ns"),
     "price": ("",),
+    "share": ("",),
 }
 """Units that values are shown in, the largest first."""
 
@@ -63,6 +74,8 @@ def parse(text: str, kind: QuantityKind) -> float:
     value = float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
     if value < 0:
         raise ValueError(f"`{text}` is negative: expected {EXAMPLES[kind]}")
+    if kind == "share" and value > 1:
+        raise ValueError(f"`{text}` is more than all: expected {EXAMPLES[kind]}")
     if not math.isfinite(value):
         raise ValueError(f"`{text}` is too large: expected {EXAMPLES[kind]}")
     return value

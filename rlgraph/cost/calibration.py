@@ -32,7 +32,8 @@ class Measured:
         """The device with these rates, if it is one of these."""
         if device.name != self.name:
             return device
-        return replace(device, flops=tuple({**dict(device.flops), **self.flops}.items()), bandwidth=self.bandwidth)
+        flops = tuple({**dict(device.flops), **self.flops}.items())
+        return replace(device, flops=flops, bandwidth=self.bandwidth, dense=1.0, stream=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def constants_of(
     """Engines and kinds that were not measured keep those of `base`."""
     plain = {name: value for name, value in scalars.items() if name != "reserved"}
     known = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
-    return replace(base, rates={**base.rates, **rates}, host=host, reserved=known, source=source, **plain)
+    # What is done beside matrix products was measured with them, and tensors with the transfers that they are of.
+    known_rates = {**base.rates, **rates}
+    return replace(base, rates=known_rates, host=host, reserved=known, source=source, traffic=0.0, tensor=0.0, **plain)
 
 
 def _short(numbers: Mapping[str, float]) -> dict[str, float]:

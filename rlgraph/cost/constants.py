@@ -3,11 +3,12 @@
 Work of a kind with an engine takes
 
     seconds = call + block * micro-batches + layer * layers * micro-batches + row * rows + token * tokens * layers
-              + FLOPs / (compute * peak) + bytes / (memory * bandwidth)
+              + FLOPs / (compute * dense * peak) + bytes / (memory * stream * bandwidth)
 
-on each rank, where the FLOPs, bytes and layers are the rank's own. Of `generate`, a decoding step is what a micro-batch
-is elsewhere, and the larger one of the last two terms counts. Ranks that work side by side take longer, and wait for
-each other.
+on each rank, where the FLOPs, bytes and layers are the rank's own, `dense` and `stream` the shares that the device's
+largest products and copies reach. The bytes of a pass over rows are those between matrix products (`traffic`). Of
+`generate`, a decoding step is what a micro-batch is elsewhere, and the larger one of the last two terms counts. Ranks
+that work side by side take longer, and wait for each other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from functools import cache
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.enginespec.registry import engines
+
+TENSOR = 2e-5
+"""Of `Constants.tensor` on a GPU: launches of a few kernels. Assumed."""
+
+TRAFFIC = 3.0
+"""Of `Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted
+to MA01 to MA07 of docs/accuracy.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,11 @@ class Constants:
     """Share of a link's bandwidth that planned transfers reach."""
     sync: float = 0.05
     """Seconds of each transfer of weights beside its bytes."""
+    tensor: float = 0.0
+    """Seconds of each tensor of a transfer of weights, whose pieces are packed and unpacked."""
+    traffic: float = 0.0
+    """How often what a layer keeps for its backward pass goes to or from memory, for each pass over it: what kernels
+    beside the matrix products read and write."""
     fragmentation: float = 0.05
     """Share of a device's memory that an allocator cannot use."""
     reserved: int = 2 << 30
@@ -65,8 +78,13 @@ def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
 def defaults(device: DeviceKind) -> Constants:
     """Where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
-    Shares of a GPU's peak are those that training and serving systems publish; overheads are of the order that kernel
-    launches and Python take. `rlgraph profile` measures a machine's own.
+    What a GPU's largest products and copies reach is its own (`devices.toml`), what engines reach of that is theirs.
+    docs/accuracy.md holds both against published measurements; of engines that are not there, overheads are of the
+    order that kernel launches and Python take. `rlgraph profile` measures a machine's own.
     """
     # A function and not values of the module: only who predicts something has to find the engines.
-    return Constants(_rates(device), reserved=512 << 20) if device == "cpu" else Constants(_rates(device))
+    return (
+        Constants(_rates(device), reserved=512 << 20)
+        if device == "cpu"
+        else Constants(_rates(device), tensor=TENSOR, traffic=TRAFFIC)
+    )

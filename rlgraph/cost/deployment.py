@@ -75,12 +75,7 @@ class Deployment:
         """So many data-parallel copies of it."""
         return replace(self, mesh=self.mesh.copied(copies))
 
-    def links(self, constants: Constants) -> tuple[Link, Link, Link]:
-        """Between tensor-parallel ranks, between neighbouring stages, between copies: the innermost lie next to each
-        other."""
+    def links(self, constants: Constants) -> tuple[Link, Link]:
+        """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
         share = constants.collective
-        return (
-            link(self.island, self.tp, share),
-            link(self.island, self.tp * min(self.pp, 2), share),
-            link(self.island, self.size, share),
-        )
+        return link(self.island, self.tp, share), link(self.island, self.tp * min(self.pp, 2), share)

@@ -40,6 +40,18 @@ class Link:
         return size / self.bandwidth + self.latency
 
 
+def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
+    """Of the copies of a group, each on so many devices in a row.
+
+    Where they reach over nodes, the ranks that exchange on one node form one ring, which uses the adapters of all of
+    them: a node's adapters are shared out evenly among its devices, whether each has one of its own or not.
+    """
+    if one * copies <= island.per_node:
+        return link(island, one * copies, share)
+    members = max(1, island.per_node // one)
+    return Link(min(island.device.link, island.network * members) * share, island.network_latency)
+
+
 def link(island: Island, reach: int, share: float) -> Link:
     """Of a group whose members lie among `reach` devices in a row, the first one at the start of a node.
 

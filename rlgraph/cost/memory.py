@@ -190,9 +190,10 @@ def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Ba
     cache = deployment.kv_bytes or (max(reserved.cpu_bytes, own * width) if _on_cpu(deployment) else own * rows * width)
     queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
     ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
-    fed = min(reserved.prompt_tokens, rows * width)
+    most = reserved.cpu_prompt_tokens if _on_cpu(deployment) else reserved.prompt_tokens
+    fed = min(most, rows * width)
     read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
-    buffers = reserved.tables + reserved.prompt_tokens * shape.hidden * item
+    buffers = reserved.tables + most * shape.hidden * item
     # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
     logits = (12.0 + item * (item < 4)) * rows * shape.vocab
     held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))

@@ -19,13 +19,14 @@ from rlgraph.cost import work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.links import link
+from rlgraph.cost.links import between_copies
 from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
+from rlgraph.enginespec.spec import Reserved
 
 SLOTS = 256
-"""Rows that an engine decodes together at most."""
+"""Rows that an engine decodes together at most that says no number of its own."""
 
 POINTS = 24
 """Lengths that stand for all rows which are decoded together."""
@@ -174,21 +175,26 @@ def latency(
     for batch in batches:
         part = batch.rows / whole
         made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS)
-        flops += part * (work.layers_flops(shape, row) / deployment.pp + work.head_flops(shape, config.kind, row))
+        # What is computed again for the backward pass is the layers.
+        layers_flops, head_flops = work.layers_flops(shape, row), work.head_flops(shape, config.kind, row)
+        flops += part * (passes * layers_flops / deployment.pp + min(passes, 3.0) * head_flops)
         tokens += part * row.tokens
         blocks += part * made
     layers = shape.layers / deployment.pp
-    inner, beside, _ = deployment.links(constants)
+    inner, beside = deployment.links(constants)
     size = tokens * shape.hidden * config.item
     sent = layers * reduces * inner.all_reduce_bytes(size, deployment.tp)
     rounds = layers * reduces * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
     if deployment.pp > 1:
         both = 1 if kind == "forward" else 2
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
-    compute = flops * passes / deployment.tp / (deployment.island.device.peak(config.dtype) * rates.compute)
+    device = deployment.island.device
+    compute = flops / deployment.tp / (device.products(config.dtype) * rates.compute)
+    moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
+    memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
     return LatencyModel(
-        Cost(compute=compute, communication=sent, overhead=rates.row + rates.token * tokens * layers).times(slower),
+        Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower),
         Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower),
         rates.call,
         blocks,
@@ -216,7 +222,7 @@ class Update:
 
     def communication(self, copies: int) -> float:
         """Seconds that copies exchange."""
-        between = link(self.island, self.one * copies, self.share)
+        between = between_copies(self.island, self.one, copies, self.share)
         return 2 * between.all_gather(self.sent / 2, copies)
 
     def memory(self, copies: int) -> float:
@@ -240,7 +246,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     sent = weights * (step.gradient + config.item) if split else weights * 2 * step.gradient
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = weights * step.moved if split else 0.0
-    reached = device.bandwidth * rates.memory
+    reached = device.streamed * rates.memory
     return Update(
         deployment.island,
         deployment.mesh.copy_size,
@@ -271,24 +277,34 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
-    peak = deployment.island.device.peak(config.dtype) * rates.compute
-    inner, _, _ = deployment.links(constants)
+    peak = deployment.island.device.products(config.dtype) * rates.compute
+    inner, _ = deployment.links(constants)
     size = read.tokens * shape.hidden * config.item
+    # So many tokens are read at a time.
+    reserved = deployment.spec.memory.cache
+    calls = max(1.0, read.tokens / reserved.prompt_tokens) if isinstance(reserved, Reserved) else 1.0
     return Cost(
         compute=work.forward_flops(shape, config.kind, read) / deployment.tp / peak,
         communication=2
         * shape.layers
         * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
-        overhead=rates.token * read.tokens * shape.layers,
+        overhead=rates.token * read.tokens * shape.layers + calls * (rates.block + rates.layer * shape.layers),
     )
 
 
 def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     """How many rows a copy decodes together: what its cache holds of rows at their end."""
-    if not deployment.kv_bytes:
+    reserved = deployment.spec.memory.cache
+    if not isinstance(reserved, Reserved):
         return SLOTS
+    device = deployment.island.device
+    if device.kind == "cpu" and not deployment.kv_bytes:
+        return reserved.cpu_rows
+    weights = work.stage_parameters(config.shape, config.kind, 1) * config.item / deployment.tp
+    room = deployment.kv_bytes or reserved.share * device.memory - weights
     own = work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
-    return max(1.0, min(SLOTS, deployment.kv_bytes / (own * (batch.prompt.mean + batch.response.mean))))
+    most = reserved.cpu_rows if device.kind == "cpu" else reserved.rows
+    return max(1.0, min(most, room / (own * (batch.prompt.mean + batch.response.mean))))
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
@@ -317,7 +333,7 @@ class DecodeStep:
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
-        bandwidth = device.bandwidth * rates.memory
+        bandwidth = device.streamed * rates.memory
         context = batch.prompt.mean + batch.response.mean / 2
         self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
         self.others = (
@@ -325,8 +341,10 @@ class DecodeStep:
         )
         """Experts that one row alone does not need."""
         self.cache = work.kv_bytes(shape, config.item) / min(deployment.tp, shape.kv_heads) * context / bandwidth
-        self.compute = work.decode_flops(shape, context) / deployment.tp / (device.peak(config.dtype) * rates.compute)
-        inner, _, _ = deployment.links(constants)
+        self.compute = (
+            work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
+        )
+        inner, _ = deployment.links(constants)
         self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * config.item, deployment.tp)
         self.rounds = (
             2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
@@ -360,15 +378,16 @@ def sync(config: ModelConfig, source: Deployment, target: Deployment, together: 
     node get them from each other.
     """
     size = work.stage_parameters(config.shape, config.kind, 1) * config.item
+    overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
     one = target.mesh.copy_size
     if together:
         held = size / source.mesh.copy_size if target.tp <= source.tp else 0.0
         near = link_of(source, max(source.mesh.copy_size, one), constants)
-        return Cost(communication=max(0.0, size / one - held) / near, overhead=constants.sync)
+        return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead)
     network = min(source.island.network, target.island.network) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)
     passed = size / one / link_of(target, one, constants)
-    return Cost(communication=size / least / network + passed, overhead=constants.sync)
+    return Cost(communication=size / least / network + passed, overhead=overhead)
 
 
 def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:

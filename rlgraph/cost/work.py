@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from rlgraph.models.families import ModelKind, count
+from rlgraph.models.families import ModelKind, count, tensors
 from rlgraph.models.shape import Shape
 
 
@@ -41,6 +41,12 @@ def layer_parameters(shape: Shape) -> int:
     """Of one layer, all its experts included."""
     body = count(shape, "reward_lm") - (shape.vocab + 2) * shape.hidden
     return body // shape.layers
+
+
+@cache
+def tensor_count(shape: Shape, kind: ModelKind) -> int:
+    """How many tensors its parameters are, in all layers."""
+    return sum(1 for _ in tensors(shape, kind))
 
 
 def expert_parameters(shape: Shape) -> int:
@@ -174,6 +180,12 @@ def activation_bytes(
     if recompute:
         kept, working = stream, kept + working
     return Activations(kept, working, layer.ends(), _head(shape, kind, micro, itemsize, tp, flash, entropy))
+
+
+def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
+    """What one layer keeps of one token on a rank, with flash attention and fused norms."""
+    token = Tokens(1.0, 1.0, 1.0, 0.0)
+    return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
 
 
 def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, flash: bool = True) -> float:

@@ -13,9 +13,9 @@ class Rates:
     """Of one engine and one kind of work."""
 
     compute: float
-    """Share of the device's peak that its matrix products reach."""
+    """Share that its matrix products reach of what the device's largest do."""
     memory: float
-    """Share of the memory's bandwidth that it reaches."""
+    """Share that it reaches of what a long copy in the device's memory does."""
     call: float = 0.0
     """Seconds of each call."""
     block: float = 0.0

@@ -54,8 +54,16 @@ def _written_out(device: DeviceKind, dtype: str) -> bool:
 class Reserved:
     """A cache of keys and values that is there from the start, as large as the plan says."""
 
-    prompt_tokens: int = 2048
+    prompt_tokens: int = 8192
     """Of the prompts that are read at a time; there are buffers for as many."""
+    cpu_prompt_tokens: int = 2048
+    """The same on a CPU."""
+    rows: int = 1024
+    """That are decoded together at most."""
+    cpu_rows: int = 256
+    """The same on a CPU."""
+    share: float = 0.9
+    """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20
     """Of the cache on a CPU where nobody says how many."""
     tables: int = 1 << 20
@@ -91,9 +99,9 @@ class Memory:
 
 PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
     "gpu": {
-        "train": Rates(0.35, 0.8, call=0.01, block=2e-3, layer=3e-4, update=5e-3),
-        "forward": Rates(0.4, 0.8, call=0.01, block=2e-3, layer=1e-4),
-        "generate": Rates(0.3, 0.4, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
+        "train": Rates(0.6, 0.9, call=0.01, block=2e-3, layer=3e-4, update=5e-3),
+        "forward": Rates(0.6, 0.9, call=0.01, block=2e-3, layer=1e-4),
+        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
     },
     "cpu": {
         "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import MEASURED, compare, page
+from benchmarks.accuracy import MEASURED, Compared, compare, grouped, page
 from benchmarks.measured import BadRows, Inexpressible, Row, express, read_rows
+from tests.documents import ROOT
 
 HEAD = "id,model,gpu,gpus,tp,phase,engine,prompt_len,response_len,batch,value,unit"
 GOOD = "A,Qwen/Qwen3-32B,H100-80GB SXM,2,2,generate (per token),vllm 0.12.0,1024,1024,8,15.9,ms a token (TPOT)"
@@ -78,3 +79,38 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
                 express(row)
         else:
             assert express(row).measured > 0
+
+
+# What is predicted
+
+PAGE = ROOT / "docs" / "accuracy.md"
+MOST = 0.10
+"""Of a group's median error."""
+
+
+@pytest.fixture(scope="module")
+def results() -> tuple[list[Compared], list[tuple[Row, str]]]:
+    return compare(read_rows(MEASURED))
+
+
+def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
+    *groups, whole = grouped(results[0])
+    assert {group.name: round(group.median, 3) for group in groups if group.median > MOST} == {}
+    assert len(groups) == 3
+    assert whole.median <= 0.08
+    assert whole.near >= 0.9
+
+
+def test_the_page_has_what_is_printed(
+    results: tuple[list[Compared], list[tuple[Row, str]]], request: pytest.FixtureRequest
+) -> None:
+    text = PAGE.read_text("utf-8")
+    now = re.sub(
+        r"(<!-- accuracy -->\n).*(<!-- end -->)",
+        lambda found: f"{found[1]}{page(*results)}\n{found[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(now, "utf-8")
+    assert PAGE.read_text("utf-8") == now, "`pytest --update-golden tests/analysis/test_accuracy.py` writes it anew"

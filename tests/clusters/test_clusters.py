@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rlgraph
 from rlgraph.clusters.cluster import Cluster
-from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, known, names
+from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, known, names
 from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.units import exact, show
 from rlgraph.cost.lengths import read_lengths
@@ -82,6 +82,13 @@ BANDWIDTHS = st.floats(1, 1e14).map(lambda value: exact(value, "bandwidth"))
 NETWORKS = st.one_of(
     BANDWIDTHS, BANDWIDTHS.map("{}/node".format), st.integers(1, 10**6).map("{}Gb/s/node".format), st.just("200Gb/s")
 )
+
+
+def field(name: str, value: float) -> str:
+    """As text; a share is at most 1."""
+    return exact(1 / value if name in SHARES else value, FIELDS[name])
+
+
 GROUPS = st.builds(
     "{}x{}:{}{}{}".format,
     st.integers(1, 500),
@@ -89,7 +96,7 @@ GROUPS = st.builds(
     st.sampled_from(sorted(names())),
     st.dictionaries(st.sampled_from(sorted(FIELDS)), st.floats(1, 1e17)).map(
         lambda fields: (
-            f"({', '.join(f'{name}={exact(value, FIELDS[name])}' for name, value in fields.items())})" if fields else ""
+            f"({', '.join(f'{name}={field(name, value)}' for name, value in fields.items())})" if fields else ""
         )
     ),
     st.one_of(st.just(""), NETWORKS.map("@{}".format)),

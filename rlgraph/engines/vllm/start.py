@@ -20,7 +20,8 @@ _BLOCK = 32
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
-_CACHE = Reserved().cpu_bytes
+_RESERVED = Reserved()
+_CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
 
 
@@ -28,8 +29,8 @@ _CACHE = Reserved().cpu_bytes
 class Limits:
     """How much an engine takes on at a time."""
 
-    rows: int = 256
-    """Rows decoded together; more wait until one of them ends."""
+    rows: int | None = None
+    """Rows decoded together; more wait until one of them ends. None: as many as `Reserved` says of the device."""
     row_tokens: int | None = None
     """Longest row, prompt and response together; None: as long as the model's positions reach."""
     cache_bytes: int | None = None
@@ -63,7 +64,8 @@ def start(
         dtype=dtype,  # type: ignore[arg-type, unused-ignore]
         enforce_eager=on_cpu(),
         max_model_len=row_tokens,
-        max_num_seqs=limits.rows,
+        max_num_seqs=limits.rows or (_RESERVED.cpu_rows if on_cpu() else _RESERVED.rows),
+        max_num_batched_tokens=None if on_cpu() else _RESERVED.prompt_tokens,
         enable_prefix_caching=True,
         block_size=_BLOCK if on_cpu() else None,
         kv_cache_memory_bytes=_cache_bytes(
