@@ -12,6 +12,8 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
     slower     the slower one's share of the step: 100% is all that overlap can do
     speedup    samples a second, beside those of the first line
     predicted  seconds of a step by the simulator, with a calibration of this machine, and their error
+    timetable  the same where each kind of work takes as long as it was measured to: what is off now is off in when
+               things are done, and not in what they take
 
 With `--blocks` no step overlaps another: a reward model on a process of its own scores the rows, which are streamed in
 blocks of so many; 0 does not stream them. vLLM decodes 256 rows together, so that a batch of more ends in parts.
@@ -27,6 +29,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +51,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHO
 SKIPPED = 4
 """Steps at the beginning: lazy initialisation, and nothing that is ahead."""
 
-COLUMNS = ("step", "generate", "train", "slower", "speedup", "predicted")
+COLUMNS = ("step", "generate", "train", "slower", "speedup", "predicted", "timetable")
 
 JUDGE = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6}
 """Such that it takes about as long to score the rows as to sample them."""
@@ -122,35 +125,43 @@ def measured(options: argparse.Namespace, folder: Path, what: str, size: int) ->
     windows = list(pairwise(ends))[SKIPPED - 1 : len(ends) - 1 - lag]
 
     def busy(*operations: str) -> float:
-        works = [(each["ts"], each["ts"] + each["dur"]) for each in slices if each["cat"] in operations]
+        wanted = [each for each in slices if each["cat"] in operations]
+        works = [(each["ts"], each["ts"] + each["dur"]) for each in wanted]
         return median(
             sum(max(0.0, min(last, end) - max(first, start)) for first, last in works) / 1e6 for start, end in windows
         )
 
     step = median(end - start for start, end in windows) / 1e6
     found = {"generate_s": busy("generate"), "train_s": busy("train", "accumulate", "apply")}
+    took = {"generates": found["generate_s"], "trains": found["train_s"], "scores": busy("score")}
     return {
         "what": "overlap",
         what: size,
         "step_s": step,
         **found,
+        "read_s": took["scores"],
         "slower": max(found.values()) / step,
         "samples_per_s": options.prompts * options.n / step,
         "steps": len(windows),
         "age": run.metrics[-1].get("age"),
-        "predicted_s": predicted(options, made) if options.calibration else None,
+        **(predicted(options, made, took) if options.calibration else {}),
     }
 
 
-def predicted(options: argparse.Namespace, made: Compiled) -> float:
-    """Seconds of a step in steady state; all answers are of the same length."""
+def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step in steady state; all answers are of the same length. took: seconds that each kind of work was
+    measured to take in a step."""
     from toy import make_tokenizer
     from toy_task import prompts
 
-    from rlgraph.analysis.simulate import simulate
+    from rlgraph.analysis.simulate import model_configs, simulate, simulated
     from rlgraph.clusters.read import read_cluster
     from rlgraph.cost.lengths import Lengths
+    from rlgraph.cost.predict import Predictor
+    from rlgraph.cost.sampled import Sampled
     from rlgraph.cost.tasks import Workload
+    from rlgraph.cost.time import Batch, Cost
+    from rlgraph.ops import work_of
     from rlgraph.profiles.calibration import read_calibration
 
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()
@@ -158,7 +169,28 @@ def predicted(options: argparse.Namespace, made: Compiled) -> float:
     rows = Workload(asked, Lengths((float(options.new),)))
     devices = sum(pool.devices for pool in made.plan.pools)
     cluster = read_cluster(f"1x{devices}:{calibration.device.name}")
-    return simulate(made, cluster, steps=8, workload=rows, calibration=calibration).seconds
+    found = simulate(made, cluster, steps=8, workload=rows, calibration=calibration)
+    thought: dict[str, float] = {}
+    for work in found.works:
+        kind = work_of(work.op) or ""
+        thought[kind] = thought.get(kind, 0.0) + work.within(found.began, found.ends[-1]) / found.steps
+    times = {kind: seconds / thought[kind] for kind, seconds in took.items() if seconds and thought.get(kind)}
+
+    class Measured(Predictor):
+        """Each kind of work takes as long as it was measured to."""
+
+        def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+            return super().work(model, operation, batches, copies).times(times.get(work_of(operation) or "", 1.0))
+
+        def sampled(
+            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        ) -> Sampled:
+            alone, factor = super().sampled(model, operation, prompts, answers, samples), times.get("generates", 1.0)
+            return Sampled(alone.cost.times(factor), [factor * end for end in alone.ends])
+
+    known = Measured(found.plan, model_configs(made), found.cluster, calibration.constants)
+    timed = simulated(made, found.plan, found.cluster, known, rows, 8)
+    return {"predicted_s": found.seconds, "timetable_s": timed.seconds}
 
 
 def main() -> None:
@@ -177,7 +209,7 @@ def main() -> None:
             toy.make_tokenizer().save_pretrained(folder / model)
         columns = (what, *COLUMNS)
         if not options.json:
-            print("".join(f"{each:>12}" for each in columns[: 7 if options.calibration else 6]))
+            print("".join(f"{each:>12}" for each in columns[: 8 if options.calibration else 6]))
         first: float | None = None
         for size in sizes:
             found = measured(options, folder, what, size)
@@ -185,11 +217,11 @@ def main() -> None:
             if options.json:
                 print(json.dumps(found), flush=True)
                 continue
-            told = found["predicted_s"]
+            told = [found[name] for name in ("predicted_s", "timetable_s") if name in found]
             print(
                 f"{size:>12}{found['step_s']:>10.2f} s{found['generate_s']:>10.2f} s{found['train_s']:>10.2f} s"
                 f"{found['slower']:>12.0%}{found['samples_per_s'] / first:>11.2f}x"
-                + (f"{told:>10.2f} s, {told / found['step_s'] - 1:+.0%}" if told else ""),
+                + "".join(f"{each:>10.2f} s, {each / found['step_s'] - 1:+.0%}" for each in told),
                 flush=True,
             )
 
