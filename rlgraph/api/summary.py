@@ -73,7 +73,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     for model, source, target in plan.syncs():
         held = plan.holding(model, target)
         how = ", what changed of them" if held.delta else ""
-        how += ", also to rows that are sampled" if held.reread else ""
+        how += ", also to rows that are sampled" if held.refreshes else ""
         yield f"weights of {model}: {source} to {target}{how}"
 
 

@@ -1,4 +1,5 @@
-"""Warnings about rows that older weights may have sampled: losses that do not know it, and weights without a cap.
+"""Rows that older weights may have sampled: warnings about losses that do not know it and about weights without a cap,
+and losses that take the sampler's log-probabilities for those of some weights.
 
 What is known of each value is worked out bottom up, from what it is computed of.
 """
@@ -31,6 +32,8 @@ class _Known:
     capped: bool = False
     loose: frozenset[Span] = frozenset()
     """Importance weights without a cap."""
+    alone: frozenset[Span] = frozenset()
+    """Where log-probabilities of the sampler come from that are in no importance weight."""
 
 
 _NOTHING = _Known()
@@ -44,6 +47,7 @@ def _together(parts: Iterable[_Known]) -> _Known:
         any(each.own for each in found),
         any(each.capped for each in found),
         frozenset().union(*(each.loose for each in found)),
+        frozenset().union(*(each.alone for each in found)),
     )
 
 
@@ -56,6 +60,15 @@ def off_policy(phase: Phase) -> list[Diagnostic]:
     return [found for found in walk.warnings if found.code != "W0507" or found.span not in walk.masked]
 
 
+def recomputed(phase: Phase, model: str) -> list[Span]:
+    """Where a phase reads log-probabilities of a model that sampled, which a loss uses in another way than to weight
+    the trainer's by them: as if they were a function of weights and tokens."""
+    walk = _Walk(phase.graph.values(), phase.staleness.exact)
+    walk.graph(phase.graph)
+    found = {span for name, span in walk.alone if name == model}
+    return sorted(found, key=lambda span: (span.line, span.column))
+
+
 @dataclass
 class _Walk:
     types: dict[str, Type]
@@ -64,6 +77,10 @@ class _Walk:
     known: dict[str, _Known] = field(default_factory=dict)
     masked: set[Span] = field(default_factory=set)
     """Weights that are compared with something: a mask is a cap, too."""
+    alone: list[tuple[str, Span]] = field(default_factory=list)
+    """Of losses: the model that sampled, and where its log-probabilities are read that are in no weight."""
+    reads: dict[Span, str] = field(default_factory=dict)
+    """Where a sampler's log-probabilities are read, and which model's they are."""
     warnings: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph) -> None:
@@ -85,7 +102,10 @@ class _Walk:
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
                 self.known[value.name] = self.known.get(source, _NOTHING)
         elif op.selects and op.chooses is None:
-            self.known[node.name] = _Known(sampler=bool(inputs[0].sampled) and node.attr("name") == "logprobs")
+            sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"
+            if sampler:
+                self.reads[node.span] = inputs[0].sampled
+            self.known[node.name] = _Known(sampler=sampler, alone=frozenset({node.span} if sampler else ()))
         elif not node.body and not node.regions:
             own = node.op == "logprobs" and self.about(node) == self.model(node)
             for value in node.outputs:
@@ -107,7 +127,10 @@ class _Walk:
         if not isinstance(expr, Apply):
             return _NOTHING
         if id(expr) not in seen:
-            found = _together(self.expression(arg, seen) for arg in expr.args)
+            args = [self.expression(arg, seen) for arg in expr.args]
+            found = _together(args)
+            if expr.op == "sub" and len(args) == 2 and any(a.own and b.sampler for a, b in (args, args[::-1])):
+                found = replace(found, alone=frozenset())
             if expr.type.dtype == "bool":
                 self.masked |= found.loose
                 found = replace(found, loose=frozenset())
@@ -121,6 +144,7 @@ class _Walk:
     def loss(self, node: Node) -> None:
         region, model = node.region, self.model(node)
         found = self.known.get(region.outputs[0], _NOTHING)
+        self.alone += [(self.reads[span], span) for span in found.alone]
         for span in sorted(found.loose, key=lambda span: (span.line, span.column)):
             self.warnings.append(
                 Diagnostic(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.enginespec.registry import axes, engines, faults
@@ -379,16 +380,32 @@ class _Checker(Reporter):
     def refresh(self, line: tree.Refresh) -> Refresh:
         way = self.way(line, self.refreshed, "refreshed on")
         found = constants.options(self, STATEMENTS["refresh"], line.options, line.span, self.scope)
-        reread = found["by"] == "reread"
-        if reread and not self.spans(way[0]):
-            by = next(option for option in line.options if option.name == "by")
+        by = str(found["by"])
+        where = next((option.value.span for option in line.options if option.name == "by"), line.span)
+        if by != "drain" and not self.spans(way[0]):
             raise self.stop(
                 "E0917",
-                f"`by=reread` gives unfinished rows new weights, and each row of `{way[0]}` is of one version",
-                by.value.span,
+                f"`by={by}` gives unfinished rows new weights, and each row of `{way[0]}` is of one version",
+                where,
                 "the program grants it: `step async(staleness=2, span=token)`",
             )
-        return Refresh(*way, reread, line.span)
+        if by == "keep":
+            self.recomputed(way[0], where)
+        return Refresh(*way, by, line.span)
+
+    def recomputed(self, model: str, where: Span) -> None:
+        """Tokens of rows that go on as they are have log-probabilities that no weights give: a loss may weight by them
+        alone."""
+        for phase in self.program.phases:
+            for span in recomputed(phase, model):
+                raise self.stop(
+                    "E0919",
+                    f"with `by=keep` no weights give `{model}`'s log-probabilities of its rows, and a loss takes them "
+                    "for those of some",
+                    where,
+                    "`by=reread`, or use them in `exp(prox - rollout.logprobs)` alone, where `prox` are the trainer's",
+                    (Related(span, "they are used here"),),
+                )
 
     def spans(self, model: str) -> bool:
         """Whether rows that a model samples may be of several versions."""

@@ -307,8 +307,8 @@ STATEMENTS = _table(
                 "by",
                 "word",
                 "drain",
-                doc="unfinished rows end first, or are read again with the new weights",
-                names=lambda: ("drain", "reread"),
+                doc="unfinished rows end first, are read again with the new weights, or go on as they are",
+                names=lambda: ("drain", "reread", "keep"),
             ),
             Attribute(
                 "each",

@@ -147,6 +147,8 @@ class EngineSpec:
     rereads: bool = False
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
     again (`rlgraph.engines.base.Refresh`)."""
+    keeps: bool = False
+    """The same, and it can go on with what it computed of the rows with older weights (`keep` of a `Holding`)."""
     accumulates: bool = False
     """It adds up gradients over several calls: see `rlgraph.engines.base.Accumulates`."""
     saves: bool = False

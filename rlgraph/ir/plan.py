@@ -94,7 +94,15 @@ class Holding:
     """Of new weights that come to it only the elements travel that changed."""
     reread: bool = False
     """New weights come to it while it samples, where the program lets rows span versions: what it has of the rows is
-    read again with them. Otherwise the rows end first."""
+    read again with them."""
+    keep: bool = False
+    """The same, and what it computed of the rows with older weights stays. Where it does neither, the rows end first.
+    """
+
+    @property
+    def refreshes(self) -> bool:
+        """New weights come to it while it samples."""
+        return self.reread or self.keep
 
 
 @dataclass(frozen=True, slots=True)

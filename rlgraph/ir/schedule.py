@@ -81,8 +81,9 @@ class Refresh:
 
     model: str
     pool: str
-    reread: bool = False
-    """Rows that have not ended are read again with them; otherwise they end first."""
+    by: str = "drain"
+    """Rows that have not ended end first (`drain`), are read again with them (`reread`), or go on as they are (`keep`).
+    """
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 

@@ -95,6 +95,10 @@ def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
+_BY = {"reread": "rereads", "keep": "keeps"}
+"""How new weights come to rows that are sampled, and what an engine says that can do it."""
+
+
 def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
     """Lines about engines that sample with the weights that they have begun with."""
     for each in refreshes:
@@ -103,9 +107,10 @@ def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
             group for group in map(plan.group, dict.fromkeys(role.group for role in roles)) if group.pool == each.pool
         ]
         for group in groups:
-            if each.reread and not spec_of(group.engine).rereads:
-                able = [spec.name for spec in preferred("generate") if spec.rereads]
-                message = f"`{group.engine}` takes no new weights while it samples"
+            if each.by in _BY and not getattr(spec_of(group.engine), _BY[each.by]):
+                able = [spec.name for spec in preferred("generate") if getattr(spec, _BY[each.by])]
+                how = " and keeps what it has of rows" if each.by == "keep" else ""
+                message = f"`{group.engine}` takes no new weights while it samples{how}"
                 yield Diagnostic("E0918", message, each.span, f"`by=drain`, or the engine {listed(able, 'or')}")
 
 
@@ -295,10 +300,18 @@ class _Placer:
             free=tuple(stream.table for stream in self.schedule.streams if stream.free),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
-        rereads = {(line.model, line.pool) for line in self.schedule.refreshes if line.reread}
+        ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in _BY}
         ways = [(model, group, (model, plan.group(group).pool)) for model, _, group in plan.syncs()]
-        holdings = (Holding(model, group, delta=way in deltas, reread=way in rereads) for model, group, way in ways)
-        return replace(plan, holdings=tuple(each for each in holdings if each.delta or each.reread))
+        holdings = (
+            Holding(
+                model,
+                group,
+                delta=way in deltas,
+                **{by: way in found for by, found in ways_in.items()},
+            )
+            for model, group, way in ways
+        )
+        return replace(plan, holdings=tuple(each for each in holdings if each != Holding(each.model, each.group)))
 
     def names(self) -> dict[_Seat, str]:
         """`POOL.ENGINE`; with the split, where a pool has several groups of an engine: `POOL.ENGINE.tp4pp2`."""

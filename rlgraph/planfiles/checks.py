@@ -97,9 +97,12 @@ def _listed(names: list[str]) -> str:
 def _holdings(plan: Plan) -> Iterator[Problem]:
     for number, each in enumerate(plan.holdings):
         name = plan.group(each.group).engine
-        if each.reread and not (name in engines() and engine(name).rereads):
-            at = ("plan", "holdings", number, "reread")
-            yield at, "E0918", f"`{name}` takes no new weights while it samples", "leave it out, or say false"
+        able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
+        for by, can in able.items():
+            if getattr(each, by) and not can:
+                at = ("plan", "holdings", number, by)
+                how = " and keeps what it has of rows" if by == "keep" else ""
+                yield at, "E0918", f"`{name}` takes no new weights while it samples{how}", "leave it out, or say false"
 
 
 # Devices

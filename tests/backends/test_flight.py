@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -277,6 +278,17 @@ def test_newer_weights_come_to_rows_that_are_generated(folder: Path) -> None:
     drained, _ = simulated(program(folder, 2, text=text), seconds, 8)
     assert all(set(work.parts) == {"compute"} for work in drained if work.op == "generate")
     assert sum(work.op == "sync" and "play" in work.pools for work in drained) > 4
+
+
+def test_rows_that_go_on_as_they_are_are_not_read_again(folder: Path) -> None:
+    text = BOUND.replace("staleness=2", "staleness=2, span=token")
+    made = program(folder, 2, APART + "refresh actor on play(by=reread)\n", text)
+    held = made.plan.holding("actor", "play.transformers")
+    kept = replace(made.plan, holdings=(replace(held, reread=False, keep=True),))
+    backend = SimBackend(made.program, kept, Tokens(12.0, 4.0), WORKLOAD)
+    list(backend.steps(8))
+    paused = [work.parts for work in backend.works if work.op == "generate" and "sync" in work.parts]
+    assert paused and not any(parts.get("reading again") for parts in paused)
 
 
 def test_a_bound_of_0_is_no_step_ahead(folder: Path) -> None:

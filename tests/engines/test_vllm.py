@@ -237,6 +237,41 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
     engine.load_state(own)
 
 
+def test_rows_go_on_with_the_keys_and_values_of_older_weights(pair: Pair) -> None:
+    """What new weights make of a token is as if they had come between two calls of the model with one cache. Rows that
+    have not begun know nothing of the old ones."""
+    engine, trainer = pair
+    own, other = engine.state(), TransformersEngine.open(spec(seed=5))
+    sampling = Sampling(24, stop_ids=(20, 21))
+    engine.keeps = True
+    try:
+        made = engine.generate(LONG, 2, sampling, keys(8), refresh=Coming(lambda _: write(engine, other), after=(4,)))
+        engine.load_state(own)
+        late = engine.generate(LONG, 2, sampling, keys(8), refresh=Coming(lambda _: write(engine, other), after=(0,)))
+    finally:
+        engine.keeps = False
+        engine.load_state(own)
+    assert made.versions is not None and late.versions is not None
+    counts, spanning = made.sequences.counts().tolist(), 0
+    rows = zip(made.sequences.rows(), counts, made.versions.split(counts), made.logprobs.split(counts), strict=True)
+    for tokens, count, versions, logprobs in rows:
+        old = int((versions == 0).sum())
+        if not 0 < old < count:
+            continue
+        spanning += 1
+        first = len(tokens) - count + old
+        with torch.no_grad():
+            cache = trainer.model(torch.tensor([tokens[: first - 1]]), use_cache=True).past_key_values
+            logits = other.model(torch.tensor([tokens[first - 1 : -1]]), past_key_values=cache).logits[0]
+        expected = logits.log_softmax(-1)[torch.arange(count - old), torch.tensor(tokens[first:])]
+        torch.testing.assert_close(logprobs[old:], expected.to(logprobs), rtol=0, atol=1e-5)
+        again = scores(other, Sequences.from_pairs([tokens[:-count]], [tokens[-count:]]))[old:]
+        assert (again.to(logprobs) - logprobs[old:]).abs().max() > 1e-3, "these weights alone give other ones"
+    assert spanning
+    assert int(late.versions.min()) == 1
+    check(late, {1: other}, sampling, 1e-5)
+
+
 def test_what_cannot_be_asked(pair: Pair) -> None:
     engine, _ = pair
     with pytest.raises(EngineError, match="10 row keys"):

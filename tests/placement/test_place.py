@@ -283,8 +283,12 @@ step:
 def test_who_takes_new_weights_while_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     text = PROGRAM.format(models=TINY.format(options="")).replace("step:", "step async(staleness=1, span=token):")
     apart = "pool one = 2 devices\npool two = 2 devices\nplace actor.train on one\nplace actor.generate on two\n"
-    held = {by: planned(text, f"{apart}refresh actor on two(by={by})").holdings for by in ("drain", "reread")}
-    assert held == {"drain": (), "reread": (Holding("actor", "two.vllm", reread=True),)}
+    held = {by: planned(text, f"{apart}refresh actor on two(by={by})").holdings for by in ("drain", "reread", "keep")}
+    assert held == {
+        "drain": (),
+        "reread": (Holding("actor", "two.vllm", reread=True),),
+        "keep": (Holding("actor", "two.vllm", keep=True),),
+    }
     monkeypatch.setattr("rlgraph.placement.place.spec_of", lambda name: replace(engine(name), rereads=False))
     planned(text, f"{apart}refresh actor on two")
     with pytest.raises(ProgramError, match="E0918.*`vllm` takes no new weights"):

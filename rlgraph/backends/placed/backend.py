@@ -143,7 +143,7 @@ class Placed(Steps):
         says so."""
         if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.together:
             return False
-        return self.plan.holding(model, group.name).reread
+        return self.plan.holding(model, group.name).refreshes
 
     def published(self, model: str) -> None:
         self.weights.refresh(model)

@@ -272,7 +272,8 @@ class SimTransport:
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             sampling = self._sampling.get(move.seats[1])
             if sampling is not None:
-                reading = self.reading(sampling)
+                kept = self.plan.holding(move.target, move.receiver.name).keep
+                reading = 0.0 if kept else self.reading(sampling)
                 for name, more in (("sync", seconds), ("reading again", reading)):
                     sampling.later[name] = sampling.later.get(name, 0.0) + more
             # Of the receiver it is a part of its work.

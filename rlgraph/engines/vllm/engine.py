@@ -63,7 +63,9 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: M
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
     cache = rank.holding.kv_bytes or None
-    return VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, cache_bytes=cache)
+    opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, cache_bytes=cache)
+    opened.keeps = rank.holding.keep
+    return opened
 
 
 class VllmEngine:
@@ -78,6 +80,11 @@ class VllmEngine:
         self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
         self.version = 0
         """Counts how often somebody wrote into the weights."""
+        self.keeps = False
+        """Rows that are being generated go on with what was computed of them with older weights."""
+        self._waiting: Mapping[str, Row] = {}
+        self._prompts: Mapping[str, list[int]] = {}
+        """Of the requests that are being generated."""
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
 
     @classmethod
@@ -178,7 +185,7 @@ class VllmEngine:
         from rlgraph.engines.vllm.sampling import Batch
 
         batch = Batch(sampling, self._stops(sampling))
-        waiting = self._submit(prompts, n, batch, keys)
+        waiting = self._waiting = self._submit(prompts, n, batch, keys)
         ended: dict[int, list[int]] = {}
         known = {} if known is None else known
         if refresh is not None:
@@ -288,12 +295,25 @@ class VllmEngine:
 
         repeated = [prompt for prompt in prompts.rows() for _ in range(n)]
         rows = {str(index): Row(batch, index, key) for index, key in enumerate(keys.tolist())}
-        for (name, row), prompt in zip(rows.items(), repeated, strict=True):
-            self._engine.add_request(name, {"prompt_token_ids": prompt}, row.request())
+        self._prompts = dict(zip(rows, repeated, strict=True))
+        self._add(rows)
         return rows
 
+    def _add(self, rows: Mapping[str, Row]) -> None:
+        for name, row in rows.items():
+            # Keys and values are shared by rows that began with the same weights.
+            prompt = {"prompt_token_ids": self._prompts[name], "cache_salt": str(self.version)}
+            self._engine.add_request(name, prompt, row.request())
+
     def _forget(self) -> None:
-        """Drop the keys and values of old weights, of running rows, too, which are then computed again."""
+        """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are
+        kept. Rows without a token have not begun."""
+        if self.keeps and self._engine.has_unfinished_requests():
+            early = {name: row for name, row in self._waiting.items() if not row.logprobs}
+            self._engine.abort_request([*early])
+            self._add(early)
+            self._engine.set_weight_version(str(self.version))
+            return
         assert self._engine.reset_prefix_cache(reset_running_requests=True), "vLLM keeps its key-value cache"
         self._engine.set_weight_version(str(self.version))
 
