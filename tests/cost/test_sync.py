@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlgraph.clusters.read import read_cluster
@@ -69,3 +71,11 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
     said = cost.communication * ISLAND.device.link * GPU.transfer
     # Norms, biases and embeddings are not split as the layers are.
     assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(model.shape))
+
+
+def test_each_tensor_takes_its_time() -> None:
+    """Of Qwen2.5 7B twelve in each of 28 layers, the embedding, the last norm and the head."""
+    model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
+    sides = deployment("megatron", (1, 1, 4)), deployment("vllm", (1, 1, 4))
+    fewer, more = (sync(model, *sides, True, replace(GPU, tensor=seconds)) for seconds in (0.0, 1e-3))
+    assert more.overhead - fewer.overhead == pytest.approx(1e-3 * (28 * 12 + 3))
