@@ -28,7 +28,7 @@ from rlgraph.placement.search.components import Component
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
 
-SLOTS_AT_ONCE = (1, 16, 64, 128, 256, 512, 1024)
+SLOTS_AT_ONCE = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Longest rows that a generating engine's cache holds."""
 
 Split = tuple[str, int, Mesh, int]
