@@ -69,7 +69,9 @@ def worker_time(
         busy += part.busy * share
         for wait, seconds in part.waited:
             waited[wait] = waited.get(wait, 0.0) + seconds * share
-    return PoolTime(pool, busy, ended - began - busy, tuple(sorted(waited.items(), key=lambda item: -item[1])))
+    return PoolTime(
+        pool, busy, max(0.0, ended - began - busy), tuple(sorted(waited.items(), key=lambda item: -item[1]))
+    )
 
 
 def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
@@ -113,7 +115,7 @@ def _time(pool: str, own: Sequence[Work], whole: _Whole, began: float, ended: fl
         wait = Wait("rows", whole.last.name, whole.last.pools[0])
         waited[wait] = waited.get(wait, 0.0) + ended - at
     found = sorted(waited.items(), key=lambda item: -item[1])
-    return PoolTime(pool, busy, ended - began - busy, tuple(found))
+    return PoolTime(pool, busy, max(0.0, ended - began - busy), tuple(found))
 
 
 def _wanted(coming: Sequence[Work]) -> Work:
