@@ -74,6 +74,7 @@ def _placement(plan: Plan) -> Iterator[str]:
         held = plan.holding(model, target)
         how = ", what changed of them" if held.delta else ""
         how += ", also to rows that are sampled" if held.refreshes else ""
+        how += ", one copy after the other" if held.replica else ""
         yield f"weights of {model}: {source} to {target}{how}"
 
 

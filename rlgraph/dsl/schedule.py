@@ -391,7 +391,7 @@ class _Checker(Reporter):
             )
         if by == "keep":
             self.recomputed(way[0], where)
-        return Refresh(*way, by, line.span)
+        return Refresh(*way, by, found["each"] == "replica", line.span)
 
     def recomputed(self, model: str, where: Span) -> None:
         """Tokens of rows that go on as they are have log-probabilities that no weights give: a loss may weight by them

@@ -98,6 +98,8 @@ class Holding:
     keep: bool = False
     """The same, and what it computed of the rows with older weights stays. Where it does neither, the rows end first.
     """
+    replica: bool = False
+    """Its data-parallel copies take new weights one after the other, not together."""
 
     @property
     def refreshes(self) -> bool:

@@ -84,6 +84,8 @@ class Refresh:
     by: str = "drain"
     """Rows that have not ended end first (`drain`), are read again with them (`reread`), or go on as they are (`keep`).
     """
+    replica: bool = False
+    """Data-parallel copies take them one after the other, not together."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 

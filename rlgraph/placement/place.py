@@ -301,12 +301,14 @@ class _Placer:
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
         ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in _BY}
+        replicas = {(line.model, line.pool) for line in self.schedule.refreshes if line.replica}
         ways = [(model, group, (model, plan.group(group).pool)) for model, _, group in plan.syncs()]
         holdings = (
             Holding(
                 model,
                 group,
                 delta=way in deltas,
+                replica=way in replicas,
                 **{by: way in found for by, found in ways_in.items()},
             )
             for model, group, way in ways

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -280,10 +281,17 @@ def test_newer_weights_come_to_rows_that_are_generated(folder: Path) -> None:
     assert sum(work.op == "sync" and "play" in work.pools for work in drained) > 4
 
 
-def test_rows_that_go_on_as_they_are_are_not_read_again(folder: Path) -> None:
+def test_copies_take_newer_weights_one_after_the_other(folder: Path) -> None:
+    """A transfer to each, and a pause of each; what is kept is not read again."""
     text = BOUND.replace("staleness=2", "staleness=2, span=token")
-    made = program(folder, 2, APART + "refresh actor on play(by=reread)\n", text)
+    apart = APART.replace("play = 1", "play = 2") + "refresh actor on play(by=reread, each=replica)\n"
+    made = program(folder, 2, apart, text)
     held = made.plan.holding("actor", "play.transformers")
+    works, _ = simulated(made, Tokens(12.0, 4.0), 8)
+    sent = Counter(work.step for work in works if work.op == "sync")
+    assert sent.total() > 8 and all(count % 2 == 0 for count in sent.values())
+    paused = [work.parts for work in works if work.op == "generate" and "sync" in work.parts]
+    assert paused and all(parts["sync"] * 12 / LONGEST == parts["reading again"] for parts in paused)
     kept = replace(made.plan, holdings=(replace(held, reread=False, keep=True),))
     backend = SimBackend(made.program, kept, Tokens(12.0, 4.0), WORKLOAD)
     list(backend.steps(8))

@@ -94,8 +94,8 @@ class Placed(Steps):
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
         refreshes = self._refreshes(node, model, group)
-        with self.weights.lent(model, group, node, frame.step, refreshes) as version:
-            yield from self.transport.parts(Order(node, frame, group, version, refreshes), sizes)
+        with self.weights.lent(model, group, node, frame.step, refreshes) as lent:
+            yield from self.transport.parts(Order(node, frame, group, lent.version, lent.sampling), sizes)
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]
@@ -126,9 +126,9 @@ class Placed(Steps):
             copy = None
             if node.id in self._dealt and group.mesh.length("dp") > 1:
                 copy = held.enter_context(self._copies[group.name].take(frame.step.number))
-            version = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
+            lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
             try:
-                made = self.transport.fire(Order(node, frame, group, version, refreshes, copy))
+                made = self.transport.fire(Order(node, frame, group, lent.version, lent.sampling, copy))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if updates:

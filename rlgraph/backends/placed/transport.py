@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,16 @@ class StandIn(Elsewhere):
         the rows are."""
 
 
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """An order to which newer weights may come while it is done."""
+
+    number: int
+    """Orders are counted."""
+    copies: Future[frozenset[int]] = field(default_factory=Future)
+    """Those that have rows of it: known when it has been sent."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Do the work of a node on the rows of a frame."""
@@ -46,7 +57,7 @@ class Order:
     """Who does it."""
     version: int | None = None
     """Of the weights that it samples with."""
-    refreshes: bool = False
+    sampling: Sampling | None = None
     """Newer ones may come meanwhile."""
     copy: int | None = None
     """Of the group's data-parallel copies the one that does it; None: all of them share the rows."""
@@ -87,6 +98,8 @@ class Move:
     """The step in which this changes the target; None: it is only brought there."""
     copy: int | None = None
     """Of the receiver's data-parallel copies the one that they go to; None: all."""
+    sampling: Sampling | None = None
+    """What the receiver is at work on, where they come meanwhile."""
 
     @property
     def copies(self) -> int | None:

@@ -6,15 +6,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 
 from rlgraph.backends.clocks import Clock, Lock
-from rlgraph.backends.placed.transport import Move, Moved, Transport
+from rlgraph.backends.placed.transport import Move, Moved, Sampling, Transport
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.steps import oldest
+
+
+@dataclass(frozen=True)
+class Lent:
+    """The weights that somebody works with."""
+
+    version: int
+    sampling: Sampling | None = None
+    """Newer ones may come meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +54,17 @@ class Weights:
         self._held: dict[tuple[str, str, int], int] = {}
         """For each model, group and copy the count of the weights that are there; all begin with the same. Copies that
         always work together count as one."""
-        self._copies = {group.name: group.mesh.length("dp") if plan.free else 1 for group in plan.groups}
+        self._replicas = {(each.model, each.group) for each in plan.holdings if each.replica}
+        """Models and groups whose copies take new weights one after the other."""
+        apart = {group for _, group in self._replicas} | {group.name for group in plan.groups if plan.free}
+        self._copies = {group.name: group.mesh.length("dp") if group.name in apart else 1 for group in plan.groups}
         self._lent = {
             (model, group, copy): clock.lock()
             for model in names
             for group, copies in self._copies.items()
             for copy in range(copies)
         }
+        self._samplings = count()
         self._sampling: list[_Sampling] = []
         """Groups to which newer weights can come now."""
         self._new_lock = clock.lock
@@ -84,13 +98,13 @@ class Weights:
     @contextmanager
     def lent(
         self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False, copy: int | None = None
-    ) -> Iterator[int]:
+    ) -> Iterator[Lent]:
         """A group, or one of its copies, has the weights that a node works with, until that is done: the present ones,
         or a version before. Meanwhile nobody brings others, for another step; with `refreshes` newer ones, while the
         node samples. Which version it is is said now, and not before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
-            yield self.versions.chosen(model, step, node)
+            yield Lent(self.versions.chosen(model, step, node))
             return
         with ExitStack() as lent:
             for place in self._places(model, group, copy):
@@ -102,13 +116,16 @@ class Weights:
                 # All that are under way work with the same.
                 lent.close()
             if refreshes:
-                version = lent.enter_context(self._refreshed(replace(move, version=None), version))
-            yield version
+                yield lent.enter_context(self._refreshed(replace(move, version=None), version))
+            else:
+                yield Lent(version)
 
     @contextmanager
-    def _refreshed(self, move: Move, version: int) -> Iterator[int]:
+    def _refreshed(self, move: Move, version: int) -> Iterator[Lent]:
         """A group samples meanwhile, and newer versions come to it."""
-        self.transport.connect(move)
+        for each in self._each(move):
+            self.transport.connect(each)
+        move = replace(move, sampling=Sampling(next(self._samplings)))
         sampling = _Sampling(move, self._new_lock())
         while True:
             with self._lock:
@@ -120,8 +137,12 @@ class Weights:
             self._bring(replace(move, version=newest))
             version = newest
         try:
-            yield version
+            yield Lent(version, move.sampling)
         finally:
+            assert move.sampling is not None
+            if not move.sampling.copies.done():
+                # It was never sent.
+                move.sampling.copies.set_result(frozenset())
             with sampling.lock.take(), self._lock:
                 self._sampling.remove(sampling)
 
@@ -129,15 +150,15 @@ class Weights:
         """There is a new version of a model: it goes to those who sample with it, and can take it."""
         with self._lock:
             found = [each for each in self._sampling if each.move.target == model]
-        for each in found:
-            moved = self.transport.refresh(each.move, self._going(each))
-            if moved is not None:
-                self._told(each.move, moved)
+        for sampling in found:
+            for move in self._each(sampling.move):
+                moved = self.transport.refresh(move, self._going(sampling, move))
+                if moved is not None:
+                    self._told(move, moved)
 
     @contextmanager
-    def _going(self, sampling: _Sampling) -> Iterator[int | None]:
+    def _going(self, sampling: _Sampling, move: Move) -> Iterator[int | None]:
         """What goes now: until it is there, the group's order is not over."""
-        move = sampling.move
         with sampling.lock.take():
             version = self._newest(move)
             wanted = self._count(move.target, version)
@@ -155,10 +176,16 @@ class Weights:
         model, group = move.target, move.receiver
         wanted = self._changes[model] if move.version is None else self._count(model, move.version)
         lacking = self._lacking(move, wanted)
-        together = move.copy is None and len(lacking) == self._copies[group.name]
-        for copy in [None] if together else lacking:
-            self._move(move if together else replace(move, copy=copy))
-            self._hold(model, group, copy, wanted)
+        together = self._each(move) if len(lacking) == self._copies[group.name] else []
+        for each in together or [replace(move, copy=copy) for copy in lacking]:
+            self._move(each)
+            self._hold(model, group, each.copy, wanted)
+
+    def _each(self, move: Move) -> list[Move]:
+        """To all copies together, or one after the other."""
+        if move.copy is not None or (move.target, move.receiver.name) not in self._replicas:
+            return [move]
+        return [replace(move, copy=copy) for copy in range(self._copies[move.receiver.name])]
 
     def _places(self, model: str, group: Group, copy: int | None) -> list[tuple[str, str, int]]:
         copies = range(self._copies[group.name]) if copy is None else [copy]

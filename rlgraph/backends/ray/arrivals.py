@@ -30,9 +30,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.version = 0
-        self._newer: int | None = None
-        """What came since an order said which version is there."""
-        self._sampling = False
+        self._over = -1
+        """The number of the last sampling that is over."""
         self._arrival: _Arrival | None = None
         self._lock = Lock()
 
@@ -51,38 +50,28 @@ class Arrivals:
         return self.version
 
     @contextmanager
-    def sampling(self, version: int) -> Iterator[None]:
-        """An order is done whose weights were of this version when it was given: those that have come since are
-        newer."""
-        with self._lock:
-            self.version = version if self._newer is None else self._newer
-            self._sampling, self._newer = True, None
+    def sampling(self, number: int, version: int) -> Iterator[None]:
+        """An order is done whose weights were of this version when it was given."""
+        self.version = version
         try:
             yield
         finally:
             with self._lock:
-                self._sampling, self._newer = False, None
+                self._over = number
                 if self._arrival is not None:
-                    self._receive(self._arrival)
+                    self._arrival.take()
                     self._arrival = None
 
     # For who brings them
 
-    def bring(self, version: int, receive: Callable[[], Moved]) -> Moved:
-        """Has new weights received: by who samples, before the next token, and otherwise at once."""
+    def bring(self, number: int, version: int, receive: Callable[[], Moved]) -> Moved:
+        """Has new weights received that come to a sampling: before its next token, by who samples, or at once where it
+        is over. Where it has not begun they wait for it: the ranks of a copy begin one after the other, and take them
+        before the same token."""
         arrival = _Arrival(version, receive)
         with self._lock:
-            if self._sampling:
+            if number > self._over:
                 self._arrival = arrival
             else:
-                self._receive(arrival)
+                arrival.take()
         return arrival.moved.result()
-
-    def received(self) -> None:
-        """Weights have come between two orders: the next one says which."""
-        with self._lock:
-            self._newer = None
-
-    def _receive(self, arrival: _Arrival) -> None:
-        arrival.take()
-        self._newer = arrival.version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Concatenate, ParamSpec
@@ -117,6 +117,7 @@ class Dispatch:
         for _, idle, each in sent:
             told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
             self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
+        self.begun(order, frames)
         answers = self.answers(calls, node)
         seconds = time.perf_counter() - began
         receipts = {
@@ -145,6 +146,11 @@ class Dispatch:
         self.notes.extend(note for found in receipts for receipt in found for note in receipt.notes)
         return receipts
 
+    def begun(self, order: Order, copies: Iterable[int]) -> None:
+        """It has been sent to these: newer weights may come to them."""
+        if order.sampling is not None and not order.sampling.copies.done():
+            order.sampling.copies.set_result(frozenset(copies))
+
     def copies(self, group: Group) -> tuple[Copy, ...]:
         known = group.name, group.mesh
         if known not in self._copies:
@@ -171,7 +177,7 @@ class Dispatch:
             idle,
             keeps,
             order.version,
-            order.refreshes,
+            None if order.sampling is None else order.sampling.number,
             parts,
         )
 
@@ -210,6 +216,7 @@ class Dispatch:
                         # A process does one thing after the other: it goes on when it has told of the part before.
                         self.tell(calls, each, Worker.next_part)
                         deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
+            self.begun(order, [copy for copy, ranks in enumerate(copies) if dealt[ranks[0]]])
             # Of each copy what it tells of next.
             left = [list(mine) for mine in dealt.values() if mine]
             while left:

@@ -71,8 +71,8 @@ class RankOrder:
     """Its results are read by others: it is the one of its copy that has them."""
     version: int | None = None
     """Of the weights that it samples with."""
-    refreshes: bool = False
-    """Newer ones may come meanwhile."""
+    sampling: int | None = None
+    """The number under which newer ones may come meanwhile."""
     parts: tuple[tuple[int, int], ...] = ()
     """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
     about."""

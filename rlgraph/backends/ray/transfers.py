@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -56,20 +56,22 @@ class Transfers:
                 self._plan(move)
 
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+        assert move.sampling is not None
+        busy = move.sampling.copies.result()
         # The receiver's pool is its own: it samples.
         with self.queues.turn(seats(move.sender)), going as version:
-            return None if version is None else self._go(replace(move, version=version), samples=True)
+            return None if version is None else self._go(replace(move, version=version), busy)
 
-    def _go(self, move: Move, *, samples: bool = False) -> Moved:
-        """samples: the receiver is at work, and takes part when it can."""
+    def _go(self, move: Move, busy: Container[int] = ()) -> Moved:
+        """busy: copies of the receiver that are at work, and take part when they can."""
         name, began, calls = _name(move), time.time(), Calls[exchange.Moved](self.processes)
         about = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *about)
-        for copy in receiving(move):
-            if samples:
-                assert move.version is not None
-                calls.copy(copy, Worker.refresh, name, move.target, move.version)
+        for number, copy in receiving(move).items():
+            if number in busy:
+                assert move.version is not None and move.sampling is not None
+                calls.copy(copy, Worker.refresh, name, move.target, move.version, move.sampling.number)
             else:
                 calls.copy(copy, Worker.exchange, name, None, move.target, *about)
         moved = [each for found in calls.get(_doing(move), move.node) for each in found]
@@ -103,7 +105,7 @@ class Transfers:
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
-        taking = tuple(who for speaker, others in receiving(move) for who in (speaker, *others))
+        taking = tuple(who for speaker, others in receiving(move).values() for who in (speaker, *others))
         request = Request((*ranks(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
@@ -203,10 +205,10 @@ def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
     )
 
 
-def receiving(move: Move) -> tuple[Copy, ...]:
-    """The copies that get the weights."""
-    found = copies(move.receiver)
-    return found if move.copy is None else found[move.copy : move.copy + 1]
+def receiving(move: Move) -> dict[int, Copy]:
+    """The copies that get the weights, by number."""
+    found = dict(enumerate(copies(move.receiver)))
+    return found if move.copy is None else {move.copy: found[move.copy]}
 
 
 def ranks(group: Group) -> tuple[Address, ...]:

@@ -236,12 +236,12 @@ class Worker:
     @contextmanager
     def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> Iterator[None]:
         """Newer weights may come while an order is done, where it says so."""
-        if not order.refreshes:
+        if order.sampling is None:
             yield
             return
         assert order.version is not None
         arrivals = self.arrivals[frame.values[model_of(node)]]
-        with arrivals.sampling(order.version):
+        with arrivals.sampling(order.sampling, order.version):
             frame.refresh = arrivals
             yield
 
@@ -379,10 +379,9 @@ class Worker:
         if destination is not None and target is not None:
             target.written()
             self._changes += 1
-            self.arrivals[destination].received()
         return moved
 
-    def refresh(self, name: str, model: str, version: int) -> Moved:
+    def refresh(self, name: str, model: str, version: int, sampling: int) -> Moved:
         """Takes part in a transfer whose weights come to a model that samples: before its next token."""
 
         def receive() -> Moved:
@@ -395,7 +394,7 @@ class Worker:
                 torch.cuda.synchronize()
             return moved
 
-        return self.arrivals[model].bring(version, receive)
+        return self.arrivals[model].bring(sampling, version, receive)
 
     # Folders
 

@@ -270,8 +270,9 @@ class SimTransport:
                 return None
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
-            sampling = self._sampling.get(move.seats[1])
-            if sampling is not None:
+            sampling = self.at_work(move)
+            # Copies that take them one after the other pause once each, at about the same time.
+            if sampling is not None and (sampling.order.copy is not None or not move.copy):
                 kept = self.plan.holding(move.target, move.receiver.name).keep
                 reading = 0.0 if kept else self.reading(sampling)
                 for name, more in (("sync", seconds), ("reading again", reading)):
@@ -280,10 +281,16 @@ class SimTransport:
             self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return Moved(seconds)
 
+    def at_work(self, move: Move) -> _Sampling | None:
+        """Who samples where weights come."""
+        to = move.seats[1]
+        found = (each for at, each in self._sampling.items() if at.pool == to.pool and to.places <= at.places)
+        return next(found, None)
+
     @contextmanager
     def sampling(self, order: Order, made: Made) -> Iterator[dict[str, float] | None]:
         """What newer weights add to an order's time, where they can come while it is done."""
-        if not order.refreshes:
+        if order.sampling is None:
             yield None
             return
         where = order.seats

@@ -186,20 +186,27 @@ step async(staleness=2, span=token):
 """
 
 
-@pytest.mark.parametrize("engine", ["late_transformers", "late_vllm"])
-def test_tokens_are_of_the_version_that_they_say(engines: None, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "split", "each"),
+    [("late_transformers", "dp=2", "replica"), ("late_vllm", "tp=2", "all")],
+    ids=lambda each: each,
+)
+def test_tokens_are_of_the_version_that_they_say(
+    engines: None, tmp_path: Path, engine: str, split: str, each: str
+) -> None:
     """Rows go on with the weights of updates that end meanwhile: each token has the log-probability that the weights of
-    its version give it, however long each process takes for a token, an update or a transfer. The trace is accepted, and
-    a replay in one process is the run."""
+    its version give it, however long each process takes for a token, an update or a transfer, and whether copies take
+    them one after the other or the ranks of one together. The trace is accepted, and a replay in one process is the
+    run."""
     pytest.importorskip(engine.removeprefix("late_"))
     recorded, folder = tmp_path / "recorded", data_folder(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     schedule = f"""
 pool learn = 1 devices
-pool play = 1 devices
+pool play = 2 devices
 place actor.train, actor.logprobs, before, first on learn(engine=late_transformers)
-place actor.generate on play(engine={engine})
-refresh actor on play(by=reread)
+place actor.generate on play(engine={engine}, {split})
+refresh actor on play(by=reread, each={each})
 """
     text = SPANNING.replace("EPS", str(EPS))
     made = compiled(text, {}, schedule, tmp_path)
