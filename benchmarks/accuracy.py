@@ -160,7 +160,7 @@ def row_line(found: Compared) -> str:
     cells = (
         found.row.id,
         cell["model"].split("/")[-1],
-        split or "one device",
+        split or ("one device" if found.experiment.schedule else "searched"),
         f"{cell['prompt_len'] or 0} + {cell['response_len'] or 0}",
         cell["batch"],
         f"{found.predicted:.4g} s",

@@ -392,7 +392,10 @@ def _gpt(layers: int, hidden: int, notes: str) -> tuple[str, Shape]:
     }
     said = ", ".join(f"{name}={str(value).lower()}" for name, value in config.items())
     text = f'random("llama", seed=0, {said}, tokenizer=chars("ab"))'
-    return text, shape_of({"model_type": "llama", **config})
+    try:
+        return text, shape_of({"model_type": "llama", **config})
+    except UnsupportedModel as error:
+        raise Inexpressible(str(error)) from None
 
 
 @cache
