@@ -190,7 +190,7 @@ def test_work_that_needs_chosen_rows_is_below_what_chooses_them() -> None:
 
 
 def test_off_loaded_models_are_told() -> None:
-    found = rlgraph.compile(ALGORITHMS / "dapo.rlf", cluster="4x8:a100-80gb")
+    found = rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster="1x8:a100-40gb")
     assert any(each.offload for each in found.plan.holdings)
     assert any("off-loaded" in line for lane in lanes(found).lanes for each in lane.deployed for line in each.how)
 
