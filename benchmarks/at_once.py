@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import rlgraph
-from rlgraph.backends.clocks import Clock, Queues, Threads
+from rlgraph.backends.clocks import Clock, Threads
 from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
@@ -30,6 +30,7 @@ from rlgraph.backends.ray.remote import Address, PieceRef, Single
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import WorkerSpec
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.turns import Queues
 from rlgraph.enginespec.registry import engine
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Program, axes, numbered

@@ -9,11 +9,11 @@ from itertools import count, islice, pairwise
 
 from rlgraph.analysis.simulation import Simulation
 from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
-from rlgraph.backends.clocks import seats
 from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
-from rlgraph.backends.sim.works import Work
+from rlgraph.backends.sim.works import Work, worker
+from rlgraph.backends.turns import seats
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
@@ -127,7 +127,9 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
         return pool_time(pool.name, works, began, ended)
     groups = [group for group in plan.groups if group.pool == pool.name]
     workers = {group.name: seats(group).places for group in groups} | {
-        f"{group.name} {copy}": seats(group, copy).places for group in groups for copy in range(group.mesh.length("dp"))
+        worker(group.name, copy): seats(group, copy).places
+        for group in groups
+        for copy in range(group.mesh.length("dp"))
     }
     return worker_time(pool.name, workers, works, began, ended)
 

@@ -13,15 +13,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
-
-from rlgraph.ir.plan import HOST, Group, Plan
 
 Event = Callable[[], None]
 """What is to do because a node made something."""
@@ -67,47 +65,6 @@ class Lock(Protocol):
         one, or the first of them. Of those that wait for the same the lowest rank is next, and of several the one that
         came first. All who take of one lock ask in one of the two ways."""
         ...
-
-
-@dataclass(frozen=True)
-class Seats:
-    """Devices of a pool that work is done on."""
-
-    pool: str
-    places: frozenset[int]
-
-
-def seats(group: Group, copy: int | None = None) -> Seats:
-    """Of a group, or of one of its data-parallel copies."""
-    if not group.devices:
-        return Seats(group.pool, frozenset({0}))
-    ranks = range(group.mesh.size) if copy is None else group.mesh.ranks(dp=copy)
-    return Seats(group.pool, frozenset(group.devices[rank] for rank in ranks))
-
-
-class Queues:
-    """What runs on a device takes turns. A rank is the number of a step: the older one is served first."""
-
-    def __init__(self, plan: Plan, clock: Clock) -> None:
-        sizes = {HOST: 1} | {pool.name: max(1, pool.devices or pool.cpus) for pool in plan.pools}
-        self._locks = {name: clock.lock(size) for name, size in sizes.items()}
-
-    @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0) -> Iterator[None]:
-        """Waits until all these devices are free, and has them meanwhile. Without a rank it goes before all work, as
-        weights do that others wait for."""
-        places: dict[str, frozenset[int]] = {}
-        for each in wanted:
-            places[each.pool] = places.get(each.pool, frozenset()) | each.places
-        with ExitStack() as held:
-            # Always in the same order: two that want the same pools never wait for each other.
-            for pool in sorted(places):
-                held.enter_context(self._locks[pool].take(rank, places[pool]))
-            yield
-
-    def place(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:
-        """Waits for a free cpu of a pool of cpus, and has it meanwhile: its number."""
-        return self._locks[pool].take(rank)
 
 
 @dataclass(order=True)

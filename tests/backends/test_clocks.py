@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import Queues, Seats, Threads, Virtual
+from rlgraph.backends.clocks import Threads, Virtual
+from rlgraph.backends.turns import Queues, Seats
 from rlgraph.ir.plan import Plan, Pool
 
 

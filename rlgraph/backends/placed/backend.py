@@ -124,7 +124,7 @@ class Placed(Steps):
         refreshes = self._refreshes(node, model, group)
         with ExitStack() as held:
             copy = None
-            if node.id in self._dealt and group.mesh.length("dp") > 1:
+            if self.lanes(node, frame) > 1:
                 copy = held.enter_context(self._copies[group.name].take(frame.step.number))
             lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
             try:

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import numpy as np
 
-from rlgraph.backends.clocks import Seats, seats
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
+from rlgraph.backends.turns import Seats, seats
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.backends.clocks import InLine, Queues, Threads
+from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
@@ -10,6 +10,7 @@ from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.remote import PieceRef, Single
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.steps import Observer, Silent
+from rlgraph.backends.turns import Queues
 from rlgraph.enginespec.registry import embedded
 from rlgraph.ir.graph import Program, numbered
 from rlgraph.ir.plan import HOST, Plan

@@ -11,7 +11,6 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
@@ -27,6 +26,7 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
+from rlgraph.backends.turns import Queues
 from rlgraph.ir.graph import Node, Program, axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.backends.clocks import Queues, seats
 from rlgraph.backends.placed.transport import Move, Moved
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing
@@ -18,6 +17,7 @@ from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
+from rlgraph.backends.turns import Queues, seats
 from rlgraph.enginespec.registry import engine
 from rlgraph.exchange import exchange
 from rlgraph.ir.layout import Local

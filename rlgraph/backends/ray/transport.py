@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.backends.clocks import Queues
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
@@ -21,6 +20,7 @@ from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
+from rlgraph.backends.turns import Queues
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlgraph.backends.clocks import Queues, Seats, Virtual
+from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.flight import thing_name
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.sim.held import Held
@@ -14,6 +14,7 @@ from rlgraph.backends.sim.log import Log, Prediction
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Observer, Silent
+from rlgraph.backends.turns import Queues, Seats
 from rlgraph.cost.tasks import Workload
 from rlgraph.ir.graph import Program, Value, numbered
 from rlgraph.ir.plan import HOST, Plan

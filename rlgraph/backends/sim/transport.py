@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.clocks import Queues, Seats, seats
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
@@ -23,8 +22,9 @@ from rlgraph.backends.placed.transport import Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
-from rlgraph.backends.sim.works import Work
+from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.step import Step
+from rlgraph.backends.turns import Queues, Seats, seats
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Sampled
@@ -128,7 +128,7 @@ class SimTransport:
                 spent |= _parts(slowest)
             else:
                 spent |= _parts(self.cost(order, made, batches))
-            who = group if copy is None else replace(group, name=f"{group.name} {copy}")
+            who = group if copy is None else replace(group, name=worker(group.name, copy))
             counts = _counts(node, frame, made)
             with self.sampling(order, made) as later:
                 work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later, idle)
@@ -168,7 +168,7 @@ class SimTransport:
         busy = min(acted.rows, runner.mesh.size)
         with self._asking.take(order.step.number), ExitStack() as held:
             places = [held.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
-            who = [replace(runner, name=f"{runner.name} {place}") for place in places]
+            who = [replace(runner, name=worker(runner.name, place)) for place in places]
             actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
             spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
             self.log.take(node.attr("env"), "call", who, order.step.number, fired, spent, (acted.rows, 0))
@@ -253,8 +253,9 @@ class SimTransport:
         with self.queues.turn(*move.seats):
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
-            alone = move.copy is not None
-            taking = replace(move.receiver, name=f"{ends[1]} {move.copy}") if alone else move.receiver
+            taking = move.receiver
+            if move.copy is not None:
+                taking = replace(taking, name=worker(taking.name, move.copy))
             groups = (move.sender, taking)
             work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
         return Moved(work.seconds)

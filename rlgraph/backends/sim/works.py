@@ -78,3 +78,8 @@ class Teller:
             self._spans[id(work)] = span
         if id(work.after) in self._spans:
             self.watcher.flow(self._spans[id(work.after)], self._spans[id(work)], "then", 0)
+
+
+def worker(group: str, place: int) -> str:
+    """The name under which one copy of a group does work, or one of its cpus."""
+    return f"{group} {place}"
