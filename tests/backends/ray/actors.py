@@ -148,11 +148,11 @@ def on_actors(
         backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:
             found = OnActors(local, made, backend, [], watcher.spans, sampled)
-            for step in backend.steps(REPLAYED + SAMPLED):
-                found.steps.append(step)
-                if step.number == REPLAYED:
-                    for group in made.plan.groups:
-                        found.each(group.name, _sample_from_now_on)
+            found.steps.extend(backend.steps(REPLAYED))
+            # Between two calls no step is under way: the ranks of a copy either all replay or all sample.
+            for group in made.plan.groups:
+                found.each(group.name, _sample_from_now_on)
+            found.steps.extend(backend.steps(SAMPLED))
             yield found
         finally:
             backend.close()
