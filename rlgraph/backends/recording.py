@@ -8,13 +8,14 @@ nothing else. So a run with any other plan, backend, block size or number of pro
 
 A line, broken here:
 
-    {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...",
+    {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...", "prompt_tokens": 61,
      "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "versions": [[4, 3]], "finished": true}
 
 `row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is
-a hash of the tokens before the response: a row that is asked something else is not answered from the recording. Where
-nothing was asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the
-tokens: the first 3 of them version 4 here. Numbers are written so that reading them gives the same bits.
+a hash of the tokens before the response: a row that is asked something else is not answered from the recording.
+`prompt_tokens` says how many these are. Where nothing was asked, `start` has the tokens that the engine began with
+instead. `versions` says which weights made the tokens: the first 3 of them version 4 here. Numbers are written so that
+reading them gives the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,8 +83,9 @@ def _begin(folder: Path, program: str, seed: int) -> None:
         raise UsageMistake(_unwritable(folder, error)) from None
 
 
-def read_header(folder: Path, program: str) -> dict[str, Any]:
-    """What is said about a recording. Raises UsageMistake where it cannot be replayed by this program."""
+def read_header(folder: Path, program: str | None) -> dict[str, Any]:
+    """What is said about a recording. Raises UsageMistake where it cannot be replayed by this program, or for None
+    where it is none."""
     try:
         found = json.loads((folder / HEADER).read_text("utf-8"))
         form, recorded, _ = found["format"], found["program"], found["seed"]
@@ -93,7 +95,7 @@ def read_header(folder: Path, program: str) -> dict[str, Any]:
         raise _not_for_this(
             f"`{folder}` has format {form}, and this version of rlgraph reads {FORMAT}", "record it again"
         )
-    if recorded != program:
+    if program is not None and recorded != program:
         raise _not_for_this(
             f"`{folder}` was recorded by `{recorded}`, and this program is `{program}`",
             "replay it with the program that recorded it",
@@ -129,6 +131,7 @@ class Recorder:
                 "turn": turn,
                 "row": row,
                 "prompt": _hash(prompt),
+                "prompt_tokens": len(prompt),
                 "tokens": response,
                 "logprobs": list(islice(chances, len(response))),
                 "versions": runs,
@@ -222,26 +225,51 @@ class Replay:
     def _of_step(self, step: int) -> dict[_Key, dict[str, Any]]:
         with self._lock:
             if step not in self._rows:
-                self._rows[step] = dict(self._lines(step))
+                self._rows[step] = dict(_lines(self.folder, step))
             return self._rows[step]
 
-    def _lines(self, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
-        for file in sorted(self.folder.glob(f"{_stem(step)}.*.jsonl")):
-            for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
-                try:
-                    yield _record(line)
-                except (ValueError, KeyError, TypeError):
-                    raise RunError(
-                        Diagnostic(
-                            "E0817",
-                            f"line {number} of `{file}` is damaged",
-                            NO_SPAN,
-                            f"replay the steps before step {step}, or record again",
-                        )
-                    ) from None
-
     def _last(self) -> int:
-        return max((int(file.name[5:].split(".")[0]) for file in self.folder.glob("step-*.jsonl")), default=0)
+        return max(_steps(self.folder), default=0)
+
+
+class Sampled(NamedTuple):
+    """How long a row of a recording is; of an episode, all its turns."""
+
+    asked: str
+    """Rows that were asked the same have the same."""
+    prompt: int | None
+    """Tokens before the response, where the recording says so."""
+    response: int
+    finished: bool
+    """The last of its responses came to its end, and was not cut."""
+
+
+def sampled_in(folder: Path) -> Iterator[Sampled]:
+    """Every row of a recording. Raises UsageMistake where it is none, RunError where it is damaged."""
+    read_header(folder, None)
+    for step in sorted(_steps(folder)):
+        episodes: dict[tuple[str, RowId], list[tuple[int, dict[str, Any]]]] = {}
+        for (node, turn, row), record in _lines(folder, step):
+            episodes.setdefault((node, row), []).append((turn or 0, record))
+        for turns in episodes.values():
+            turns.sort(key=lambda turn: turn[0])
+            first, last = turns[0][1], turns[-1][1]
+            tokens = sum(len(record["tokens"]) for _, record in turns)
+            yield Sampled(first["prompt"], first["prompt_tokens"], tokens, last["finished"])
+
+
+def _steps(folder: Path) -> set[int]:
+    return {int(file.name[5:].split(".")[0]) for file in folder.glob("step-*.jsonl")}
+
+
+def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
+    for file in sorted(folder.glob(f"{_stem(step)}.*.jsonl")):
+        for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
+            try:
+                yield _record(line)
+            except (ValueError, KeyError, TypeError):
+                hint = f"take the steps before step {step}, or record again"
+                raise RunError(Diagnostic("E0817", f"line {number} of `{file}` is damaged", NO_SPAN, hint)) from None
 
 
 def _record(line: str) -> tuple[_Key, dict[str, Any]]:
@@ -253,7 +281,11 @@ def _record(line: str) -> tuple[_Key, dict[str, Any]]:
     if not versions or sum(tokens for _, tokens in versions) != len(found["tokens"]):
         raise ValueError("a version for each token")
     kept = {name: found[name] for name in ("prompt", "tokens", "logprobs", "finished")}
-    more = {"versions": versions, "start": found.get("start", [])}
+    start = found.get("start", [])
+    asked = len(start) or found.get("prompt_tokens")
+    if not isinstance(asked, int | None):
+        raise ValueError("how many tokens the prompt has")
+    more = {"versions": versions, "start": start, "prompt_tokens": asked}
     return (found["node"], found["turn"], tuple(found["row"])), kept | more
 
 

@@ -13,7 +13,7 @@ import sys
 
 import click
 
-from rlgraph.cli import checking, compiling, explain, planfiles, profiling, running, simulating, tracing
+from rlgraph.cli import checking, compiling, explain, lengths, planfiles, profiling, running, simulating, tracing
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 from rlgraph.errors import closest
 
@@ -21,6 +21,7 @@ __all__ = [
     "checking",
     "compiling",
     "explain",
+    "lengths",
     "main",
     "planfiles",
     "profiling",

@@ -66,6 +66,12 @@ _TARGET = (
         help="Of answers, up to `max_tokens`.  [default: half of it on average]",
     ),
     click.option(
+        "--lengths",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Of both, as far as they are not said: what `rlgraph lengths` counted.",
+    ),
+    click.option(
         "--kept",
         type=click.FloatRange(0, 1, min_open=True),
         default=1.0,
@@ -79,8 +85,8 @@ _TARGET = (
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `kept`,
-    `calibration`."""
+    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
+    `kept`, `calibration`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

@@ -84,6 +84,7 @@ def compile_(
     cluster: str | None,
     prompt_tokens: str | None,
     response_tokens: str | None,
+    lengths: Path | None,
     kept: float,
     calibration: Path | None,
     minimize: Literal["time", "cost"],
@@ -123,12 +124,12 @@ def compile_(
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     with telling(form):
         schedule = schedules[0] if schedules else None
-        lengths = None
-        if (prompt_tokens, response_tokens, kept) != (None, None, 1.0):
+        rows = None
+        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0):
             # It loads the cost model, which compiling does without where nothing is searched for.
-            from rlgraph.compilation.target import workload
+            from rlgraph.api.target import workload
 
-            lengths = workload(prompt_tokens, response_tokens, kept)
+            rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
         if saved and (settings or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (
@@ -140,7 +141,7 @@ def compile_(
                 schedule=schedule,
                 devices=devices,
                 cluster=cluster,
-                workload=lengths,
+                workload=rows,
                 calibration=calibration,
                 minimize=minimize,
                 offload=not no_offload,

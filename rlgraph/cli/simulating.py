@@ -35,6 +35,7 @@ def simulate(
     cluster: str | None,
     prompt_tokens: str | None,
     response_tokens: str | None,
+    lengths: Path | None,
     kept: float,
     calibration: Path | None,
     steps: int,
@@ -49,21 +50,21 @@ def simulate(
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
     from rlgraph.analysis.simulate import simulate
+    from rlgraph.api.target import workload
     from rlgraph.clusters.read import read_cluster
-    from rlgraph.compilation.target import workload
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.timeline import check_writable
 
     with telling(form):
         saved = file.endswith(".json")
-        lengths = workload(prompt_tokens, response_tokens, kept)
+        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
-        compiled = _compiled(file, schedule, settings_of(settings), cluster, lengths, calibration)
+        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration)
         show(compiled.diagnostics, form)
         island = read_cluster(cluster) if cluster is not None else None
-        given = lengths if prompt_tokens or response_tokens or kept != 1.0 or not saved else None
+        given = rows if prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved else None
         found = simulate(compiled, island, steps=steps, workload=given, calibration=measured, seed=seed)
         if trace is not None:
             found.write_trace(trace)
@@ -84,16 +85,14 @@ def _compiled(
     schedule: Path | None,
     settings: dict[str, str],
     cluster: str | None,
-    lengths: Workload,
+    rows: Workload,
     calibration: Path | None,
 ) -> Compiled:
     """A program and its plan for a cluster, or what a plan file has of both."""
     from rlgraph.api import compile, load_plan
 
     if not file.endswith(".json"):
-        return compile(
-            Path(file), settings, schedule=schedule, cluster=cluster, workload=lengths, calibration=calibration
-        )
+        return compile(Path(file), settings, schedule=schedule, cluster=cluster, workload=rows, calibration=calibration)
     for name, given in (("--set", settings), ("SCHEDULE", schedule)):
         if given:
             raise click.UsageError(f"`{name}` does not go with a plan file: its program and its plan are fixed")

@@ -182,6 +182,12 @@ def _of_file(path: str) -> Lengths:
     source = _source(path)
     if source.text.lstrip().startswith("["):
         return _of_list(source)
+    if source.text.startswith('{"rlgraph_lengths"'):
+        message, hint = (
+            f"`{path}` has more than one list of lengths",
+            f"what `rlgraph lengths` wrote is `--lengths {path}`",
+        )
+        raise _wrong(BAD_FILE, message, Span(source, 0, 0, 0, 0), hint)
     found = []
     for number, line in enumerate(source.text.splitlines(), 1):
         if line.strip():

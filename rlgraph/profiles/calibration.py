@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 from rlgraph.clusters.cluster import kind_of
 from rlgraph.clusters.devices import DTYPES
-from rlgraph.compilation.programs import decoded, whole
 from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
 from rlgraph.cost.constants import Host, defaults
 from rlgraph.enginespec.rates import Rates, WorkKind
-from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.errors import ProgramError
 from rlgraph.planfiles.document import Document, JsonNode
+from rlgraph.profiles.documents import Kind
 
-BROKEN, OTHER_VERSION, FIELD, VALUE = "E0940", "E0941", "E0942", "E0943"
-HINT = "`rlgraph profile -o FILE` writes a calibration"
+KIND = Kind(
+    "calibration",
+    "rlgraph_calibration",
+    VERSION,
+    {"E0950": "E0940", "version": "E0941", "E0952": "E0942", "E0953": "E0943"},
+    "`rlgraph profile -o FILE` writes a calibration",
+)
 
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
@@ -25,30 +30,13 @@ SHARES = ("compute", "memory", "collective", "transfer")
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 """Who has more has mistyped."""
 
-_CODES = {"E0950": BROKEN, "E0952": FIELD, "E0953": VALUE}
-"""What a document says of plan files, and what that is here."""
-
 
 def read_calibration(path: str | Path) -> Calibration:
     """Raises ProgramError with everything that is wrong with the file."""
     try:
-        return _Reading(Document(decoded(str(path), _bytes(Path(path)))), str(path)).calibration()
+        return _Reading(KIND.open(Path(path)), str(path)).calibration()
     except ProgramError as error:
-        raise ProgramError([_recoded(found) for found in error.diagnostics]) from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        message = f"the calibration `{path}` cannot be read: {reason}"
-        raise ProgramError(Diagnostic(BROKEN, message, whole(str(path)), HINT)) from None
-
-
-def _recoded(found: Diagnostic) -> Diagnostic:
-    hint = HINT if found.code == "E0950" else found.hint
-    return replace(found, code=_CODES.get(found.code, found.code), hint=hint)
+        raise KIND.recoded(error) from None
 
 
 class _Reading:
@@ -56,8 +44,7 @@ class _Reading:
         self.document, self.top, self.path = document, document.top, path
 
     def calibration(self) -> Calibration:
-        self.version()
-        if not self.top.fields("rlgraph_calibration", *SECTIONS):
+        if not self.top.fields(KIND.field, *SECTIONS):
             self.document.done()
         device = self.device(self.top.field("device"))
         rates = dict(self.rates(self.top.field("rates")))
@@ -68,16 +55,6 @@ class _Reading:
         self.document.done()
         constants = constants_of(rates, Host(**host), scalars, self.path, defaults(kind_of(device.name)))
         return Calibration(constants, device, machine, errors)
-
-    def version(self) -> None:
-        if not self.top.has("rlgraph_calibration"):
-            message = "this is no calibration: it has no field `rlgraph_calibration`"
-            raise ProgramError(Diagnostic(BROKEN, message, whole(self.path), HINT))
-        found = self.top.field("rlgraph_calibration")
-        if found.value != VERSION or isinstance(found.value, bool):
-            message = f"this calibration has version {str(found.value)[:30]}, and this rlgraph reads version {VERSION}"
-            self.document.say(found.path, OTHER_VERSION, message, "measure again: `rlgraph profile -o FILE`")
-            self.document.done()
 
     def device(self, node: JsonNode) -> Measured:
         if not node.fields("name", "flops", "bandwidth"):

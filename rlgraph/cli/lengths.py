@@ -1,0 +1,60 @@
+"""`rlgraph lengths`: how long prompts and answers are, counted for predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlgraph.cli.base import FINE, message_format, rlgraph, telling
+from rlgraph.cli.shown import Format
+from rlgraph.runs.jsonlines import emit
+
+
+@rlgraph.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FILE")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("lengths.json"),
+    show_default=True,
+    help="The file of lengths.",
+)
+@click.option("--prompt", metavar="COLUMN", help="Of a file: which has prompts.  [default: prompt]")
+@click.option("--answer", metavar="COLUMN", help="Of a file: which has answers.  [default: response]")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", help="Of a file: answers of so many tokens were cut there."
+)
+@click.option("--model", metavar="NAME", help="Of a file of texts: the model, or its folder, whose tokens are counted.")
+@message_format
+def lengths(
+    source: Path,
+    output: Path,
+    prompt: str | None,
+    answer: str | None,
+    limit: int | None,
+    model: str | None,
+    form: Format,
+) -> int:
+    """Count how many tokens prompts and answers have, and write their distributions for `--lengths FILE`.
+
+    RUN is the folder of a run with `--record`, or of its recording; FILE has rows, as .jsonl or .parquet.
+    """
+    from rlgraph.profiles.lengths import fit_lengths
+
+    words = {"--prompt": prompt, "--answer": answer, "--limit": limit, "--model": model}
+    given = [word for word, value in words.items() if value is not None]
+    if source.is_dir() and given:
+        raise click.UsageError(f"`{given[0]}` goes with a file of rows: a recording says it itself")
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
+    with telling(form):
+        found = fit_lengths(source, prompt=prompt, answer=answer, limit=limit, model=model)
+    output.write_text(found.to_text(), "utf-8")
+    if form == "json":
+        emit({"type": "lengths", **found.to_json()})
+    else:
+        click.echo(str(found))
+        click.echo(f"wrote {output}", err=True)
+    return FINE

@@ -1,0 +1,139 @@
+"""The distribution of lengths of which some are only known to be longer: answers that were cut at a limit.
+
+What was seen is taken as it was seen, by the estimator of Kaplan and Meier (1958), which is the plain distribution
+where nothing was cut. Beyond the longest limit nobody saw anything: there it is a log-normal's, fitted by maximum
+likelihood, where a row that was cut counts as one that is longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from statistics import NormalDist
+
+from rlgraph.cost.lengths import LONGEST, STEPS, Lengths
+
+ROUNDS = 1000
+"""Of the fit, at most: the more rows were cut, the more it takes."""
+PIECES = 1024
+"""Equal shares of the rows that were cut at the longest limit."""
+
+
+@dataclass(frozen=True)
+class Censored:
+    """Rows of one kind; one at least."""
+
+    ended: Sequence[int]
+    """Tokens of each that came to its end."""
+    cut: Sequence[int] = ()
+    """Tokens of each that was cut: it would have been longer."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.ended) + len(self.cut)
+
+    @property
+    def longest(self) -> int:
+        """That was seen."""
+        return max([*self.ended, *self.cut])
+
+    @cached_property
+    def lognormal(self) -> NormalDist | None:
+        """The distribution of the logarithm; None for fewer than two lengths that ended, which have no spread."""
+        if len(set(self.ended)) < 2:
+            return None
+        known = [math.log(max(length, 1)) for length in self.ended]
+        first, second = sum(known), sum(value * value for value in known)
+        limits = [(math.log(max(length, 1)), count) for length, count in Counter(self.cut).items()]
+        mean = first / len(known)
+        found = NormalDist(mean, math.sqrt(max(second / len(known) - mean * mean, 1e-12)))
+        for _ in range(ROUNDS if limits else 0):
+            # Expectation-maximization: each row that was cut has the moments of a normal that lies above its limit.
+            total, squares = first, second
+            for limit, count in limits:
+                step = (limit - found.mean) / found.stdev
+                hazard = _hazard(step)
+                middle = found.mean + found.stdev * hazard
+                total += count * middle
+                squares += count * (found.stdev**2 * (1 + step * hazard - hazard * hazard) + middle * middle)
+            mean = total / self.rows
+            better = NormalDist(mean, math.sqrt(max(squares / self.rows - mean * mean, 1e-12)))
+            if abs(better.mean - found.mean) + abs(better.stdev - found.stdev) < 1e-9:
+                break
+            found = better
+        return found
+
+    @cached_property
+    def distance(self) -> float:
+        """The largest difference between both distributions, as shares of rows (Kolmogorov and Smirnov's); 0 without a
+        fit."""
+        fit, below, most = self.lognormal, 0.0, 0.0
+        if fit is None:
+            return most
+        for length, mass in self._seen():
+            # Whole numbers stand for what lies half a token around them.
+            most = max(most, abs(below - fit.cdf(math.log(max(length - 0.5, 0.5)))))
+            below += mass
+            most = max(most, abs(below - fit.cdf(math.log(length + 0.5))))
+        return most
+
+    def lengths(self) -> Lengths:
+        if not self.cut:
+            return Lengths.of(self.ended)
+        return Lengths.of(_quantiles([*self._seen(), *self._beyond()]))
+
+    def _seen(self) -> Iterator[tuple[int, float]]:
+        """Each length that ended, ascending, with its share of the rows."""
+        cut, left, risk = Counter(self.cut), 1.0, self.rows
+        for length, equal in groupby(sorted([*self.ended, *cut])):
+            ended = sum(1 for _ in equal) - (length in cut)
+            if ended:
+                yield length, left * ended / risk
+                left *= 1 - ended / risk
+            risk -= ended + cut[length]
+
+    def _beyond(self) -> Iterator[tuple[float, float]]:
+        """The rows that are longer than anything that was seen."""
+        left = 1 - sum(mass for _, mass in self._seen())
+        if left < 1e-12:
+            return
+        limit, fit = max(self.cut), self.lognormal
+        over = 0.0 if fit is None else 1 - fit.cdf(math.log(max(limit, 1)))
+        for piece in range(PIECES):
+            # Where no fit reaches, all that is known is the limit.
+            longer = float(limit)
+            if fit is not None and over > 1e-12:
+                longer = math.exp(min(fit.inv_cdf(1 - over * (1 - (piece + 0.5) / PIECES)), math.log(LONGEST)))
+            yield max(limit, longer), left / PIECES
+
+
+def _hazard(step: float) -> float:
+    """Density of the normal distribution over what lies above; far out, where both are 0, its bound."""
+    normal = NormalDist()
+    above = normal.cdf(-step)
+    return normal.pdf(step) / above if above > 1e-300 else step + 1 / step
+
+
+def _quantiles(atoms: Sequence[tuple[float, float]]) -> Iterator[float]:
+    """Means of equal shares of what has these shares of all rows, ascending."""
+    parts = iter(atoms)
+    length, mass = next(parts)
+    scale = STEPS / sum(mass for _, mass in atoms)
+    mass *= scale
+    for _ in range(STEPS):
+        share, total = 1.0, 0.0
+        while share > 0:
+            part = min(share, mass)
+            total, share, mass = total + part * length, share - part, mass - part
+            if mass <= 1e-12 and share > 0:
+                following = next(parts, None)
+                if following is None:
+                    # The last piece, but for the rounding of sums.
+                    total, share = total + share * length, 0.0
+                else:
+                    length, mass = following[0], following[1] * scale
+        yield total

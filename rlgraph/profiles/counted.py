@@ -1,0 +1,143 @@
+"""How many tokens prompts and answers have: counted in what a run recorded, or in a file of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlgraph.cost.lengths import LONGEST
+from rlgraph.data import jsonl, parquet
+from rlgraph.data.base import Rows
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, listed, nearest
+from rlgraph.foreign.files import Folders
+from rlgraph.foreign.spec import Spec
+from rlgraph.profiles.censored import Censored
+
+NOT_COUNTED = "E0947"
+
+SOURCES = {".jsonl": jsonl, ".parquet": parquet}
+"""By the ending of a file."""
+PROMPT, ANSWER = "prompt", "response"
+"""The columns that are counted where nobody says others."""
+
+
+class Counted(NamedTuple):
+    """None for what is not there; one of the two is."""
+
+    prompts: Censored | None
+    answers: Censored | None
+
+
+def recorded(folder: Path) -> Counted:
+    """Of what a run recorded: each prompt once, however often it was asked; every answer, and those that were cut.
+
+    Raises UsageMistake where the folder is no recording, RunError where it is damaged.
+    """
+    from rlgraph.backends.recording import sampled_in
+    from rlgraph.runs.folder import recording_of
+
+    prompts: dict[str, int] = {}
+    ended: list[int] = []
+    cut: list[int] = []
+    for row in sampled_in(recording_of(folder)):
+        (ended if row.finished else cut).append(row.response)
+        if row.prompt is not None:
+            prompts[row.asked] = row.prompt
+    if not ended and not cut:
+        raise _wrong(f"the recording in `{folder}` has no rows", NO_SPAN, "give one of a run that sampled something")
+    return Counted(Censored([*prompts.values()]) if prompts else None, Censored(ended, cut))
+
+
+def counted(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> Counted:
+    """Of a file of rows. prompt, answer: columns, each of numbers of tokens, of lists of tokens, or of what has to be
+    tokenized: texts, and prompts as messages. None is `prompt` and `response`, as far as they are there.
+
+    limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name or a folder. Raises
+    ProgramError.
+    """
+    span = _told(str(path))
+    module = SOURCES.get(path.suffix)
+    if module is None:
+        hint = f"give the folder of a run or of a recording, or a file that ends in {listed([*SOURCES], 'or')}"
+        raise _wrong(f"nothing can be counted in `{path}`", span, hint)
+    rows = module.open_source(Spec(path.suffix[1:], (str(path),), {}, span, {0: span}), Folders(Path())).rows
+    assert isinstance(rows, Rows)
+    has = rows[0]
+    wanted = {"prompt": prompt or (PROMPT if PROMPT in has else None)}
+    wanted["answer"] = answer or (ANSWER if ANSWER in has else None)
+    if not any(wanted.values()):
+        message = f"`{path}` has no column `{PROMPT}` and no column `{ANSWER}`"
+        hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {listed([*has], 'and')}"
+        raise _wrong(message, span, hint)
+    read = _reader(model)
+    found: dict[str, list[int]] = {}
+    for what, column in wanted.items():
+        if column is not None:
+            found[what] = [read(rows[place], column, what, f"row {place} of `{path}`") for place in range(len(rows))]
+    most = LONGEST + 1 if limit is None else limit
+    answers = found.get("answer")
+    return Counted(
+        Censored(found["prompt"]) if "prompt" in found else None,
+        Censored([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
+    )
+
+
+def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
+    """Counts the tokens in a column of a row: its arguments are the row, the column, `prompt` or `answer`, and how the
+    row is called."""
+    codec = None if model is None else _codec(model)
+
+    def read(row: Any, column: str, what: str, where: str) -> int:
+        span = _told(f"--{what} {column}")
+        if column not in row:
+            hint = nearest(column, row) or f"it has {listed([*row], 'and')}"
+            raise _wrong(f"{where} has no column `{column}`", span, hint)
+        value = row[column]
+        if _whole(value):
+            if not 0 <= value <= LONGEST:
+                message = f"{where} has {value:,} tokens in `{column}`"
+                raise _wrong(message, span, f"a length is 0 to {LONGEST:,} tokens")
+            return int(value)
+        if isinstance(value, list) and all(map(_whole, value)) and (value or what == "answer"):
+            return len(value)
+        if not isinstance(value, str) and not (what == "prompt" and _messages(value)):
+            message = f"{where} has {type(value).__name__} `{value!s:.40}` in `{column}`"
+            raise _wrong(message, span, "a column has texts, lists of tokens, or numbers of tokens")
+        if codec is None:
+            hint = "say whose tokens: `--model NAME`, as the program's `causal_lm(NAME)`, or the folder of a model"
+            raise _wrong(f"{where} has a text in `{column}`, and how many tokens it has is a model's", span, hint)
+        try:
+            return len(codec.encode_prompt(value) if what == "prompt" else codec.encode_response(value))
+        except ValueError as error:  # also EngineError
+            raise _wrong(f"{where}: {error}", span, "") from None
+
+    return read
+
+
+def _codec(model: str) -> Any:
+    from rlgraph.engines.base import EngineError
+    from rlgraph.engines.sources import ModelSpec, load_codec
+
+    try:
+        return load_codec(ModelSpec("causal_lm", model))
+    except EngineError as error:
+        raise _wrong(str(error), _told(f"--model {model}"), "") from None
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _messages(value: object) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _told(words: str) -> Span:
+    """A part of the command."""
+    shown = words if words.isprintable() else repr(words)
+    return Span(Source("rlgraph lengths", shown), 1, 1, 1, len(shown) + 1)
+
+
+def _wrong(message: str, span: Span, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic(NOT_COUNTED, message, span, hint))

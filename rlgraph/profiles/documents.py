@@ -1,0 +1,56 @@
+"""Files that a command of rlgraph wrote and somebody may have edited: how they are opened, and told what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlgraph.compilation.programs import decoded, whole
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.planfiles.document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file: an object in JSON with its version in a field of the kind's own."""
+
+    name: str
+    """`calibration`."""
+    field: str
+    """Which has the version."""
+    version: int
+    codes: Mapping[str, str]
+    """Of what a document says of plan files, what it is here; of `version`, the code for another one."""
+    hint: str
+    """How such a file is made."""
+
+    def open(self, path: Path) -> Document:
+        """The document, of a version that is known. Raises ProgramError."""
+        document = Document(decoded(str(path), self._bytes(path)))
+        if not document.top.has(self.field):
+            message = f"this is no {self.name}: it has no field `{self.field}`"
+            raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint))
+        found = document.top.field(self.field)
+        if found.value != self.version or isinstance(found.value, bool):
+            message = f"this {self.name} has version {str(found.value)[:30]}, "
+            message += f"and this rlgraph reads version {self.version}"
+            document.say(found.path, self.codes["version"], message, f"make it again: {self.hint}")
+            document.done()
+        return document
+
+    def recoded(self, error: ProgramError) -> ProgramError:
+        """What a document says of itself, with the codes of this kind."""
+        return ProgramError([self._recoded(found) for found in error.diagnostics])
+
+    def _recoded(self, found: Diagnostic) -> Diagnostic:
+        hint = self.hint if found.code == "E0950" else found.hint
+        return replace(found, code=self.codes.get(found.code, found.code), hint=hint)
+
+    def _bytes(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except (OSError, ValueError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            message = f"the {self.name} `{path}` cannot be read: {reason}"
+            raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint)) from None

@@ -1,0 +1,159 @@
+"""Files of lengths: what `rlgraph lengths` counted, written, and read again with a place for whatever is wrong.
+
+    {"rlgraph_lengths": 1,
+     "source": "runs/grpo-1",
+     "prompts": {"rows": 1024, "cut": 0, "values": [31, 35.2, ...]},
+     "answers": {"rows": 8192, "cut": 311, "values": [58, 71.5, ...]}}
+
+`values` are the mean lengths of equal shares of the rows, ascending: of each row where they are few. `cut` says of how
+many it is only known that they are longer. One of the two may be null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from rlgraph.analysis.tables import table
+from rlgraph.cost.lengths import LONGEST, STEPS, Lengths
+from rlgraph.errors import ProgramError, counted
+from rlgraph.planfiles.document import JsonNode
+from rlgraph.profiles import counted as counting
+from rlgraph.profiles.censored import Censored
+from rlgraph.profiles.documents import Kind
+
+VERSION = 1
+KIND = Kind(
+    "file of lengths",
+    "rlgraph_lengths",
+    VERSION,
+    {"E0950": "E0944", "version": "E0945", "E0952": "E0946", "E0953": "E0946"},
+    "`rlgraph lengths RUN -o FILE` writes one",
+)
+PARTS = ("prompts", "answers")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Lengths of prompts and of answers; None for what was not there."""
+
+    source: str
+    prompts: Censored | None
+    answers: Censored | None
+
+    def to_text(self) -> str:
+        """The file."""
+        parts = {name: _part(found) for name, found in self.parts()}
+        return json.dumps({KIND.field: VERSION, "source": self.source, **parts}, ensure_ascii=False) + "\n"
+
+    def parts(self) -> Iterator[tuple[str, Censored | None]]:
+        yield "prompts", self.prompts
+        yield "answers", self.answers
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known of both, as plain data."""
+        return {name: None if found is None else _summary(found) for name, found in self.parts()}
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("", "rows", "mean", "median", "p90", "p99", "longest", "cut", "log-normal", "distance")
+        ]
+        for name, found in self.parts():
+            if found is not None:
+                rows.append((name, *_shown(found)))
+        return "\n".join(table("<>>>>>>><>", rows))
+
+
+def fit_lengths(
+    source: str | Path,
+    *,
+    prompt: str | None = None,
+    answer: str | None = None,
+    limit: int | None = None,
+    model: str | None = None,
+) -> Fitted:
+    """Of the folder of a run that was recorded or of a recording, or of the rows of a `.jsonl` or `.parquet` file.
+
+    prompt, answer: which columns of a file are counted, `prompt` and `response` if not given. limit: answers of so many
+    tokens were cut there. model: whose tokenizer counts texts. Raises RlgraphError.
+    """
+    path = Path(source)
+    found = counting.recorded(path) if path.is_dir() else counting.counted(path, prompt, answer, limit, model)
+    return Fitted(str(source), *found)
+
+
+def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
+    """Of prompts and of answers, from a file. Raises ProgramError with everything that is wrong with it."""
+    try:
+        document = KIND.open(Path(path))
+        document.top.fields(KIND.field, "source", *PARTS)
+        document.done()
+        document.top.field("source").text()
+        prompts, answers = (_lengths(document.top.field(name)) for name in PARTS)
+        if prompts is None and answers is None:
+            document.top.field(PARTS[0]).say("E0953", "the file has neither lengths of prompts nor of answers")
+        document.done()
+    except ProgramError as error:
+        raise KIND.recoded(error) from None
+    return prompts, answers
+
+
+def _part(found: Censored | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    values = [round(value, 2) for value in found.lengths().values]
+    return {"rows": found.rows, "cut": len(found.cut), "values": values}
+
+
+def _lengths(node: JsonNode) -> Lengths | None:
+    if node.value is None or not node.fields("rows", "cut", "values"):
+        return None
+    rows = node.field("rows").number(1, LONGEST)
+    node.field("cut").number(0, rows)
+    values, before = [], 0.0
+    for item in node.field("values").items():
+        value = item.value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= LONGEST:
+            item.say("E0953", f"{item.shown} is no length", f"it is 0 to {LONGEST:,} tokens")
+        elif value < before:
+            item.say("E0953", f"{item.shown} is less than the one before it", "lengths ascend")
+        else:
+            values.append(float(value))
+            before = value
+    if not 1 <= len(values) <= STEPS:
+        node.field("values").say("E0953", f"{node.shown} has {counted(len(values), 'value')}, and has 1 to {STEPS}")
+    return Lengths(tuple(values) or (0.0,))
+
+
+def _summary(found: Censored) -> dict[str, Any]:
+    """Up to what was seen: of a row that was cut, its limit."""
+    seen, fit = found.lengths().capped(found.longest), found.lognormal
+    return {
+        "rows": found.rows,
+        "cut": len(found.cut),
+        "mean": seen.mean,
+        **{name: seen.at(share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+        "longest": found.longest,
+        "lognormal": None if fit is None else {"p50": _at(fit, 0.5), "p99": _at(fit, 0.99)},
+        "distance": None if fit is None else found.distance,
+    }
+
+
+def _at(fit: NormalDist, share: float) -> float:
+    from math import exp, log
+
+    return exp(min(fit.inv_cdf(share), log(LONGEST)))
+
+
+def _shown(found: Censored) -> Iterator[str]:
+    told = _summary(found)
+    yield f"{found.rows:,}"
+    yield from (f"{told[name]:,.0f}" for name in ("mean", "p50", "p90", "p99", "longest"))
+    yield f"{len(found.cut) / found.rows:.1%}"
+    fit = told["lognormal"]
+    yield "none" if fit is None else f"p50={fit['p50']:.0f},p99={fit['p99']:.0f}"
+    yield "" if fit is None else f"{found.distance:.1%}"
