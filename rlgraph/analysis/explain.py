@@ -193,7 +193,7 @@ def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None) -> C
     problem = problem_of(other.question)
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
-    found = Search(problem, COARSE).run(some)
+    found = Search(problem, COARSE, other.question.search_seconds).run(some)
     if other.helps and (found is None or found.value > choice.found.value):
         found, problem = choice.found, choice.problem
     if found is None:

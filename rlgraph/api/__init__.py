@@ -73,6 +73,7 @@ def compile(
     calibration: str | Path | None = None,
     minimize: Literal["time", "cost"] = "time",
     offload: bool = True,
+    search_seconds: float | None = None,
 ) -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
 
@@ -82,7 +83,7 @@ def compile(
     cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest
     one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
     offload: models may be in the host's memory while they are not at work; no engine can do that yet, so set it to
-    False for a plan that is to run.
+    False for a plan that is to run. search_seconds: after so long the search ends with the best plan that it has.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.compilation.compile import checked, compiled
@@ -97,7 +98,7 @@ def compile(
     if cluster is not None:
         from rlgraph.compilation.target import target
 
-        aim = target(cluster, workload, measured, minimize, offload)
+        aim = target(cluster, workload, measured, minimize, offload, search_seconds)
     return Compiled.of(compiled(opened, texts, found, devices, aim))
 
 

@@ -55,8 +55,8 @@ def status(arguments: list[str]) -> int:
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
         return PIPE
-    except (KeyboardInterrupt, click.Abort):
-        print("interrupted", file=sys.stderr, flush=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        print(str(error) or "interrupted", file=sys.stderr, flush=True)
         return INTERRUPTED
     except Exception as error:
         print(f"internal error: {_first_line(error)}; please report it with {_kept()}", file=sys.stderr)

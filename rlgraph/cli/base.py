@@ -81,12 +81,18 @@ _TARGET = (
     click.option(
         "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="What `rlgraph profile` measured."
     ),
+    click.option(
+        "--search-seconds",
+        type=click.FloatRange(0, min_open=True),
+        metavar="N",
+        help="End the search by then, with the best plan so far and how far it may be from the best there is.",
+    ),
 )
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
-    `kept`, `calibration`."""
+    `kept`, `calibration`, `search_seconds`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

@@ -38,6 +38,7 @@ def simulate(
     lengths: Path | None,
     kept: float,
     calibration: Path | None,
+    search_seconds: float | None,
     steps: int,
     seed: int,
     trace: Path | None,
@@ -61,7 +62,7 @@ def simulate(
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
-        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration)
+        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, search_seconds)
         show(compiled.diagnostics, form)
         island = read_cluster(cluster) if cluster is not None else None
         given = rows if prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved else None
@@ -87,12 +88,21 @@ def _compiled(
     cluster: str | None,
     rows: Workload,
     calibration: Path | None,
+    search_seconds: float | None,
 ) -> Compiled:
     """A program and its plan for a cluster, or what a plan file has of both."""
     from rlgraph.api import compile, load_plan
 
     if not file.endswith(".json"):
-        return compile(Path(file), settings, schedule=schedule, cluster=cluster, workload=rows, calibration=calibration)
+        return compile(
+            Path(file),
+            settings,
+            schedule=schedule,
+            cluster=cluster,
+            workload=rows,
+            calibration=calibration,
+            search_seconds=search_seconds,
+        )
     for name, given in (("--set", settings), ("SCHEDULE", schedule)):
         if given:
             raise click.UsageError(f"`{name}` does not go with a plan file: its program and its plan are fixed")

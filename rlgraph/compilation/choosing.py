@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from rlgraph.compilation.planning import find_shapes, unneeded
@@ -24,12 +25,14 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
     """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape
     is not known, and where nothing fits."""
     asked = question(program, schedule, folders, target)
+    began = monotonic()
     try:
         return choose(replace(asked, offload=False))
     except ProgramError:
-        if not target.offload:
+        left = asked.search_seconds - (monotonic() - began)
+        if not target.offload or left <= 0:
             raise
-        return choose(asked)
+        return choose(replace(asked, search_seconds=left))
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
@@ -76,6 +79,7 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
         there,
         target.goal,
         target.offload,
+        target.search_seconds,
     )
 
 

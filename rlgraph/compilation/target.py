@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.cost.constants import Constants, defaults
@@ -27,6 +28,8 @@ class Target:
     goal: Goal = "time"
     offload: bool = True
     """Models may be in the host's memory while they are not at work."""
+    search_seconds: float = inf
+    """After which a search ends with the best plan that it has."""
 
     @property
     def on_cpus(self) -> bool:
@@ -46,7 +49,12 @@ class Target:
 
 
 def target(
-    cluster: str | Cluster, workload: Workload | None, calibration: Calibration | None, goal: str, offload: bool
+    cluster: str | Cluster,
+    workload: Workload | None,
+    calibration: Calibration | None,
+    goal: str,
+    offload: bool,
+    search_seconds: float | None = None,
 ) -> Target:
     """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
     from rlgraph.clusters.read import read_cluster
@@ -54,10 +62,13 @@ def target(
     if goal not in GOALS:
         raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))
     found = read_cluster(cluster) if isinstance(cluster, str) else cluster
-    if calibration is not None:
-        return Target(calibration.on(found), workload or Workload(), calibration.constants, goal, offload)  # type: ignore[arg-type]
-    constants = defaults(found.islands[0].device.kind)
-    return Target(found, workload or Workload(), constants, goal, offload)  # type: ignore[arg-type]
+    found, constants = (
+        (found, defaults(found.islands[0].device.kind))
+        if calibration is None
+        else (calibration.on(found), calibration.constants)
+    )
+    seconds = inf if search_seconds is None else search_seconds
+    return Target(found, workload or Workload(), constants, goal, offload, seconds)  # type: ignore[arg-type]
 
 
 def assumed(compiled: Compilation) -> Workload:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.cost.constants import Constants
@@ -46,6 +47,8 @@ class Question:
     goal: Goal = "time"
     offload: bool = True
     """Models may be in the host's memory while they are not at work."""
+    search_seconds: float = inf
+    """After which a search ends with the best plan that it has."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Choice:
 
 def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
     """The best plan, of all or of some partitions. Raises ProgramError where nothing fits, with what is too large and
-    what would make it fit."""
+    what would make it fit, and where the time is over before there is a plan."""
     problem = problem_of(question)
     found = search(problem, question, only)
     if found is None:
@@ -93,7 +96,8 @@ def search(problem: Problem, question: Question, only: Sequence[Blocks] | None =
     """The best of some partitions, or of all."""
     small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
     gap = 0.0 if small else NEAR
-    return Search(problem, gap).run(candidates(problem, question) if only is None else only)
+    found = Search(problem, gap, question.search_seconds)
+    return found.run(candidates(problem, question) if only is None else only)
 
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:

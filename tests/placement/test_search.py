@@ -3,9 +3,13 @@ problems."""
 
 from __future__ import annotations
 
+import io
 import random
+import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count as count_up
 from itertools import product
 from math import inf, prod
 
@@ -17,13 +21,15 @@ from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
+from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
+from rlgraph.placement.search import watch
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options
 from rlgraph.placement.search.partitions import partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.search.search import Found, Search
+from rlgraph.placement.search.search import Box, Found, Search
 
 CONSTANTS = replace(defaults("gpu"), reserved=0)
 MOST = 20000
@@ -234,6 +240,54 @@ def test_the_gap_is_kept(seed: int) -> None:
         assert found.bound <= least * (1 + 1e-9)
         assert found.value * 0.9 <= least
         assert found.gap <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 10))
+def test_a_search_that_is_ended_says_how_far_it_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look takes a second, so that searches end early and late on every machine."""
+    case = random_case(seed)
+    least = min(brute(case).values())
+    for seconds in (2, 4, 8, 16, 64):
+        monkeypatch.setattr(watch, "monotonic", count_up().__next__)
+        try:
+            found = Search(case.problem, 0.0, seconds).run(case.candidates)
+        except ProgramError as error:
+            assert [each.code for each in error.diagnostics] == ["E0938"]
+            continue
+        assert (found is None) == (least == inf)
+        if found is not None:
+            assert found.bound <= least * (1 + 1e-9) <= found.value * (1 + 2e-9)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, shown = random_case(0), Terminal()
+    monkeypatch.setattr(watch, "monotonic", count_up().__next__)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    Search(case.problem, 0.0).run(case.candidates)
+    first, *others, last = shown.getvalue().split("\r\x1b[K")[1:]
+    assert first == "searching, 1 s: no plan yet" and last == ""
+    assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", others[-1])
+
+
+class Stopped(Search):
+    """Ctrl-C once there is a plan."""
+
+    def halves(self, blocks: Blocks, box: Box) -> list[Box]:
+        if self.best is not None:
+            signal.raise_signal(signal.SIGINT)
+        return super().halves(blocks, box)
+
+
+def test_ctrl_c_says_what_there_is_and_how_to_get_it() -> None:
+    case = random_case(3)
+    with pytest.raises(KeyboardInterrupt, match=r"s a step, at most .* from the best there is; `--search-seconds 1`"):
+        Stopped(case.problem, 0.0).run(case.candidates)
 
 
 def tight(case: Case, best: Found | None) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from operator import le
 
@@ -22,6 +22,7 @@ from rlgraph.cost.peak import usable
 from rlgraph.placement.search.options import Option
 from rlgraph.placement.search.partitions import sizes
 from rlgraph.placement.search.problem import Block, Blocks, Problem
+from rlgraph.placement.search.watch import OutOfTime, Watch
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -66,9 +67,9 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 class Search:
     """Of one problem; `best` is there as soon as one plan fits."""
 
-    def __init__(self, problem: Problem, gap: float) -> None:
-        """gap: how far from the best plan is near enough, as a share."""
-        self.problem, self.gap = problem, gap
+    def __init__(self, problem: Problem, gap: float, seconds: float = math.inf) -> None:
+        """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends."""
+        self.problem, self.gap, self.watch = problem, gap, Watch(seconds)
         self.sizes = [sizes(island) for island in problem.cluster.islands]
         self.best: Found | None = None
         self.looked = 0
@@ -76,28 +77,55 @@ class Search:
         self._fit: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[Option]] | None] = {}
         self.lowest = math.inf
         """The least bound of what was dropped."""
+        self.left = 0.0
+        """The least bound of what was not looked at yet."""
 
     def run(self, candidates: Sequence[Blocks]) -> Found | None:
-        """The best plan among some partitions; None if none fits."""
+        """The best plan among some partitions; None if none fits. Raises ProgramError where the time is over before
+        there is one, and on Ctrl-C KeyboardInterrupt with what there is."""
+        try:
+            self.all(candidates)
+        except OutOfTime:
+            if self.best is None:
+                raise self.watch.none() from None
+        except KeyboardInterrupt:
+            raise self.watch.interrupted(*self.state()) from None
+        finally:
+            self.watch.close()
+        return self.best and replace(self.best, bound=self.proven(), looked=self.looked)
+
+    def proven(self) -> float:
+        """What no plan can beat, as far as it is known."""
+        return min(self.lowest, self.left, self.best.value if self.best else math.inf)
+
+    def state(self) -> tuple[float | None, float]:
+        """Seconds of the best plan so far, and its gap."""
+        return (self.best.seconds, replace(self.best, bound=self.proven()).gap) if self.best else (None, 1.0)
+
+    def all(self, candidates: Sequence[Blocks]) -> None:
+        """Looks at all partitions until the best plan is near enough."""
         # Pools that a schedule declares may have sizes that the search would not choose.
         for block in {block for blocks in candidates for block in blocks if block.devices}:
             self.sizes[block.island] = tuple(sorted({*self.sizes[block.island], block.devices}))
         heap: list[tuple[float, int, Blocks, Box]] = []
         for blocks in candidates:
             box = self.narrow(blocks, self.whole(blocks))
+            self.watch.look(self.state)
             if box is not None:
                 heap.append((self.bound(blocks, box), len(heap), blocks, box))
         heapify(heap)
         count = len(heap)
+        self.left = heap[0][0] if heap else math.inf
         for _, _, blocks, box in sorted(heap)[:FIRST]:
             self.fathom(blocks, self.middle(blocks, box))
         popped = 0
         while heap:
             least, _, blocks, box = heappop(heap)
             popped += 1
+            self.left = least
+            self.watch.look(self.state)
             if least >= self.enough() or self.best is not None and self.looked > MOST_LOOKS:
-                self.lowest = min(self.lowest, least)
-                break
+                return
             if self.fathom(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
                 continue
             if popped % EVERY == 0:
@@ -112,11 +140,7 @@ class Search:
                     heappush(heap, (value, count, blocks, near))
                 else:
                     self.lowest = min(self.lowest, value)
-        if self.best is None:
-            return None
-        best = self.best
-        proven = min(self.lowest, best.value)
-        return Found(best.blocks, best.devices, best.options, best.seconds, best.value, proven, self.looked)
+        self.left = math.inf
 
     def enough(self) -> float:
         """Bounds from here on are not worth looking at."""
@@ -315,6 +339,7 @@ class _Fathoming:
 
     def choose(self, chosen: dict[int, Option], depth: int) -> None:
         self.left -= 1
+        self.search.watch.look(self.search.state)
         candidates: dict[int, Sequence[Option]] = {
             number: [chosen[number]] if number in chosen else self.fitting(number, chosen) for number in self.sequence
         }

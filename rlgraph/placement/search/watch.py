@@ -1,0 +1,66 @@
+"""How long a search takes: its end when its time is over, and what it says on a terminal meanwhile."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from time import monotonic
+
+from rlgraph.clusters.units import shown_seconds
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+
+QUIET_S = 1.0
+"""Seconds after which a search says how far it is."""
+
+EVERY_S = 0.2
+"""Seconds between two lines."""
+
+
+class OutOfTime(Exception):
+    """The search has to end with what it has."""
+
+
+class Watch:
+    """Of one search. It is asked often, and has to be closed."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: after which the search ends."""
+        self.seconds, self.began = seconds, monotonic()
+        self._next = QUIET_S if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else math.inf
+        self._shown = False
+
+    def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
+        """Shows the seconds of the best plan's step and its gap. Raises OutOfTime."""
+        elapsed = monotonic() - self.began
+        if elapsed >= self.seconds:
+            raise OutOfTime
+        if elapsed >= self._next:
+            self._next = elapsed + EVERY_S
+            self._write(f"searching, {elapsed:.0f} s: {_told(*state())}")
+
+    def close(self) -> None:
+        """Takes its line off the terminal."""
+        if self._shown:
+            self._write("")
+
+    def none(self) -> ProgramError:
+        """The time is over, and there is no plan yet."""
+        message = f"no plan was found in {self.seconds:g} s"
+        return ProgramError(Diagnostic("E0938", message, NO_SPAN, "give the search more time with `--search-seconds`"))
+
+    def interrupted(self, best: float | None, gap: float) -> KeyboardInterrupt:
+        """Ctrl-C: what would have been found, and how to get it."""
+        elapsed = monotonic() - self.began
+        again = f"; `--search-seconds {math.ceil(elapsed)}` gives such a plan" if best is not None else ""
+        return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_told(best, gap)}{again}")
+
+    def _write(self, text: str) -> None:
+        # A carriage return, and nothing right of the text.
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        self._shown = bool(text)
+
+
+def _told(best: float | None, gap: float) -> str:
+    return "no plan yet" if best is None else f"{shown_seconds(best)} a step, at most {gap:.1%} from the best there is"
