@@ -34,6 +34,8 @@ class Cut:
     name: str
     rows: int
     """Of the table, in a block."""
+    axes: tuple[Axis, ...] = ()
+    """Of the table's rows, the ones that the node uses first: filters leave several."""
 
 
 def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[Cut, ...]]:
@@ -45,8 +47,14 @@ def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> 
         names = [name for name in (*node.inputs, *(v.name for v in node.outputs)) if not is_handle(types[name])]
         own = {table for name in names for table in made_of.get(name, {_table(name)} & tables.keys())}
         made_of |= {value.name: own for value in node.outputs}
-        found.append(tuple(Cut(table, tables[table]) for table in sorted(own)))
+        found.append(tuple(Cut(table, tables[table], _axes(node, table, types)) for table in sorted(own)))
     return found
+
+
+def _axes(node: Node, table: str, types: Mapping[str, Type]) -> tuple[Axis, ...]:
+    used = [axis for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    own = [kind.axis for name, kind in types.items() if isinstance(kind, Table) and _table(name) == table]
+    return tuple(sorted(own, key=lambda axis: not any(other.within(axis) for other in used)))
 
 
 def handed_on(graph: Graph) -> list[bool]:
@@ -68,7 +76,7 @@ def handed_on(graph: Graph) -> list[bool]:
 def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[Cut, ...]) -> Iterator[int]:
     """The ends of the whole blocks among the rows of a node's unit from `done` to `ready`, in order."""
     axis = frame.rows[unit].axis
-    counts = [(count, cut.rows) for cut in wanted if (count := _count(node, cut.name, axis, frame, ready)) is not None]
+    counts = [(count, cut.rows) for cut in wanted if (count := _count(node, cut, axis, frame, ready)) is not None]
     while True:
         full = [
             end
@@ -81,27 +89,20 @@ def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tup
         yield done
 
 
-def _count(node: Node, table: str, unit: Axis, frame: Frame, ready: int) -> np.ndarray | None:
+def _count(node: Node, cut: Cut, unit: Axis, frame: Frame, ready: int) -> np.ndarray | None:
     """The rows of a table that lie before each row of the unit's axis, and before the next one that will come, int64;
     of a unit inside of the table's rows, in how many of them the rows before it lie. None where they are other rows."""
-    if NODES[node.op].generates and _table(node.name) == table:
+    if NODES[node.op].generates and _table(node.name) == cut.name:
         # They are not there yet, and as many for each.
         return np.arange(ready + 1) * rows_each(node)
-    axis = _axis(node, table, unit, frame)
+    related = (axis for axis in cut.axes if axis.key in frame.rows and (axis.within(unit) or unit.within(axis)))
+    axis = next(related, None)
     if axis is None:
         return None
     if unit.within(axis):
         return np.arange(ready + 1) if unit.key == axis.key else frame.index(unit.key, axis.key)[:ready]
     rows = np.bincount(frame.index(axis.key, unit.key), minlength=frame.size(unit.key))[:ready]
     return np.concatenate([[0], rows.cumsum()])
-
-
-def _axis(node: Node, table: str, unit: Axis, frame: Frame) -> Axis | None:
-    """The axis of a table's rows that a node uses: filters leave several."""
-    used = [axis for name in node.inputs if (axis := axis_of(frame.types[name])) is not None]
-    own = [kind.axis for name, kind in frame.types.items() if isinstance(kind, Table) and _table(name) == table]
-    related = [axis for axis in own if axis.key in frame.rows and (axis.within(unit) or unit.within(axis))]
-    return min(related, key=lambda axis: not any(other.within(axis) for other in used), default=None)
 
 
 def _table(name: str) -> str:

@@ -260,7 +260,7 @@ class Virtual:
         return _VirtualLock(self, places)
 
     def crew(self, size: int) -> AbstractContextManager[Crew]:
-        return _VirtualCrew(self)
+        return _VirtualCrew(self, size)
 
     # Causes
 
@@ -325,20 +325,18 @@ class _VirtualLock:
 
 
 class _VirtualCrew:
-    def __init__(self, clock: Virtual) -> None:
+    def __init__(self, clock: Virtual, size: int) -> None:
         self.clock, self.owner = clock, clock._me
         self.waits, self.working = False, 0
         self.events: deque[Event] = deque()
-        self.threads: list[threading.Thread] = []
+        self.pool = ThreadPoolExecutor(max(1, size), "node")
 
     def begin(self, work: Event) -> None:
         mine = _Thread(self.owner.since, self.owner.cause)
         self.working += 1
         self.clock._alive.append(mine)
         self.clock._ready.append(mine)
-        thread = threading.Thread(target=self._live, args=(mine, work), name="node", daemon=True)
-        self.threads.append(thread)
-        thread.start()
+        self.pool.submit(self._live, mine, work)
 
     def _live(self, mine: _Thread, work: Event) -> None:
         clock = self.clock
@@ -384,5 +382,4 @@ class _VirtualCrew:
             self.clock._stop(error)
         while self.working and error is None:
             self._await()
-        for thread in self.threads:
-            thread.join()
+        self.pool.shutdown()

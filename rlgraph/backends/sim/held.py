@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class Held(StandIn):
         found = np.zeros(self.rows)
         batches = self.numbers // self.period
         for batch in np.unique(batches).tolist():
-            order = np.random.default_rng(random.Random(f"{key}/{batch}").getrandbits(64)).permutation(self.period)
+            order = _shuffled(f"{key}/{batch}", self.period)
             mine = batches == batch
             found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
         return found
@@ -106,3 +107,9 @@ class Held(StandIn):
         found = np.interp(self.shares(key) * len(known) - 0.5, np.arange(len(known)), known)
         whole: np.ndarray = np.maximum(1, np.rint(found)).astype(np.int64)
         return whole
+
+
+@lru_cache(64)
+def _shuffled(key: str, count: int) -> np.ndarray:
+    """A permutation: each block of a batch asks for the whole batch's."""
+    return np.random.default_rng(random.Random(key).getrandbits(64)).permutation(count)

@@ -75,6 +75,8 @@ class SimTransport:
         self._asking = log.clock.lock()
         """Of those that want several places of a pool at once, one takes them at a time."""
         self.versions = Versions(program)
+        self._answers: dict[int, Lengths] = {}
+        """By the most tokens of an answer."""
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
         self._sampling: dict[Seats, _Sampling] = {}
@@ -418,15 +420,19 @@ class SimTransport:
         made = replace(
             _rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count)
         )
-        made = replace(
-            made, response=made.sampled(self.workload.answers(node.attr("max_tokens")), self.key(node, frame.step))
-        )
+        made = replace(made, response=made.sampled(self.answers(node.attr("max_tokens")), self.key(node, frame.step)))
         rows, first = [], rows_each(node)
         if first < count:
             made = made.first(first, count)
         if axis.key != above.key:
             rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
         return Made({node.name: made}, rows)
+
+    def answers(self, limit: int) -> Lengths:
+        """Of what is sampled with at most so many tokens."""
+        if limit not in self._answers:
+            self._answers[limit] = self.workload.answers(limit)
+        return self._answers[limit]
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
