@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from heapq import heapify, heappop, heappush
+
+Pools = Sequence[tuple[int, ...]]
+"""For each task the pools that it has while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,25 +20,63 @@ class Order:
     """Which tasks wait for which, worked out once for all timetables of a step."""
 
     after: tuple[tuple[int, ...], ...]
-    """For each task those that it waits for, all with smaller numbers."""
+    """For each task those that it waits for."""
     before: tuple[tuple[int, ...], ...]
     """For each task those that wait for it."""
     above: tuple[tuple[int, ...], ...]
     """For each task all that come before it, at any distance."""
+    sequence: tuple[int, ...]
+    """All tasks, each after those that it waits for."""
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]]) -> Order:
         before: list[list[int]] = [[] for _ in after]
-        above: list[set[int]] = []
         for number, others in enumerate(after):
             for other in others:
                 before[other].append(number)
-            above.append(set(others).union(*(above[other] for other in others)))
-        return cls(tuple(map(tuple, after)), tuple(map(tuple, before)), tuple(tuple(sorted(each)) for each in above))
+        sequence = tuple(TopologicalSorter(dict(enumerate(after))).static_order())
+        above: list[set[int]] = [set() for _ in after]
+        for number in sequence:
+            above[number] = set(after[number]).union(*(above[other] for other in after[number]))
+        return cls(
+            tuple(map(tuple, after)),
+            tuple(map(tuple, before)),
+            tuple(tuple(sorted(each)) for each in above),
+            sequence,
+        )
 
+    def served(self, pools: Pools, lasting: Sequence[bool]) -> Order:
+        """With what follows from pools that serve in the order of asking: whatever the tasks take, of two on one pool
+        the one whose predecessors end first is done first.
 
-Pools = Sequence[tuple[int, ...]]
-"""For each task the pools that it has while it runs."""
+        pools: none where they are not known. lasting: for each task whether it takes any time.
+        """
+        after = [set(others) for others in self.after]
+        while True:
+            known = Order.of([sorted(others) for others in after])
+            more = [
+                (number, other)
+                for number, own in enumerate(pools)
+                for other, others in enumerate(pools)
+                if other != number
+                and not {*own}.isdisjoint(others)
+                and other not in known.above[number]
+                and self._asks_first(other, number, known, lasting)
+            ]
+            if not more:
+                return known
+            for number, other in more:
+                after[number].add(other)
+
+    def _asks_first(self, task: int, later: int, known: Order, lasting: Sequence[bool]) -> bool:
+        """Whether a task asks for its pools before another one does; of two at the same time the one with the smaller
+        number is first."""
+        needed = {*self.after[task]}
+        for last in self.after[later]:
+            if lasting[last] and needed.issubset(known.above[last]):
+                return True
+        ended = {*self.after[later]}.union(*(known.above[last] for last in self.after[later]))
+        return task < later and needed.issubset(ended)
 
 
 def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
@@ -84,16 +126,16 @@ def chains(order: Order, pools: Pools, count: int) -> Chains:
 def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
     """A time that no order of the tasks can beat: on a pool, all that come before a task are done one after the other.
     It does not fall when a task takes longer."""
-    earliest: list[float] = []
-    ends: list[float] = []
-    for number, length in enumerate(seconds):
+    earliest = [0.0] * len(seconds)
+    ends = [0.0] * len(seconds)
+    for number in order.sequence:
         at = 0.0
         for other in order.after[number]:
             if ends[other] > at:
                 at = ends[other]
         at = _loaded(at, chained[number], earliest, seconds)
-        earliest.append(at)
-        ends.append(at + length)
+        earliest[number] = at
+        ends[number] = at + seconds[number]
     found = _loaded(max(ends, default=0.0), chained[-1], earliest, seconds)
     return _followed(found, order, chained[-1], earliest, seconds)
 
@@ -116,7 +158,7 @@ def _followed(
     """The same for the whole step: after the last of some tasks of a pool comes at least the least of what follows any
     of them (the bound of one machine with heads and tails, Carlier 1982)."""
     after = [0.0] * len(seconds)
-    for number in range(len(seconds) - 1, -1, -1):
+    for number in reversed(order.sequence):
         for later in order.before[number]:
             if seconds[later] + after[later] > after[number]:
                 after[number] = seconds[later] + after[later]

@@ -92,6 +92,29 @@ def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
         assert bound(order, longer, chained) >= before
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_pools_serve_first_is_known_before(seed: int) -> None:
+    """For whatever tasks take that take any time."""
+    order, some, pools = random_order(seed)
+    served = order.served(pools, [length > 0 for length in some])
+    dice = random.Random(-seed)
+    for _ in range(5):
+        seconds = [length and float(dice.randint(1, 9)) for length in some]
+        found = starts(order, seconds, pools)
+        for number, others in enumerate(served.after):
+            assert all(found[number] >= found[other] + seconds[other] for other in others)
+        least = bound(served, seconds, chains(served, pools, POOLS))
+        assert bound(order, seconds, chains(order, pools, POOLS)) <= least <= makespan(order, seconds, pools)
+
+
+def test_a_report_that_asked_first_is_done_first() -> None:
+    """A score of 5 s after a rollout, then what needs the score; a report on the rollout is served before that."""
+    order, seconds, pools = Order.of([[], [0], [1], [0]]), [1.0, 5.0, 1.0, 3.0], [(0,), (1,), (1,), (1,)]
+    served = order.served(pools, [True] * 4)
+    assert served.after == ((), (0,), (1, 3), (0, 1))
+    assert bound(served, seconds, chains(served, pools, 2)) == makespan(order, seconds, pools)
+
+
 def test_a_step_of_nothing_takes_no_time() -> None:
     assert makespan(Order.of([]), [], []) == 0
     assert bound(Order.of([]), [], chains(Order.of([]), [], 2)) == 0

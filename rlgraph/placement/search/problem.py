@@ -95,6 +95,15 @@ class Problem:
         return Order.of(after)
 
     @cached_property
+    def served(self) -> Order:
+        """The same, with the order in which the host, and each pool of cpus, does what it has to do."""
+        hosted = [each is None for each in self.component_of]
+        places = [(self._place(task, 0),) if alone else () for task, alone in zip(self.tasks, hosted, strict=True)]
+        lasting = [not alone or seconds > 0 for alone, seconds in zip(hosted, self.host, strict=True)]
+        count = len(self.syncs)
+        return self.order.served([*[()] * count, *places], [*[False] * count, *lasting])
+
+    @cached_property
     def host(self) -> list[float]:
         """Seconds of each task that the host does, or that runs the user's code elsewhere."""
         return [0.0 if task.model else task.times * self._hosted(task) for task in self.tasks]
@@ -114,7 +123,7 @@ class Problem:
                 for task, component in zip(self.tasks, self.component_of, strict=True)
             ]
             count = 1 + max((pool for own in pools for pool in own), default=0)
-            self._colocations[blocks] = Colocation(home, pools, chains(self.order, pools, count))
+            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count))
         return self._colocations[blocks]
 
     def _place(self, task: Task, host: int) -> int:
@@ -155,7 +164,7 @@ class Problem:
 
     def least(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
         """Seconds that no order of the jobs can beat."""
-        return bound(self.order, self.seconds(durations, syncs), colocation.chained)
+        return bound(self.served, self.seconds(durations, syncs), colocation.chained)
 
     def step(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
         """Seconds of a step."""
