@@ -58,12 +58,14 @@ _TARGET = (
         "or a .toml file.",
     ),
     click.option(
-        "--prompt-tokens", metavar="LENGTHS", help="Of prompts: a number, mean=350,p99=1500, or a file.  [default: 512]"
+        "--prompt-tokens",
+        metavar="LENGTHS",
+        help="Of prompts: a number, mean=350,p99=1500, or a file.  [default: mean=256,p99=1024]",
     ),
     click.option(
         "--response-tokens",
         metavar="LENGTHS",
-        help="Of answers, up to `max_tokens`.  [default: half of it on average]",
+        help="Of answers, up to `max_tokens`.  [default: log-normal, 1 of 100 is cut]",
     ),
     click.option(
         "--lengths",

@@ -51,9 +51,9 @@ class Lengths:
         return cls(tuple(found))
 
     @classmethod
-    def lognormal(cls, mean: float, p99: float) -> Lengths:
-        """Log-normal, with this mean, and 1 row of 100 longer than `p99`. Raises ValueError where none is so."""
-        return _lognormal({"mean": mean, "p99": p99})
+    def lognormal(cls, **given: float) -> Lengths:
+        """Log-normal, with two of a mean and percentiles: `mean=350, p99=1500`. Raises ValueError where none is so."""
+        return _lognormal(given)
 
     @cached_property
     def mean(self) -> float:

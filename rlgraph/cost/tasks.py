@@ -8,8 +8,10 @@ where it is generated with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
@@ -22,16 +24,25 @@ from rlgraph.ops.nodes import NODES, at_once, attr, code_of, rows_each
 class Workload:
     """What the program cannot say: how long texts are, and how many rows a filter leaves."""
 
-    prompt: Lengths = Lengths((512.0,))
+    prompt: Lengths = Lengths.lognormal(mean=256, p99=1024)
     response: Lengths | None = None
-    """None: log-normal, with a mean of half of what the program allows, and 1 of 100 as long as that."""
+    """None: `usual`, of what the program allows."""
     kept: float = 1.0
     """Share of the rows that `keep` leaves."""
 
     def answers(self, limit: int) -> Lengths:
         """Of what is sampled with at most so many tokens."""
-        found = self.response or Lengths.lognormal(limit / 2, limit)
-        return found.capped(limit)
+        return (self.response or usual(limit)).capped(limit)
+
+
+@cache
+def usual(limit: int) -> Lengths:
+    """Answers of which nothing is known but the limit: log-normal, and 1 of 100 is cut.
+
+    The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
+    16,384. docs/clusters.md has the published lengths that this lies between.
+    """
+    return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
 
 
 @dataclass(frozen=True, slots=True)

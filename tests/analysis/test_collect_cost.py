@@ -39,7 +39,7 @@ def test_compiling_and_simulating_agree(options: str, tmp_path: Path) -> None:
     program = tmp_path / "picky.rlf"
     program.write_text(TEXT.replace("OPTIONS", options))
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
-    workload = Workload(Lengths((300.0,)), Lengths.lognormal(400, 1000), kept=0.5)
+    workload = Workload(Lengths((300.0,)), Lengths.lognormal(mean=400, p99=1000), kept=0.5)
     made = rlgraph.compile(program, schedule=SCHEDULE, cluster=CLUSTER, workload=workload)
     found = simulate(made, CLUSTER, steps=4, workload=workload)
     assert found.seconds == pytest.approx(made.told["predicted"]["seconds"], rel=0.03)

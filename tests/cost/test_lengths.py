@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.cost.lengths import STEPS, Lengths, read_lengths
+from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
 
 ROWS = st.lists(st.integers(0, 100_000), min_size=1, max_size=1000)
@@ -247,3 +248,21 @@ def test_all_of_a_group_are_all_rows() -> None:
     lengths = read_lengths("mean=350, p99=1500")
     for found in (lengths.first(16, 16), lengths.until(16, 16), lengths.first(1, 1)):
         assert found.values == pytest.approx(lengths.values)
+
+
+@pytest.mark.parametrize(("limit", "longest"), [(2, 2), (256, 2), (1024, 4), (16_384, 16)])
+def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: float) -> None:
+    """The table of docs/clusters.md."""
+    answers = Workload().answers(limit)
+    assert answers.longest == limit
+    # One share of 256 either way.
+    assert answers.over(limit * 0.999) == pytest.approx(0.01, abs=1 / STEPS)
+    assert answers.longest / answers.at(0.5) == pytest.approx(longest, rel=1e-3)
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text("utf-8")
+    shown = f"| {limit:,} | {answers.at(0.5):,.0f} | {answers.mean:,.0f} | {longest} |"
+    assert shown in page or limit == 2
+
+
+def test_prompts_are_spread_out() -> None:
+    prompts = Workload().prompt
+    assert prompts.mean == pytest.approx(256) and prompts.over(1024) == pytest.approx(0.01, abs=1 / STEPS)

@@ -17,6 +17,7 @@ import rlgraph
 from rlgraph.analysis.lanes import lanes
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
+from rlgraph.api.target import workload
 from rlgraph.cli import status
 from rlgraph.ops import NODES
 from rlgraph.transfers.edges import edges
@@ -94,7 +95,8 @@ def compiled(name: str) -> Compiled:
 
 @cache
 def chosen() -> Compiled:
-    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER)
+    """With answers so long that it generates on another split than it trains on, and weights travel."""
+    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER, workload=workload("512", "mean=256,p99=512"))
 
 
 CASES = [*sorted(path.stem for path in ALGORITHMS.glob("*.rlf")), "phases", "many pools", "schedule", "cluster"]
