@@ -28,6 +28,9 @@ Run = Callable[[Graph, Frame], None]
 RunAll = Callable[[Graph, Sequence[Frame], Sequence[Any]], list[Any]]
 """Runs a graph on each frame, given what is carried into the first one: what the last one leaves."""
 
+Choose = Callable[[Node, Frame], np.ndarray]
+"""Which rows of a frame a node leaves that chooses rows, int64."""
+
 
 def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) -> list[Any]:
     """Runs a region once: what is carried goes in, its last versions come out; all else that it makes is in the
@@ -70,6 +73,7 @@ class Loop:
     execute: RunAll
     note: Callable[[str], None]
     """Tells who watches how far it is."""
+    choose: Choose
     carried: list[Any]
     """As the last run left it."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -80,7 +84,7 @@ class Loop:
 
     def run_all(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
         """Runs the region once for each frame, side by side but for what is carried from one to the next."""
-        self.carried = self.execute(self.node.region, bodies, self.carried)
+        self.carried = self.execute(_body(self.node), bodies, self.carried)
         for body in bodies:
             self.metrics.update(body.metrics)
         return bodies
@@ -99,9 +103,11 @@ class Policy:
     """Whether it does in a step; where not, what is carried stays as it is."""
 
 
-def run_loop(policy: Policy, node: Node, frame: Frame, execute: RunAll, note: Callable[[str], None]) -> Made:
+def run_loop(
+    policy: Policy, node: Node, frame: Frame, execute: RunAll, note: Callable[[str], None], choose: Choose
+) -> Made:
     """What a loop makes."""
-    loop = Loop(node, frame, execute, note, [frame.values[name] for name in node.carried_in])
+    loop = Loop(node, frame, execute, note, choose, [frame.values[name] for name in node.carried_in])
     whole = policy.run(loop) if policy.when(node, frame.step) else frame
     return made_of(node, frame, whole, loop.carried, loop.metrics)
 
@@ -131,15 +137,20 @@ def minibatch(loop: Loop) -> Frame:
 
 def collect(loop: Loop) -> Frame:
     """On fresh batches until enough rows are kept, the first of them in the order of the data. The surplus begins the
-    next step's, or is asked again there, or is dropped."""
-    node, frame, rest = loop.node, loop.frame, attr(loop.node, "rest")
+    next step's, or is asked again there, or is dropped; so are rows of it that are too old."""
+    node, frame, rest, late = loop.node, loop.frame, attr(loop.node, "rest"), attr(loop.node, "late")
     axis, wanted = node.attr("axis"), node.attr("rows")
     place = next(at for at, value in enumerate(node.region.inputs) if _surplus(value.name))
+    name, names = node.region.inputs[place].name.rsplit(".surplus", 1)[0], _kept_names(node)
     before, loop.carried[place] = loop.carried[place], None
-    parts: list[Frame] = [before] if before is not None and rest == "carry" else []
     again = before if rest == "later" else None
+    if late != "wait":
+        before, old = (None, None) if before is None else _recent(loop, before)
+        loop.metrics[f"{name}.late"] = 0.0 if old is None else float(old.size(axis))
+        again = old if late == "again" and old is not None and old.size(axis) else None
+    parts: list[Frame] = [before] if before is not None and rest == "carry" else []
     kept, rounds = sum(part.size(axis) for part in parts), 0
-    while kept < wanted:
+    while kept < wanted or again is not None:
         allowed, missing = node.attr("rounds") - rounds, wanted - kept
         if not allowed:
             message = f"{kept} of {wanted} rows were kept after {rounds} batches"
@@ -149,11 +160,12 @@ def collect(loop: Loop) -> Frame:
         if again is None or attr(node, "ahead") is not None:
             missing -= 0 if again is None else again.size(axis)
             begun += [frame.child() for _ in range(min(allowed - len(begun), at_once(node, max(0, missing))))]
-        again = None
-        parts += loop.run_all(begun)
-        kept, rounds = kept + sum(body.size(axis) for body in begun), rounds + len(begun)
+        bodies = loop.run_all(begun)
+        # What is asked again was read before all others.
+        parts = [*parts, *bodies] if again is None else [bodies[0], *parts, *bodies[1:]]
+        kept, rounds, again = kept + sum(body.size(axis) for body in bodies), rounds + len(bodies), None
         loop.note(f"{kept} of {wanted} rows kept")
-    whole, names = frame.child(), [inner for inner, _ in node.exported]
+    whole = frame.child()
     whole.append(parts, names)
     top = list(whole.rows[axis].axis.path())[-1].key
     last = int(whole.index(axis, top)[wanted - 1]) + 1
@@ -163,13 +175,47 @@ def collect(loop: Loop) -> Frame:
     kept_for_later = names if rest == "carry" else [_data(node)]
     later, _ = whole.slice(top, np.arange(first, whole.size(top)), kept_for_later)
     loop.carried[place] = later if later.size(top) and rest != "drop" else None
-    name, left = node.region.inputs[place].name.rsplit(".surplus", 1)[0], whole.size(axis) - now.size(axis)
+    left = whole.size(axis) - now.size(axis)
     if rest == "later":
         loop.metrics[f"{name}.later"] = float(left)
     elif rest == "drop" or attr(node, "once"):
         loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
+
+
+def _body(node: Node) -> Graph:
+    """What a loop runs; fresh rows need not be asked whether they are too old."""
+    return replace(node.region, nodes=tuple(each for each in node.region.nodes if each.op != "recent"))
+
+
+def _kept_names(node: Node) -> list[str]:
+    """The values of its region that a `collect` keeps, and those by which it tells whether rows are too old."""
+    columns = [table for column, _ in _ages(node) for table in column.inputs]
+    return list(dict.fromkeys([*(inner for inner, _ in node.exported), *columns]))
+
+
+def _ages(node: Node) -> list[tuple[Node, Node]]:
+    """What tells whether rows that a `collect` carries over are too old: a column of theirs, and who chooses by it."""
+    makers = {value.name: each for each in node.region.nodes for value in each.outputs}
+    return [(makers[each.inputs[0]], each) for each in node.region.nodes if each.op == "recent"]
+
+
+def _recent(loop: Loop, waiting: Frame) -> tuple[Frame, Frame]:
+    """Of rows that were carried over those that are not too old, and of the others their rows of the data."""
+    node, names = loop.node, _kept_names(loop.node)
+    axis, data = node.attr("axis"), _data(node)
+    late = []
+    for column, choosing in _ages(node):
+        found = loop.frame.child()
+        found.append([waiting], names)
+        loop.execute(Graph((), (column,), ()), [found], ())
+        recent = loop.choose(choosing, found)
+        waiting, _ = found.slice(axis, recent, names)
+        late.append(found.slice(axis, np.setdiff1d(np.arange(found.size(axis)), recent), [data])[0])
+    old = loop.frame.child()
+    old.append(late, [data])
+    return waiting, old
 
 
 def _data(node: Node) -> str:

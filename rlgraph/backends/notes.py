@@ -11,7 +11,8 @@ are put together when it is over, as plain data:
 
 A row is its identity: the data, the pass, the row, the sample. `versions` has for each row which weights made how many
 of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice stands
-there twice, by the weights that the body of the `train` is given. Samples that `first=` gives up never were rows.
+there twice, by the weights that the body of the `train` is given. What a `collect` has carried over until it was too
+old, `recent` drops. Samples that `first=` gives up never were rows.
 `changed` are the models that have new weights after the step, with how often they were updated in it.
 """
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import count, islice
 from typing import Any, Protocol
 
+import numpy as np
+
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
@@ -155,7 +157,7 @@ class Steps:
         """Does the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
-            return run_loop(policy, node, frame, self.executor.run_all, self.observer.opening)
+            return run_loop(policy, node, frame, self.executor.run_all, self.observer.opening, self.choose)
         made = self.work(node, frame)
         for value in node.outputs:
             if is_model(value.type):
@@ -166,6 +168,10 @@ class Steps:
 
     def work(self, node: Node, frame: Frame) -> Made:
         """Does the work of a node that is no loop."""
+        raise NotImplementedError
+
+    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+        """Which rows of a frame a node leaves that chooses rows, int64."""
         raise NotImplementedError
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:

@@ -43,6 +43,8 @@ def check(run: Path, form: Format) -> int:
             f"{'accepted' if found.accepted else 'refused'}: {counted(found.steps, 'step')}, "
             f"{counted(found.sampled, 'row')} sampled, {found.trained:,} trained on" + (f" ({ages})" if ages else "")
         )
+        if found.late:
+            click.echo(f"{counted(found.late, 'row')} left over until too old")
         if found.left:
             click.echo(f"{counted(found.left, 'row')} left over for a step that did not come")
         if found.cut:

@@ -4,7 +4,9 @@ With `unit=update`: in a step that updates a model u times, its last update come
 sampled d steps before has seen d * u fewer still. So a row is at most K updates behind if d * u + u - 1 <= K.
 
 What a `collect` carries over is trained on in a later step, where it is older. So that it is not too old there, it is
-sampled with weights that are that much younger than the bound, and carried over once.
+sampled with weights that are that much younger than the bound, and carried over once. With `late=drop` or `again` it is
+sampled with any weights that the bound grants, carried over as often as need be, and looked at each time: the body of
+the `collect` says by which versions.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import Stop
 from rlgraph.errors import Related, counted
-from rlgraph.ir.graph import Constant, Graph, Node, Phase
-from rlgraph.ir.types import Type
-from rlgraph.ops.nodes import NODES, attr, model_of
+from rlgraph.ir.graph import Constant, Graph, Node, Phase, Value
+from rlgraph.ir.types import Table, Type
+from rlgraph.ops.nodes import NODES, attr, model_of, sampler
 
 
 def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
@@ -27,12 +30,18 @@ def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.
     found = []
     for phase in made:
         options = {option.name: option for option in written[phase.name].options}
+        late = options["late"].value.span.text if "late" in options else "wait"
         try:
             if phase.staleness.updates is not None:
                 phase = _in_steps(context, phase, made, options)
             if "staleness" in options:
-                graph = _Bounds(context, phase.staleness.steps, options["staleness"]).graph(phase.graph, 0, 1)
-                phase = replace(phase, graph=graph)
+                makers = {v.name: (node, at) for node in phase.graph.walk() for at, v in enumerate(node.outputs)}
+                bounds = _Bounds(context, phase.staleness.steps, options["staleness"], late, makers)
+                phase = replace(phase, graph=bounds.graph(phase.graph, 0, 1))
+                if late != "wait" and not any(node.attr("late") for node in phase.graph.walk()):
+                    message = f"nothing waits for a later step here, so that `late={late}` has no rows to be about"
+                    hint = "leave `late` out; rows that a `collect` carries over (`rest=carry`) may get too old"
+                    raise context.stop("E0409", message, options["late"].value.span, hint)
         except Stop:
             continue
         found.append(phase)
@@ -91,6 +100,9 @@ class _Bounds:
     context: Context
     steps: int
     option: tree.Option
+    late: str
+    makers: Mapping[str, tuple[Node, int]]
+    """Of each value of the phase who makes it, and as which output."""
 
     def graph(self, graph: Graph, held: int, period: int) -> Graph:
         """held: steps that rows which are sampled here may wait. period: steps from one time that it runs to the
@@ -101,10 +113,12 @@ class _Bounds:
         op, said = NODES[node.op], dict[str, Constant]()
         if op.on_steps:
             period *= attr(node, "steps")
-        if op.loop == "rounds" and attr(node, "rest") == "carry":
-            held, said["once"] = held + period, True
-        if held > self.steps and op.loop == "rounds":
-            message = f"what is left over is {counted(held, 'step')} older when it is trained on, "
+        carries, waits = op.loop == "rounds" and attr(node, "rest") == "carry", held
+        if carries:
+            waits += period
+            said |= {"once": True} if self.late == "wait" else {"late": self.late}
+        if waits > self.steps and op.loop == "rounds":
+            message = f"what is left over is {counted(waits, 'step')} older when it is trained on, "
             message += f"and `staleness={self.option.value.span.text}` does not grant that"
             hint = "`rest=later` asks its prompts again, `rest=drop` forgets it"
             raise self.context.stop("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
@@ -113,5 +127,33 @@ class _Bounds:
             attrs = tuple((name, self.steps if name == "staleness" else value) for name, value in attrs)
             attrs = tuple(each for each in attrs if each != ("staleness", 0))
             said = {"held": held} if self.steps and held else {}
+        held = waits if self.late == "wait" else held
         regions = tuple(self.graph(region, held, period) for region in node.regions)
+        if carries and self.late != "wait":
+            regions = (self.looked_at(node, regions[0]),)
         return replace(node, attrs=(*attrs, *said.items()), regions=regions)
+
+    def looked_at(self, node: Node, region: Graph) -> Graph:
+        """The body of a `collect` that tells which rows of its surplus are too old: those of a table that was sampled
+        with weights whose age is bounded."""
+        made: list[Node] = []
+        for table, value in node.exported:
+            if not isinstance(value.type, Table) or not value.type.sampled:
+                continue
+            source = sampler(table, self.makers)
+            if source is None or source.attr("staleness") is None:
+                continue
+            name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)
+            column = Value(name, value.type.columns()["version"])
+            model = model_of(source).split("@")[0]
+            attrs = (("axis", node.attr("axis")), ("model", model), ("oldest", self.steps))
+            made += [
+                Node("column", (table,), (column,), (("name", "version"),), span=node.span),
+                Node("recent", (name,), (), attrs, span=node.span),
+            ]
+        return replace(region, nodes=(*region.nodes, *made))
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}.{number}" for number in count(2))

@@ -257,8 +257,8 @@ STATEMENTS = _table(
                 "late",
                 "word",
                 "wait",
-                doc="no row gets too old, since generating waits; to `drop` one, or sample it `again`, is to come",
-                names=lambda: ("wait",),
+                doc="no row gets too old, since generating waits; or one that does is dropped, or sampled again",
+                names=lambda: ("wait", "drop", "again"),
             ),
             Attribute(
                 "order",

@@ -9,8 +9,8 @@ are functions here:
     op.trains            an optimizer step of a model                              train
     op.with_model        any of the three: work that a plan gives to a group
     op.updates           a model has other weights afterwards                      train update
-    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick
-    op.chooses           which input says what rows stay, None where none does     keep pick
+    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent
+    op.chooses           which input says what rows stay, None where none does     keep pick recent
     op.region            it holds a graph
     op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
     op.body              it is written as expressions                              tensor
@@ -27,6 +27,8 @@ are functions here:
     rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
     at_once(node, rows)  of a `collect`: the batches that it begins side by side
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
+    way_to(table, makers)  the nodes by which rows came into a table, the last one first
+    sampler(table, makers) the one among them that sampled the rows; None where none did
     code_of(node)        the function or environment of the user's that it runs, by name; "" of none
     work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
     MODEL_OPERATIONS     names of all operations with_model, in the order of this file
@@ -35,7 +37,7 @@ are functions here:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -264,6 +266,22 @@ _ALL = (
         selects=True,
         chooses=1,
     ),
+    NodeOp(
+        "recent",
+        "tensor -> ",
+        "batch",
+        "Of rows that a `collect` has carried over those that are not too old; by the versions of what lies in them.",
+        "rows that earlier steps have left over are looked at together",
+        attributes=(
+            _AXIS,
+            Attribute("model", "name", doc="that sampled them", by="checker"),
+            Attribute("oldest", "int", 0, 0, 1024, "steps that they may be behind", by="checker"),
+        ),
+        selects=True,
+        chooses=0,
+        effect=True,
+        free=True,
+    ),
     NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
     NodeOp(
         "assign",
@@ -387,6 +405,14 @@ _ALL = (
                 "rest", "word", "carry", doc="what becomes of the surplus", names=lambda: ("carry", "drop", "later")
             ),
             Attribute("once", "bool", False, doc="the surplus is carried over once at most", by="checker"),
+            Attribute(
+                "late",
+                "word",
+                "wait",
+                doc="what becomes of surplus that is too old",
+                by="checker",
+                names=lambda: ("wait", "drop", "again"),
+            ),
             Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
             _AXIS,
         ),
@@ -464,6 +490,25 @@ def chosen_from(node: Node) -> tuple[str, ...]:
     at = NODES[node.op].chooses
     assert at is not None
     return node.inputs[:at] + node.inputs[at + 1 :]
+
+
+def way_to(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple[Node, int]]:
+    """The nodes by which rows came into a table, the last one first, each with which of its outputs they are.
+
+    makers: of each value of a graph who makes it, and as which output."""
+    while table in makers:
+        node, at = makers[table]
+        op = NODES[node.op]
+        yield node, at
+        if op.region:
+            table = node.region.outputs[at]
+        else:
+            table = chosen_from(node)[at] if op.chooses is not None else table_of(node)
+
+
+def sampler(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:
+    """Who sampled the rows of a table."""
+    return next((node for node, _ in way_to(table, makers) if NODES[node.op].generates), None)
 
 
 def _input(node: Node, kind: str) -> str:

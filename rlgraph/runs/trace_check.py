@@ -2,13 +2,14 @@
 
 It knows the program and the trace, and asks nothing of what runs programs. Every row that is sampled is of versions
 that the program grants it, of whole groups, and is trained on in its step, as often as the program says, or dropped, or
-left over by a `collect`. How many versions there are is counted in the trace.
+left over by a `collect`; there it is dropped, or asked again, once it is too old, and not before. How many versions
+there are is counted in the trace.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlgraph.backends.rows import show_id
 from rlgraph.errors import NO_SPAN, Diagnostic, counted
 from rlgraph.ir.graph import Graph, Node, axes
 from rlgraph.ir.types import Axis, Handle, Table
-from rlgraph.ops.nodes import NODES, attr, chosen_from, model_of, rows_each, table_of
+from rlgraph.ops.nodes import NODES, attr, model_of, rows_each, sampler, table_of, way_to
 from rlgraph.runs.trace import Row, Runs, Trace, TracedStep, read_trace
 
 
@@ -33,6 +34,8 @@ class TraceCheck:
     """Rows."""
     trained: int = 0
     """Rows that something was trained on."""
+    late: int = 0
+    """Rows that a `collect` carried over until they were too old."""
     left: int = 0
     """Rows that a `collect` carries over, and nothing was trained on in the end."""
     ages: dict[int, int] = field(default_factory=dict)
@@ -74,6 +77,10 @@ def _who(rows: list[Row]) -> str:
 # What the program says
 
 
+LATE = "recent"
+"""Who drops rows that are too old, as a trace calls it."""
+
+
 @dataclass(frozen=True)
 class _Training:
     """Something that is trained on the rows of a table."""
@@ -113,16 +120,15 @@ class _Ways:
 
     def again(self, table: str) -> bool:
         """Whether the rows come from a buffer: they may come several times."""
-        while table in self.makers:
-            node, at = self.makers[table]
-            op = NODES[node.op]
-            if op.place("buffer") is not None:
-                return True
-            if op.region:
-                table = node.region.outputs[at]
-            else:
-                table = chosen_from(node)[at] if op.chooses is not None else table_of(node)
-        return False
+        return any(NODES[node.op].place("buffer") is not None for node, _ in way_to(table, self.makers))
+
+    def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
+        """Each `collect` whose surplus may get too old, and by who samples it what looks at it."""
+        for node in self.graph.walk():
+            if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
+                looks = [each for each in node.region.nodes if each.op == LATE]
+                sources = [sampler(each.inputs[0], self.makers) for each in looks]
+                yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
 
     def trainings(self) -> Iterator[_Training]:
         yield from self._inside(self.graph, ())
@@ -145,20 +151,23 @@ class _Ways:
         """Who samples a table's rows, and what is on the way from there; None of rows that no model samples."""
         collect: Node | None = None
         before, after = set[str](), set[str]()
-        while table in self.makers:
-            node, at = self.makers[table]
+        for node, _ in way_to(table, self.makers):
             op = NODES[node.op]
             if op.generates:
                 return node.attr("key"), collect, frozenset(before), frozenset(after)
             if op.chooses is not None:
                 (after if collect is None else before).add(node.name)
-                table = chosen_from(node)[at]
-            elif op.region:
-                collect = node if op.loop == "rounds" else collect
-                table = node.region.outputs[at]
-            else:
+            elif not op.region:
                 return None
+            elif op.loop == "rounds":
+                collect = node
         return None
+
+
+def _data(collect: Node) -> str:
+    """Whose rows it collects."""
+    tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
+    return next(kind.axis.name for kind in tables if isinstance(kind, Table))
 
 
 def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
@@ -204,17 +213,21 @@ class _Checker:
         ways = {phase.name: _Ways(phase.graph) for phase in self.trace.program.phases}
         samplers = {name: dict(each.samplers()) for name, each in ways.items()}
         trainings = {name: list(each.trainings()) for name, each in ways.items()}
+        carrying = {name: list(each.carrying()) for name, each in ways.items()}
         ages: dict[tuple[str, Row], int] = {}
         for number, step in enumerate(self.trace.steps, 1):
             for row in step.read:
                 self.places.setdefault(row, len(self.places))
+            for collect, looks in carrying[step.phase]:
+                self.check_late(number, step, collect, looks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
                 once = not ways[step.phase].again(node.name)
                 again = self.put_off.pop(key, set()) if rows else set()
                 self.check_sampled(number, step.phase, key, rows, node, model, again if once else None)
-                lost = again.difference((row[:3] for row, _ in rows), *step.dropped.values())
-                granted = "`rest=later` asks it first in the next step"
+                dropped = (gone for name, gone in step.dropped.items() if name != LATE)
+                lost = again.difference((row[:3] for row, _ in rows), *dropped)
+                granted = "it is asked first in the next step, or as soon as it is too old"
                 self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
@@ -229,6 +242,45 @@ class _Checker:
         self.result.sampled, self.result.trained = len(self.made), len(ages)
         self.result.left = sum(map(len, self.waiting.values()))
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
+
+    def check_late(
+        self, step: int, done: TracedStep, collect: Node, looks: Mapping[str, Node], trainings: Iterable[_Training]
+    ) -> None:
+        """What a `collect` carries over is given up once it is too old. looks: by who samples what looks at it."""
+        gone = {row for row in done.dropped.get(LATE, ()) if row[0] == _data(collect)}
+        own = [each for each in trainings if each.collect is collect and each.source in looks]
+        late, waiting, ran = set[Row](), set[Row](), bool(gone)
+
+        def old(source: str, row: Row) -> bool:
+            age = self.versions[looks[source].attr("model")] - self.made[source, row][1]
+            return bool(age > looks[source].attr("oldest"))
+
+        for training in own:
+            ran |= training.always or training.key in done.trained
+            rows = self.waiting.get(training.key, ())
+            waiting.update(row[:3] for row in rows)
+            late.update(row[:3] for row in rows if old(training.source, row))
+        # It may be another row of theirs that is too old, on which nothing would have been trained.
+        others = gone & waiting - late
+        if others:
+            late.update(row[:3] for key, row in self.made if key in looks and row[:3] in others and old(key, row))
+        granted = f"`late={attr(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
+        if own:
+            self.fault(step, sorted(gone - late), "was given up as too old, and is not", granted)
+        if ran:
+            self.fault(step, sorted(late - gone), "waits, is too old, and was not given up", granted)
+        counts = set[tuple[str, Row]]()
+        for training in own:
+            rows = self.waiting.get(training.key, ())
+            counts.update((training.source, row) for row in rows if row[:3] in gone)
+            self.waiting[training.key] = [row for row in rows if row[:3] not in gone]
+        self.result.late += len(counts)
+        if attr(collect, "late") == "again":
+            # They come before all others: they were read before.
+            first = min(self.places.values(), default=0) - len(gone)
+            self.places |= {row: first + at for at, row in enumerate(sorted(gone, key=self.place))}
+            for source in looks:
+                self.put_off.setdefault(source, set()).update(gone)
 
     def check_sampled(
         self,

@@ -250,6 +250,24 @@ def test_rows_that_may_be_carried_over_come_from_younger_weights(folder: Path, r
     assert max(int(name.removeprefix("age/")) for extra in steps for name in extra if "age/" in name) == oldest
 
 
+@pytest.mark.parametrize("late", ["drop", "again"])
+def test_rows_that_wait_until_they_are_too_old(folder: Path, late: str) -> None:
+    """They may come from weights as old as the bound. What was read was used, waits, or was too old; asked again, none
+    of it is lost."""
+    sampling = "    rollout = actor.generate(prompts, n=2, max_tokens=4)\n"
+    text = BOUND.replace(sampling, f"    collect prompts(1):\n    {sampling}")
+    made = program(folder, 2, text=text.replace("staleness=2", f"staleness=2, late={late}"))
+    backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
+    steps = list(backend.run_steps(backend.coming(12)))
+    assert max(int(name.removeprefix("age/")) for _, extra in steps for name in extra if "age/" in name) == 2
+    gone, left = [frame.metrics["prompts.late"] for frame, _ in steps], backend.left
+    assert gone[:4] == [0, 0, 0, 2], "those of the first step, of which three were used until they were three steps old"
+    assert left is not None
+    waiting = left["prompts.surplus"]
+    kept = len(steps) + (waiting.size("prompts") if waiting else 0)
+    assert left["prompts"] == kept + (sum(gone) if late == "drop" else 0)
+
+
 class Tokens(Seconds):
     """A generated token of the longest row takes as long as any other."""
 

@@ -234,6 +234,27 @@ def test_a_surplus_that_a_bound_lets_wait_once(folder: Path) -> None:
     assert [seen.metrics["prompts.dropped"] for seen in steps] == [0, 2, 0, 2]
 
 
+@pytest.mark.parametrize(
+    "late, rows, sampled",
+    [
+        ("drop", [0, 1, 2, 4, 5, 6, 8], [1, 0, 0, 1, 0, 0, 1]),
+        ("again", [0, 1, 2, 3, 4, 5, 6], [1, 0, 0, 1, 1, 0, 0]),
+    ],
+)
+def test_a_surplus_that_waits_until_it_is_too_old(folder: Path, late: str, rows: list[int], sampled: list[int]) -> None:
+    """Of a batch of four three are used, one in each step; the fourth is three steps old then."""
+    steps, kept = collected("prompts.place >= 0", folder, 7, wanted=1, step=f"step async(staleness=2, late={late}):")
+    assert [row[2] for step in kept for row in step] == rows
+    assert [len(seen.sampled) for seen in steps] == sampled
+    ages = [0, 1, 2, 0, 1, 2, 0] if late == "drop" else [0, 1, 2, 0, 0, 1, 2]
+    assert [seen.metrics["oldest"] for seen in steps] == ages
+    assert [step for step, seen in enumerate(steps, 1) if seen.metrics["prompts.late"]] == (
+        [4, 7] if late == "drop" else [4]
+    )
+    asked = [{row[:3] for table in seen.sampled for row in table.ids} for seen in steps]
+    assert (asked[0] & asked[3] == {("prompts", 0, 3)}) == (late == "again")
+
+
 @pytest.mark.parametrize("block", [None, 1, 3])
 def test_batches_that_are_begun_ahead(folder: Path, block: int | None) -> None:
     """Six rows are missing and four are in a batch: with `ahead=1.5` three are begun at once, with 1 two. The rows are

@@ -25,6 +25,8 @@ PROGRAMS = {
     "carry": f"algorithm carry{HEAD}{BODIES['carry']}{TRAIN}",
     "drop": f"algorithm drop{HEAD}{BODIES['drop']}{TRAIN}",
     "later": f"algorithm later{HEAD}{BODIES['later']}{TRAIN}",
+    "late": f"algorithm late{HEAD.replace('staleness=2', 'staleness=1, late=drop')}{BODIES['late']}{TRAIN}",
+    "again": f"algorithm again{HEAD.replace('staleness=2', 'staleness=1, late=again')}{BODIES['again']}{TRAIN}",
 }
 
 Lines = list[dict[str, Any]]
@@ -153,6 +155,31 @@ def not_again(lines: Lines, step: int) -> None:
             leave_out(entry["rows"], lambda row: row[:3] == one)
 
 
+def given_up(lines: Lines) -> tuple[int, list[list[Any]]]:
+    """The first step in which rows that waited were too old, and which they were."""
+    found = ((at, e["rows"]) for at, line in enumerate(lines) for e in line["dropped"] if e["node"] == "recent")
+    return next(found)
+
+
+def kept_too_long(lines: Lines) -> None:
+    given_up(lines)[1].pop()
+
+
+def given_up_early(lines: Lines) -> None:
+    """Together with those that are too old."""
+    at, rows = given_up(lines)
+    rows.append(lines[at]["trained"][0]["rows"][-1][:3])
+
+
+def not_asked(lines: Lines) -> None:
+    """What was given up is not asked again."""
+    at, [one, *_] = given_up(lines)
+    lines[at]["trained"] = [{**e, "rows": [r for r in e["rows"] if r[:3] != one]} for e in lines[at]["trained"]]
+    for e in lines[at]["sampled"]:
+        kept = [(r, v) for r, v in zip(e["rows"], e["versions"], strict=True) if r[:3] != one]
+        e["rows"], e["versions"] = map(list, zip(*kept, strict=True))
+
+
 FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
     "a row is lost": (
         "plain",
@@ -270,6 +297,21 @@ FORGED: dict[str, tuple[str, Callable[[Lines], object], str]] = {
         lambda lines: sampled_again(lines, 2),
         "step 2: .* of `rollout` was sampled twice\nhelp: it was in step 1 before",
     ),
+    "too old, and waits on": (
+        "late",
+        kept_too_long,
+        r"step \d: prompts row \d+.* waits, is too old, and was not given up",
+    ),
+    "given up, and not too old": (
+        "late",
+        given_up_early,
+        r"step \d: prompts row \d+.* was given up as too old, and is not\nhelp: `late=drop` is about rows that wait",
+    ),
+    "given up, and not asked again": (
+        "again",
+        not_asked,
+        r"step \d: prompts row \d+.* was left over for `rollout`, and not asked again",
+    ),
     "a collect forgets what it carries": (
         "carry",
         lambda lines: carried_row(lines, 2),
@@ -285,7 +327,11 @@ def test_honest_runs(runs: dict[str, Path], name: str) -> None:
     assert 0 < found.trained <= found.sampled
     assert sum(found.ages.values()) == found.trained
     # In one process nothing runs ahead; what is carried over gets older.
-    assert max(found.ages) == {"plain": 0, "lag": 1, "updates": 0, "carry": 1, "drop": 0, "later": 0}[name]
+    assert (
+        max(found.ages)
+        == {"plain": 0, "lag": 1, "updates": 0, "carry": 1, "drop": 0, "later": 0, "late": 1, "again": 1}[name]
+    )
+    assert (found.late > 0) == (name in ("late", "again"))
 
 
 @pytest.mark.parametrize("fault", FORGED)

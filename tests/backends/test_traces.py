@@ -63,11 +63,30 @@ BODIES = {
         score   = rollout.length / 5
         keep prompts where max(score, by=prompts) > 0.4
 """,
+    "late": """
+    collect prompts(3, ahead=2):
+        rollout = actor.generate(prompts, n=3, max_tokens=5)
+        score   = rollout.length / 5
+        keep rollout where score > 0.3
+""",
+    "again": """
+    collect prompts(3, ahead=2):
+        rollout = actor.generate(prompts, n=2, max_tokens=5)
+        score   = rollout.length / 5
+        keep prompts where max(score, by=prompts) > 0.2
+""",
     "agent": """
     rollout = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=9)
     score   = rollout.length / 5 + sum(rollout.reward, by=rollout)
 """,
 }
+
+OPTIONS = {
+    "drop": "staleness=11, unit=update",
+    "late": "staleness=2, span=token, late=drop",
+    "again": "staleness=2, late=again",
+}
+"""Of `async`, where they are others."""
 
 SCHEDULE = """
 pool learn = 1 devices
@@ -88,7 +107,7 @@ def programs(folder: Path) -> dict[str, Compiled]:
     for name, body in BODIES.items():
         train = TRAIN.replace("minibatch prompts", "minibatch tasks") if name == "agent" else TRAIN
         # Who calls nothing of the user's has no processes that have to be started.
-        head = HEAD.replace("staleness=2", "staleness=11, unit=update") if name == "drop" else HEAD
+        head = HEAD.replace("staleness=2", OPTIONS.get(name, "staleness=2"))
         head = head.replace("step", 'env shell = python("envs.py:Shell")\n\nstep') if name == "agent" else head
         schedule = SCHEDULE.replace("generate", "interact") if name == "agent" else SCHEDULE
         found[name] = compiled(f"algorithm {name}{head}{body}{train}", {}, schedule, folder)
@@ -117,7 +136,7 @@ def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", BODIES)
 def test_whatever_takes_how_long(folder: Path, programs: dict[str, Compiled], name: str, tmp_path: Path) -> None:
-    made, ages = programs[name], set[int]()
+    made, ages, late = programs[name], set[int](), 0
     for seed in range(4):
         path = tmp_path / str(seed)
         with recording(path, name, 0), pytest.MonkeyPatch.context() as patch:
@@ -125,6 +144,7 @@ def test_whatever_takes_how_long(folder: Path, programs: dict[str, Compiled], na
         found = traced(made, steps, tmp_path / f"{seed}.run")
         assert found.accepted, [each.render() for each in found.diagnostics]
         ages |= found.ages.keys()
+        late += found.late
         backend = LocalBackend(made.program, Settings(folder=folder, replay=path))
         try:
             again = list(backend.steps(STEPS))
@@ -133,3 +153,4 @@ def test_whatever_takes_how_long(folder: Path, programs: dict[str, Compiled], na
         assert [step.metrics for step in again] == [step.metrics for step in steps]
         assert traced(made, again, tmp_path / f"{seed}.again") == found
     assert ages >= {0, 1, 2}
+    assert (late > 0) == (name in ("late", "again"))

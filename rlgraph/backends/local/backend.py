@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.process.nodes import WORK
+from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.sampling import sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
@@ -74,6 +75,9 @@ class LocalBackend(Steps):
             self.watch(node, _after(frame, made))
         self.observer.fired(node, time.perf_counter() - began, sampled_tokens(node, made))
         return made
+
+    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+        return chosen_places(node, frame, self.session)
 
     def work(self, node: Node, frame: Frame) -> Made:
         with torch.no_grad():

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlgraph.backends.blocks import Blocks, cuts
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made, Part
@@ -113,10 +115,12 @@ class Placed(Steps):
             if isinstance(table, StandIn):
                 assert node.id is not None
                 return Made({node.name: table.select(node.id)})
-        order = Order(node, frame, self._group(node, frame))
         if op.chooses is not None:
-            return selected(node, frame, self.transport.choose(order))
-        return self.transport.fire(order)
+            return selected(node, frame, self.choose(node, frame))
+        return self.transport.fire(Order(node, frame, self._group(node, frame)))
+
+    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+        return self.transport.choose(Order(node, frame, self._group(node, frame)))
 
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""

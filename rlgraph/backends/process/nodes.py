@@ -241,7 +241,7 @@ def keep(node: Node, frame: Frame, session: Session) -> Made:
 
 def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
     """Which rows a node takes that only selects some, int64."""
-    axis, places = _CHOOSE[node.op](node, frame)
+    axis, places = _CHOOSE[node.op](node, frame, session)
     if session.notes.wanted:
         known, kept = frame.rows[axis].known, set(places.tolist())
         dropped = [row for place, row in enumerate(known) if place not in kept]
@@ -249,13 +249,23 @@ def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
     return places
 
 
-def _kept_places(node: Node, frame: Frame) -> tuple[str, np.ndarray]:
+def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
     """An axis, and which of its rows are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     axis = axis_of(kind)
     assert axis is not None
     kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
     return node.attr("axis"), kept
+
+
+def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and which of its rows have nothing in them that is too old, int64."""
+    kind = axis_of(frame.types[node.inputs[0]])
+    assert kind is not None
+    axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
+    age = session.versions.at(node.attr("model"), frame.step) - versions
+    old = frame.index(kind.key, axis)[age > node.attr("oldest")]
+    return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
@@ -269,7 +279,7 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
     return made
 
 
-def _picked_places(node: Node, frame: Frame) -> tuple[str, np.ndarray]:
+def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
     """A table's axis, and which of its rows each group's chosen one is, int64."""
     index: np.ndarray = frame.values[node.inputs[1]].numpy()
     kind, made = frame.types[node.inputs[0]], _table(node)
@@ -319,7 +329,11 @@ def _table(node: Node) -> Table:
     return kind
 
 
-_CHOOSE: Mapping[str, Callable[[Node, Frame], tuple[str, np.ndarray]]] = {"keep": _kept_places, "pick": _picked_places}
+_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {
+    "keep": _kept_places,
+    "pick": _picked_places,
+    "recent": _recent_places,
+}
 """By operation."""
 
 WORK: dict[str, Work] = {

@@ -21,6 +21,10 @@ def none() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
+_EACH = ("numbers", "prompt", "response", "version")
+"""What is known of each row."""
+
+
 @dataclass(frozen=True)
 class Held(StandIn):
     """Rows of a value; of a single value, none."""
@@ -35,6 +39,8 @@ class Held(StandIn):
     """int64 [rows]: tokens."""
     response: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens that carry loss."""
+    version: np.ndarray = field(default_factory=none)
+    """int64 [rows]: that of the weights which sampled it, or began to; 0 where none did."""
     period: int = 1
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
     column: int | None = None
@@ -45,19 +51,14 @@ class Held(StandIn):
         return int(self.numbers.shape[0])
 
     def pick(self, places: np.ndarray) -> Held:
-        return replace(self, numbers=self.numbers[places], prompt=self.prompt[places], response=self.response[places])
+        return replace(self, **{name: getattr(self, name)[places] for name in _EACH})
 
     def select(self, column: int) -> Held:
         return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Held:
         parts = [self, *(other for other in others if isinstance(other, Held))]
-        return replace(
-            self,
-            numbers=np.concatenate([part.numbers for part in parts]),
-            prompt=np.concatenate([part.prompt for part in parts]),
-            response=np.concatenate([part.response for part in parts]),
-        )
+        return replace(self, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _EACH})
 
     def first(self, count: int, of: int) -> Held:
         """Of each `of` rows in turn the `count` shortest, the earlier of equals."""

@@ -87,7 +87,7 @@ class SimTransport:
     # Orders
 
     def fire(self, order: Order) -> Made:
-        made = self.made(order.node, order.frame, order.group)
+        made = self.made(order)
         self.work(order, made)
         self.count(order, made)
         return made
@@ -181,11 +181,11 @@ class SimTransport:
         fired = self.log.fired()
         with self.queues.turn(order.seats, rank=order.step.number):
             self.log.observer.firing(node, group.pool)
-            whole = self.made(node, frame, group)
+            whole = self.made(order)
             spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
-            made = [self.made(node, each, group) for each in slices]
+            made = [self.made(replace(order, frame=each)) for each in slices]
             ends, over = self.ends(order, [each.values[node.name] for each in made])
             order_of_ending = sorted(range(len(sizes)), key=ends.__getitem__)
             there, sampling = 0.0, ExitStack()
@@ -213,7 +213,7 @@ class SimTransport:
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
     def choose(self, order: Order) -> np.ndarray:
-        """A share of the rows for `keep`, and one of each group for `pick`."""
+        """A share of the rows for `keep`, one of each group for `pick`, and for `recent` those that are."""
         node, frame = order.node, order.frame
         self.work(order, Made())
         if node.op == "keep":
@@ -221,6 +221,12 @@ class SimTransport:
             assert axis is not None
             kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
             return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
+        if node.op == "recent":
+            own = axis_of(frame.types[node.inputs[0]])
+            assert own is not None
+            age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
+            old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
+            return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
@@ -381,11 +387,12 @@ class SimTransport:
 
     # What comes out
 
-    def made(self, node: Node, frame: Frame, group: Group) -> Made:
+    def made(self, order: Order) -> Made:
+        node, frame, group = order.node, order.frame, order.group
         if node.op == "read":
             return self.read(node, frame, group)
         if NODES[node.op].generates:
-            return self.sampled(node, frame, group)
+            return self.sampled(order)
         if node.op == "sample":
             return self.sampled_from_buffer(node, frame, group)
         values: dict[str, Any] = {}
@@ -412,13 +419,16 @@ class SimTransport:
         rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
         return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
-    def sampled(self, node: Node, frame: Frame, group: Group) -> Made:
+    def sampled(self, order: Order) -> Made:
+        node, frame, group = order.node, order.frame, order.group
         asked, above = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
         axis, count = axis_of(node.outputs[0].type), node.attr("n")
         assert axis is not None and above is not None
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         made = replace(
-            _rows(node.name, group.name, numbers, asked.period * count), prompt=np.repeat(asked.prompt, count)
+            _rows(node.name, group.name, numbers, asked.period * count),
+            prompt=np.repeat(asked.prompt, count),
+            version=np.full_like(numbers, order.version or 0),
         )
         made = replace(made, response=made.sampled(self.answers(node.attr("max_tokens")), self.key(node, frame.step)))
         rows, first = [], rows_each(node)
@@ -469,7 +479,8 @@ class SimTransport:
 
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
     """Rows without tokens."""
-    return Held(name, group, numbers, np.zeros_like(numbers), np.zeros_like(numbers), period)
+    zeros = np.zeros_like(numbers)
+    return Held(name, group, numbers, zeros, zeros, zeros, period)
 
 
 def _shared(rows: Held, order: Order) -> list[Held]:

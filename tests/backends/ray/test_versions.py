@@ -94,10 +94,13 @@ model actor  = causal_lm({weights(0)}, dtype="float64")
 model before = frozen(actor)
 model first  = frozen(actor)
 data prompts = jsonl("prompts.jsonl", batch=5)
+data more    = jsonl("tasks.jsonl", batch=4)
 func late    = python("late.py:late")
 
-step async(staleness=2):
+step async(staleness=2, late=again):
     rollout = actor.generate(prompts, n=3, max_tokens=5)
+    collect more(1):
+        extra = actor.generate(more, n=2, max_tokens=5)
     score   = late(rollout)
     now     = actor.logprobs(rollout)
     then    = where(rollout.age == 0, now, where(rollout.age == 1, before.logprobs(rollout), first.logprobs(rollout)))
@@ -106,8 +109,10 @@ step async(staleness=2):
     weight  = min(exp(now - rollout.logprobs), 5.0)
     minibatch prompts(parts=2):
         train actor(lr=0.02, eps={EPS}):
-            minimize mean(-weight * actor.logprobs(rollout) * score)
+            weights = min(exp(actor.logprobs(extra) - extra.logprobs), 5.0)
+            minimize mean(-weight * actor.logprobs(rollout) * score) + mean(weights)
     report age = max(rollout.age), gap = max(abs(then - rollout.logprobs)), far = max(abs(now - rollout.logprobs))
+    report oldest = max(extra.age)
 """
 LATE = """
 import random, time
@@ -119,7 +124,8 @@ def late(prompts, completions):
 
 
 def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, tmp_path: Path) -> None:
-    """Whatever takes how long: two models keep the weights of one and of two steps ago."""
+    """Whatever takes how long: two models keep the weights of one and of two steps ago. Of four rows one is used in each
+    step, and what is too old then is asked again."""
     rows = tmp_path / "rows"
     settings = Settings(folder=data_folder(tmp_path), record=rows)
     (tmp_path / "late.py").write_text(LATE)
@@ -140,7 +146,9 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, t
         assert metrics["gap"] < 1e-12
         assert (metrics["far"] > 1e-6) == (metrics["age"] > 0)
     checked = checked_and_replayed(made, steps, replace(settings, record=None, replay=rows), tmp_path, 1e-12)
-    assert checked.trained == 8 * 15 and max(checked.ages) == max(metrics["age"] for metrics in found)
+    assert checked.trained == 8 * (15 + 2) and max(checked.ages) == 2
+    assert checked.late == 2 * sum(metrics["more.late"] for metrics in found) > 0
+    assert max(metrics["oldest"] for metrics in found) == 2
 
 
 def checked_and_replayed(
