@@ -30,7 +30,7 @@ def of_transformers() -> Iterator[Row]:
     torch.set_num_threads(1)
     for work in CASES:
         found = work.predicted("transformers")
-        yield "transformers", str(work), sum(transformers(work)), found.held(1).total + found.active.total
+        yield "transformers", str(work), sum(transformers(work)), found.resident.total + found.active.total
 
 
 def of_megatron() -> Iterator[Row]:
@@ -43,7 +43,7 @@ def of_megatron() -> Iterator[Row]:
         for work in CASES:
             found = work.predicted("megatron")
             measured = max(sum(each) for each in ranks.run(work.split, on_rank, work))
-            yield "megatron", str(work), measured, found.held(work.split.length("dp")).total + found.active.total
+            yield "megatron", str(work), measured, found.resident.total + found.active.total
     finally:
         ranks.close()
 
@@ -54,7 +54,7 @@ def of_vllm() -> Iterator[Row]:
 
     for work in CASES:
         found = work.predicted("vllm")
-        held = sum(size for what, size in found.held(1).parts if what != "messages")
+        held = sum(size for what, size in found.resident.parts if what != "messages")
         yield "vllm", str(work), sum(vllm(work)), held + found.active.total
 
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from rlgraph.cost import memory, time, work
+from rlgraph.cost import time, work
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.peak import usable
+from rlgraph.cost.predict import footprint
 from rlgraph.ir.mesh import mesh
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import MICROS, Option
@@ -177,10 +178,7 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
                 sent = gather * (3 if op == "train" else 1) * latency.turns(mine)
                 update = optimizer_bytes().moved * weights / devices / island.device.bandwidth if op == "train" else 0.0
                 seconds.append(latency.seconds(mine) + sent + update)
-                footprint = (memory.training if op == "train" else memory.reading)(
-                    component.config, deployment, batches
-                )
-                active = max(active, footprint.active.total)
+                active = max(active, footprint(op, component.config, deployment, batches).active.total)
             layer = weights / component.config.shape.layers * component.config.item
             held = weights * (component.config.item + (16 if trains else 0)) / devices
             times = [problem.tasks[number].times for number in component.tasks]

@@ -102,7 +102,7 @@ def parts_of(problem: Problem, component: Component, option: Option, task: Task)
     found = TaskModel(task.op, component.config, deployment, problem.constants, task.batches)
     cost = asdict(found.cost(deployment.dp))
     if option.offload:
-        held = option.strategy.fixed + option.strategy.shared / option.copies - option.deployment.kv_bytes
+        held = option.strategy.needs(option.copies)[0] - option.deployment.kv_bytes
         cost["offload"] = onload(
             component.kind, held, deployment, component.work == "generate" and component.trained
         ).seconds

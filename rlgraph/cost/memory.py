@@ -1,18 +1,24 @@
 """How many bytes a model needs on the fullest rank of a group: what stays, and what each kind of work needs for a
-while."""
+while.
+
+What a rank needs depends on how many data-parallel copies there are: copies share out the rows, and the state of an
+optimizer where the engine does that.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.time import Batch, slots
 from rlgraph.cost.work import Activations, Tokens
-from rlgraph.enginespec.spec import Grown
+from rlgraph.enginespec.spec import Grown, Reserved
 from rlgraph.ir.dtypes import ITEM_BYTES
 
 BUCKET = 256 << 20
@@ -36,6 +42,9 @@ class Bytes:
             found[name] = found.get(name, 0.0) + size
         return Bytes(tuple(found.items()))
 
+    def times(self, factor: float) -> Bytes:
+        return Bytes(tuple((name, size * factor) for name, size in self.parts))
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -45,40 +54,160 @@ class Footprint:
     """While the group does other work."""
     active: Bytes = field(default=Bytes())
     """More than that, while it does this work."""
+
+
+Load = tuple[float, ...]
+"""What a copy has to do at a time, in numbers of the kind of work. Of two loads the one that is the lesser in no number
+needs at least as much memory."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of a copy with some load."""
+
+    stays: Bytes
+    work: Bytes
     shared: Bytes = field(default=Bytes())
-    """More that stays, of which each data-parallel copy has its share."""
+    """More that stays, of which each copy has its share."""
+    update: Bytes = field(default=Bytes())
+    """Of an optimizer's step, of which each copy has its share."""
 
-    def held(self, copies: int) -> Bytes:
-        """What stays on one of so many copies."""
-        return self.resident + Bytes(tuple((name, size / copies) for name, size in self.shared.parts))
+    def at(self, copies: int) -> Footprint:
+        """Of one of so many copies."""
+        return Footprint(self.stays + self.shared.times(1 / copies), _larger(self.work, self.update.times(1 / copies)))
+
+    @cached_property
+    def totals(self) -> tuple[float, float, float, float]:
+        return self.stays.total, self.work.total, self.shared.total, self.update.total
 
 
-# Training
+class MemoryModel(ABC):
+    """What one kind of work with a model needs on a split, by the number of copies. What does not depend on the copies
+    is worked out once."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
+        self.config, self.deployment, self.batches = config, deployment, batches
+        self._known: dict[Load, Needs] = {}
+
+    @abstractmethod
+    def load(self, copies: int) -> Load:
+        """Of one of so many copies."""
+
+    @abstractmethod
+    def needs(self, load: Load) -> Needs:
+        """Of a copy with this load."""
+
+    def at(self, copies: int) -> Footprint:
+        """Of one of so many copies."""
+        return self._needs(copies).at(copies)
+
+    def totals(self, copies: int) -> tuple[float, float]:
+        """Bytes that stay, and that the work needs beside them: those of `at`, to rounding. The search asks for nothing
+        else, and often."""
+        stays, work, shared, update = self._needs(copies).totals
+        return stays + shared / copies, max(work, update / copies)
+
+    def least(self, copies: int) -> float:
+        """Bytes that at most so many copies need at least, whatever rows they have."""
+        stays, work, shared, update = self.needs(tuple(min(1.0, each) for each in self.load(copies))).totals
+        return stays + shared / copies + max(work, update / copies)
+
+    def _needs(self, copies: int) -> Needs:
+        load = self.load(copies)
+        if load not in self._known:
+            self._known[load] = self.needs(load)
+        return self._known[load]
 
 
-def training(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
+# Training and reading
+
+
+class _Fed(MemoryModel):
+    """Rows are fed in micro-batches. A load is the rows of a micro-batch, and how many of these a copy has."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
+        super().__init__(config, deployment, batches)
+        self.widths = [batch.row.longest for batch in batches] or [1.0]
+        self.usual = sum(batch.row.tokens for batch in batches) or 1.0
+        self.budget = deployment.micro_tokens or BLOCK_TOKENS
+        self.side = max(deployment.threads, deployment.pp)
+
+    def load(self, copies: int) -> Load:
+        """Of the largest micro-batch. As the engines do it, blocks are of about the same size, of the longest rows or
+        of usual ones."""
+        available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
+        longest = sum(self.widths)
+        rows, blocks = _block(available, self.budget, longest, self.side)
+        fuller, _ = _block(available, self.budget, self.usual, self.side)
+        # Of more micro-batches than are under way at a time only the last one's gradients are left.
+        return max(rows, fuller * self.usual / longest), min(blocks, self.side + 2.0)
+
+    def micro(self, rows: float) -> Tokens:
+        """So many rows of each table, which go together, each as it is fed: without its last token."""
+        fed = [max(1.0, width - 1) for width in self.widths]
+        return Tokens(
+            rows * len(fed),
+            rows * sum(fed),
+            rows * sum(width * width for width in fed),
+            rows * (sum(batch.response.longest for batch in self.batches) or 1.0),
+            max(fed),
+        )
+
+
+class Training(_Fed):
     """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
-    (arXiv 1910.02054)."""
-    weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
-    state = optimizer_bytes(config.optimizer, config.item)
-    own = Bytes((("weights", weights * config.item),))
-    optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
-    sharded = deployment.spec.shards_optimizer
-    micro, blocks = _micro(config, deployment, batches)
-    kept = _activations(config, deployment, micro)
-    scores = _scores(config, deployment, micro)
-    if deployment.spec.memory.gradients_stay:
-        wide_gradients = weights * state.gradient
-        own += Bytes((("gradients", wide_gradients),))
-        passes = _pipeline(config, deployment, kept, scores.total, blocks)
-        # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
-        shared_out = sharded and not _on_cpu(deployment)
-        update = Bytes((("buffers", wide_gradients / (deployment.dp if shared_out else 1)),))
-    else:
-        passes = _passes(config, deployment, kept, blocks, weights * config.item)
-        update = _update(config, deployment, weights)
-    own, active = own + scores, _larger(passes, update)
-    return Footprint(own, active, optimizer) if sharded else Footprint(own + optimizer, active)
+    (arXiv 1910.02054). A load also says whether there is another copy to add up gradients with: 1 or 2."""
+
+    def load(self, copies: int) -> Load:
+        found = super().load(copies)
+        return found if self.deployment.spec.memory.gradients_stay else (*found, min(copies, 2.0))
+
+    def needs(self, load: Load) -> Needs:
+        config, deployment = self.config, self.deployment
+        rows, blocks, *exchanging = load
+        weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+        state = optimizer_bytes(config.optimizer, config.item)
+        own = Bytes((("weights", weights * config.item),))
+        optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
+        sharded = deployment.spec.shards_optimizer
+        micro = self.micro(rows)
+        kept = _activations(config, deployment, micro)
+        scores = _scores(config, deployment, micro)
+        shared_out = Bytes()
+        if deployment.spec.memory.gradients_stay:
+            wide_gradients = weights * state.gradient
+            own += Bytes((("gradients", wide_gradients),))
+            active = _pipeline(config, deployment, kept, scores.total, blocks)
+            # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
+            update = Bytes((("buffers", wide_gradients),))
+            if sharded and not _on_cpu(deployment):
+                shared_out = update
+            else:
+                active = _larger(active, update)
+        else:
+            active = _passes(config, deployment, kept, blocks, weights * config.item)
+            active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]))
+        own += scores
+        return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
+
+
+class Reading(_Fed):
+    """Of a forward pass: one layer at a time, and then the head."""
+
+    def needs(self, load: Load) -> Needs:
+        rows, blocks = load
+        config, deployment = self.config, self.deployment
+        shape, item, flash = config.shape, config.item, deployment.spec.memory.flash
+        weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
+        own = Bytes((("weights", weights * item),))
+        micro = self.micro(rows)
+        layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, flash=flash)
+        logits = work.logits_bytes(shape, config.kind, micro, item, deployment.tp, flash)
+        chosen = micro.scored * shape.hidden * item
+        active = _larger(
+            Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
+        )
+        return Needs(own + _scores(config, deployment, micro), active.times(min(deployment.threads, blocks)))
 
 
 def _scores(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
@@ -127,13 +256,13 @@ def _passes(config: ModelConfig, deployment: Deployment, kept: Activations, bloc
     # The gradients of a tied embedding and head are two matrices, and their sum a third.
     tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and config.kind == "causal_lm" else 0
     end = Bytes((("gradients", gradients + tied),))
-    return before + _times(_larger(turn, end), side)
+    return before + _larger(turn, end).times(side)
 
 
-def _update(config: ModelConfig, deployment: Deployment, weights: float) -> Bytes:
-    """Where gradients do not stay, at the end of a step: they, and what becomes of them."""
+def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
+    """Where gradients do not stay, at the end of a step: they, and what becomes of them. several: copies."""
     narrow = config.item < 4
-    if deployment.dp > 1:
+    if several:
         # Copies add up one float32 tensor that is made of all gradients.
         found = weights * (12 if narrow else 2 * config.item)
     elif narrow:
@@ -157,75 +286,95 @@ def _laid_out(config: ModelConfig) -> float:
     return float(found * config.item)
 
 
-# Reading
-
-
-def reading(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
-    """Of a forward pass: one layer at a time, and then the head."""
-    shape, item, flash = config.shape, config.item, deployment.spec.memory.flash
-    weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
-    own = Bytes((("weights", weights * item),))
-    micro, blocks = _micro(config, deployment, batches)
-    layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, flash=flash)
-    logits = work.logits_bytes(shape, config.kind, micro, item, deployment.tp, flash)
-    chosen = micro.scored * shape.hidden * item
-    active = _larger(Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits))))
-    return Footprint(own + _scores(config, deployment, micro), _times(active, min(deployment.threads, blocks)))
-
-
 # Generation
 
 
-def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
-    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs."""
-    traits, reserved = deployment.spec.memory, deployment.spec.memory.cache
-    if isinstance(reserved, Grown):
-        return _decoding(config, deployment, batches, reserved)
-    shape = config.shape
-    item = ITEM_BYTES[traits.cpu_dtype] if traits.cpu_dtype and _on_cpu(deployment) else config.item
-    weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
-    width = max((batch.prompt.longest + batch.response.longest for batch in batches), default=0.0)
-    rows = max((min(slots(config, deployment, batch), batch.share(deployment.dp)) for batch in batches), default=0.0)
-    own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
-    cache = deployment.kv_bytes or (max(reserved.cpu_bytes, own * width) if _on_cpu(deployment) else own * rows * width)
-    queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
-    ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
-    most = reserved.cpu_prompt_tokens if _on_cpu(deployment) else reserved.prompt_tokens
-    fed = min(most, rows * width)
-    read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
-    buffers = reserved.tables + most * shape.hidden * item
-    # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
-    logits = (12.0 + item * (item < 4)) * rows * shape.vocab
-    held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
-    return Footprint(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+class _Reserving(MemoryModel):
+    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs. A
+    load is the rows that are decoded together."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+        self.slots = [slots(config, deployment, batch) for batch in batches]
+
+    def load(self, copies: int) -> Load:
+        pairs = zip(self.slots, self.batches, strict=True)
+        return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
+
+    def needs(self, load: Load) -> Needs:
+        (rows,) = load
+        config, deployment, reserved = self.config, self.deployment, self.cache
+        shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
+        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and _on_cpu(deployment) else config.item
+        weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
+        width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
+        own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
+        cache = deployment.kv_bytes or (
+            max(reserved.cpu_bytes, own * width) if _on_cpu(deployment) else own * rows * width
+        )
+        queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
+        ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
+        most = reserved.cpu_prompt_tokens if _on_cpu(deployment) else reserved.prompt_tokens
+        fed = min(most, rows * width)
+        read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
+        buffers = reserved.tables + most * shape.hidden * item
+        # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
+        logits = (12.0 + item * (item < 4)) * rows * shape.vocab
+        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
+        return Needs(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
 
 
-def _decoding(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> Footprint:
-    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together."""
-    own = Bytes((("weights", work.stage_parameters(config.shape, config.kind, 1) * config.item),))
-    active = [_decoded(config, deployment, batch, cache) for batch in batches]
-    return Footprint(own, max(active, key=_total, default=Bytes()))
+class _Growing(MemoryModel):
+    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together. A load
+    is the rows that are decoded together, of each batch."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+
+    def load(self, copies: int) -> Load:
+        return tuple(self._together(batch, copies) for batch in self.batches)
+
+    def _together(self, batch: Batch, copies: int) -> float:
+        threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
+        rows = max(1.0, batch.share(copies))
+        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
+        return float(math.ceil(rows / blocks) * min(threads, blocks))
+
+    def needs(self, load: Load) -> Needs:
+        config = self.config
+        own = Bytes((("weights", work.stage_parameters(config.shape, config.kind, 1) * config.item),))
+        active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
+        return Needs(own, max(active, key=_total, default=Bytes()))
+
+    def _decoded(self, batch: Batch, rows: float) -> Bytes:
+        shape, item = self.config.shape, self.config.item
+        prompt, response = batch.prompt.longest, batch.response.longest
+        first = prompt + min(response, self.cache.first)
+        room, before = _room(first, prompt + response)
+        kv = work.kv_bytes(shape, item)
+        prompts = math.ceil(rows / batch.samples)
+        read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
+        reading = Bytes(
+            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
+        )
+        cache = kv * rows * room
+        # A layer's keys and values are there twice while they move to where there is more room.
+        grown = Bytes(
+            (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
+        )
+        # Logits in float32, less the largest, and added up.
+        sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        return _larger(reading, _larger(grown, sampled))
 
 
-def _decoded(config: ModelConfig, deployment: Deployment, batch: Batch, kept: Grown) -> Bytes:
-    shape, item = config.shape, config.item
-    prompt, response = batch.prompt.longest, batch.response.longest
-    rows = max(1.0, batch.share(deployment.dp))
-    blocks = min(rows, max(deployment.threads, math.ceil(rows * (prompt + response) / kept.places)))
-    side = min(deployment.threads, blocks)
-    rows = math.ceil(rows / blocks) * side
-    first = prompt + min(response, kept.first)
-    room, before = _room(first, prompt + response)
-    kv = work.kv_bytes(shape, item)
-    prompts = math.ceil(rows / batch.samples)
-    read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
-    reading_ = Bytes((("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item))))
-    cache = kv * rows * room
-    # A layer's keys and values are there twice while they move to where there is more room.
-    grown = Bytes((("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab)))
-    # Logits in float32, less the largest, and added up.
-    sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
-    return _larger(reading_, _larger(grown, sampled))
+def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
+    """Of a model that generates, with the cache that its engine has."""
+    cache = deployment.spec.memory.cache
+    if isinstance(cache, Grown):
+        return _Growing(config, deployment, batches, cache)
+    return _Reserving(config, deployment, batches, cache)
 
 
 def _room(first: float, needed: float) -> tuple[float, float]:
@@ -237,31 +386,6 @@ def _room(first: float, needed: float) -> tuple[float, float]:
 
 
 # Both
-
-
-def _micro(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> tuple[Tokens, float]:
-    """The largest micro-batch as it is fed, each row without its last token, and how many of them a copy has. Rows of
-    several tables go together; as the engines do it, blocks are of about the same size, of the longest rows or of usual
-    ones."""
-    widths = [batch.row.longest for batch in batches] or [1.0]
-    usual = sum(batch.row.tokens for batch in batches) or 1.0
-    available = max((batch.share(deployment.dp) for batch in batches), default=1.0) or 1.0
-    budget = deployment.micro_tokens or BLOCK_TOKENS
-    side = max(deployment.threads, deployment.pp)
-    rows, blocks = _block(available, budget, sum(widths), side)
-    fuller, _ = _block(available, budget, usual, side)
-    rows = max(rows, fuller * usual / sum(widths))
-    fed = [max(1.0, width - 1) for width in widths]
-    return (
-        Tokens(
-            rows * len(widths),
-            rows * sum(fed),
-            rows * sum(width * width for width in fed),
-            rows * (sum(batch.response.longest for batch in batches) or 1.0),
-            max(fed),
-        ),
-        blocks,
-    )
 
 
 def _block(available: float, budget: float, width: float, side: int) -> tuple[float, float]:
@@ -277,10 +401,6 @@ def _on_cpu(deployment: Deployment) -> bool:
 
 def _larger(one: Bytes, other: Bytes) -> Bytes:
     return one if one.total >= other.total else other
-
-
-def _times(found: Bytes, factor: float) -> Bytes:
-    return Bytes(tuple((name, size * factor) for name, size in found.parts))
 
 
 def _total(found: Bytes) -> float:

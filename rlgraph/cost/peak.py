@@ -93,12 +93,11 @@ class _Filling:
 
     def holds(self, model: str, group: Group) -> Bytes:
         """What a group keeps of a model from step to step: what the work needs that keeps most."""
-        copies = group.mesh.length("dp")
         done: list[tuple[str, Sequence[Batch]]] = [
             (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
         ]
         done += [(task.op, task.batches) for task, own in self.work if (task.model, own.name) == (model, group.name)]
-        kept = [self.footprint(operation, model, group, batches).held(copies) for operation, batches in done]
+        kept = [self.footprint(operation, model, group, batches).resident for operation, batches in done]
         return max(kept, key=lambda each: each.total, default=Bytes())
 
     def peak(self, capacity: float) -> Peak:

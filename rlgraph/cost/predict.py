@@ -81,14 +81,23 @@ class TaskModel:
         return order(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        return rows(self.tokens, copies, self.deployment.island, self.constants)
+        whole = sum(batch.rows for batch in self.batches)
+        mine = sum(batch.share(copies) for batch in self.batches)
+        return rows(self.tokens * mine / whole if whole else 0.0, self.deployment.island, self.constants)
 
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """The memory of the work on the fullest rank."""
+    return memory_model(operation, config, deployment, batches).at(deployment.dp)
+
+
+def memory_model(
+    operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]
+) -> memory.MemoryModel:
+    """The memory of the work on a split, by the number of copies."""
     if NODES[operation].generates:
         return memory.generating(config, deployment, batches)
-    return (memory.training if NODES[operation].trains else memory.reading)(config, deployment, batches)
+    return (memory.Training if NODES[operation].trains else memory.Reading)(config, deployment, batches)
 
 
 def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
@@ -103,9 +112,9 @@ def order(ranks: int, constants: Constants) -> Cost:
     return Cost(overhead=constants.host.order + constants.host.order_rank * ranks)
 
 
-def rows(tokens: float, copies: int, island: Island, constants: Constants) -> Cost:
-    """Until the rows are there that a group works on: each copy gets its own."""
-    sent = tokens * ROW_BYTES / copies
+def rows(tokens: float, island: Island, constants: Constants) -> Cost:
+    """Until the rows are there that a copy works on, which get to it while others get theirs."""
+    sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
@@ -171,11 +180,11 @@ class Predictor:
         found = self.plan.group(target)
         if found.code:
             # Nobody says where its cpus are: beside the first devices, and another machine than the rows'.
-            return rows(tokens, 1, self.cluster.islands[0], self.constants)
+            return rows(tokens, self.cluster.islands[0], self.constants)
         if source == target or not found.models:
             return Cost()
         deployment = self.deployment(found.models[0], found)
-        return rows(tokens, copies or deployment.dp, deployment.island, self.constants)
+        return rows(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Until a model that is off-loaded is there, and after it until it is away again; nothing where it stays."""
@@ -185,7 +194,7 @@ class Predictor:
         deployment = self.deployment(model, held)
         trained = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trained else operation
-        kept = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).held(deployment.dp)
+        kept = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
         return onload(kind, kept.total, deployment, self.plan.owner(model).name != group)
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:

@@ -38,7 +38,7 @@ def ranks() -> Iterator[Ranks]:
 def test_what_stays_and_what_work_needs(ranks: Ranks, work: Work) -> None:
     stays, needs = max(ranks.run(work.split, on_rank, work), key=sum)
     found = work.predicted("megatron")
-    held = found.held(work.split.length("dp")).total
+    held = found.resident.total
     assert held == pytest.approx(stays, rel=0.03)
     assert held + found.active.total == pytest.approx(stays + needs, rel=0.1)
     assert found.active.total == pytest.approx(needs, rel=0.1)

@@ -41,8 +41,8 @@ CASES = [
 def test_what_stays_and_what_work_needs(work: Work) -> None:
     stays, needs = transformers(work)
     found = work.predicted("transformers")
-    assert found.held(1).total == pytest.approx(stays, rel=0.03)
-    assert found.held(1).total + found.active.total == pytest.approx(stays + needs, rel=0.1)
+    assert found.resident.total == pytest.approx(stays, rel=0.03)
+    assert found.resident.total + found.active.total == pytest.approx(stays + needs, rel=0.1)
     assert found.active.total == pytest.approx(needs, rel=0.15)
 
 
@@ -54,7 +54,7 @@ def llama(
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     deployment = Deployment(engine, read_cluster(cluster).islands[0], split, **how)
     found = footprint(operation, model, deployment, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
-    return dict((found.held(deployment.dp) + found.active).parts)
+    return dict((found.resident + found.active).parts)
 
 
 def test_copies_share_the_optimizer_and_nothing_else() -> None:

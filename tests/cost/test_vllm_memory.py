@@ -22,6 +22,6 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
     stays, needs = vllm(work)
     found = work.predicted("vllm")
     # Nobody brings it new weights here.
-    held = sum(size for what, size in found.held(1).parts if what != "messages")
+    held = sum(size for what, size in found.resident.parts if what != "messages")
     assert held == pytest.approx(stays, rel=0.03)
     assert found.active.total == pytest.approx(needs, rel=0.1)

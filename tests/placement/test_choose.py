@@ -101,6 +101,32 @@ def test_pins_cost_time_and_never_gain_any() -> None:
     assert free < pinned
 
 
+@pytest.mark.parametrize("split", ["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"])
+def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> None:
+    """A copy has its share of the optimizer's state, which decides what fits on small devices."""
+    pins = f"schedule grpo\npool all = 8 devices\nplace actor.train on all(engine=megatron, {split})\n"
+    sets = {"base": '"Qwen/Qwen2.5-3B"'}
+    free, pinned = (
+        rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="1x8:rtx4090", schedule=text).choice
+        for text in (None, pins)
+    )
+    assert free.found.bound <= pinned.found.seconds * (1 + 1e-9)
+    assert all(peak.fits for choice in (free, pinned) for peak in memory(choice).values())
+
+
+def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
+    """With weights and gradients of their own, and an eighth of the optimizer's state."""
+    pins = "schedule sft\npool all = 8 devices\nplace actor on all(engine=megatron, dp=8, tp=1, pp=1)\n"
+    found = rlgraph.compile(
+        ALGORITHMS / "sft.rlf",
+        {"base": '"meta-llama/Llama-3.1-8B"'},
+        cluster="1x8:h100-80gb",
+        schedule=pins,
+        workload=LENGTHS,
+    )
+    assert found.plan.role("actor", "train").mesh.length("dp") == 8
+
+
 def test_more_devices_are_never_slower() -> None:
     steps = [chosen("grpo", f"{nodes}x8:a100-80gb").choice.found for nodes in (1, 2, 4, 8)]
     assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))

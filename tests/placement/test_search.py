@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count as count_up
 from itertools import product
 from math import inf, prod
@@ -26,13 +27,13 @@ from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.options import Option, Options, Strategy
 from rlgraph.placement.search.partitions import partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Box, Found, Search
 
 CONSTANTS = replace(defaults("gpu"), reserved=0)
-MOST = 20000
+MOST = 6000
 """Choices of options that brute force looks at for one problem."""
 
 WORK = {
@@ -67,6 +68,7 @@ class Case:
 # Random problems
 
 
+@cache
 def random_case(seed: int) -> Case:
     """A random problem that brute force can solve."""
     dice = random.Random(seed)
@@ -163,9 +165,23 @@ def memory(dice: random.Random, problem: Problem) -> float:
 # Brute force
 
 
+@cache
 def everything(problem: Problem, number: int, place: int, devices: int) -> list[Option]:
-    """All options of a component on so many devices of an island."""
-    return list(problem.options.all(number, problem.components[number], problem.cluster.islands[place], devices))
+    """All options of a component on so many devices of an island, with every number of copies."""
+    return [
+        option
+        for strategy in strategies(problem, number, place)
+        for copies in range(1, devices // strategy.size + 1)
+        for option in problem.options.made(problem.components[number], strategy, copies)
+    ]
+
+
+@cache
+def strategies(problem: Problem, number: int, place: int) -> list[Strategy]:
+    """Of a component on an island, also those that do not fit there."""
+    component, options = problem.components[number], problem.options
+    splits = options.splits(component, problem.cluster.islands[place])
+    return [options.strategy(component, full) for split in splits for full in options.knobs(component, split)]
 
 
 def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:

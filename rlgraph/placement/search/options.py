@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from operator import le, lt
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment
+from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import TaskModel, footprint, onload
+from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.cost.work import kv_bytes
@@ -27,6 +28,9 @@ from rlgraph.placement.search.components import Component
 
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
+
+EACH = 16
+"""Copies of a model that is trained up to which each number of them is tried."""
 
 SLOTS_AT_ONCE = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Longest rows that a generating engine's cache holds."""
@@ -75,24 +79,37 @@ class Option:
 class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
-    __slots__ = ("active", "deployment", "fixed", "shared", "size", "tasks")
+    __slots__ = ("deployment", "idle", "memory", "size", "tasks")
 
     def __init__(
         self,
         deployment: Deployment,
         tasks: Sequence[TaskModel],
-        fixed: float,
-        shared: float,
-        active: Sequence[float],
+        memory: Sequence[MemoryModel],
+        idle: Sequence[MemoryModel] = (),
     ) -> None:
         self.deployment = deployment
         self.size = deployment.size
         """Devices of a copy."""
-        self.tasks = tuple(tasks)
-        """What each of the component's tasks takes."""
-        self.fixed, self.shared = fixed, shared
-        """Bytes that stay, and more of them that copies share out."""
-        self.active = tuple(active)
+        self.tasks, self.memory = tuple(tasks), tuple(memory)
+        """What each of the component's tasks takes, and what it needs."""
+        self.idle = tuple(idle)
+        """Of what the component does outside of the step, for which it is there all the same."""
+
+    def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
+        """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
+        totals = [each.totals(copies) for each in self.memory]
+        held = [each.totals(copies)[0] for each in self.idle] + [stays for stays, _ in totals]
+        return max(held, default=0.0), tuple(active for _, active in totals)
+
+    def least(self, copies: int) -> float:
+        """Bytes of a device that at most so many copies need at least."""
+        return max((each.least(copies) for each in self.memory), default=0.0)
+
+    def lighter(self, copies: int, more: int) -> bool:
+        """Whether so many copies may need less memory than more of them: the rows that each has may be cut into smaller
+        micro-batches."""
+        return any(any(map(lt, each.load(copies), each.load(more))) for each in self.memory)
 
 
 class Options:
@@ -109,6 +126,7 @@ class Options:
         self._splits: dict[Split, Split] = {}
         self._fronts: dict[tuple[int, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
+        self._lighter: dict[object, list[int]] = {}
 
     def of(self, number: int, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
         """The options of a component on at most so many devices of an island, none of which another one beats in
@@ -125,22 +143,53 @@ class Options:
         return self._found[key]
 
     def all(self, number: int, component: Component, island: Island, devices: int) -> Iterator[Option]:
-        """All options, also those that do not fit beside others."""
+        """All options that may be worth it, also those that do not fit beside others."""
         if (number, id(island)) not in self._strategies:
             self._strategies[number, id(island)] = list(self.strategies(component, island))
-        units = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
+        units = self.units(component)
         for strategy in self._strategies[number, id(island)]:
+            for copies in self.numbers(number, component, strategy, units, devices // strategy.size):
+                yield from self.made(component, strategy, copies)
+
+    def numbers(
+        self, number: int, component: Component, strategy: Strategy, units: Sequence[float], most: int
+    ) -> list[int]:
+        """How many copies a component can have where there is room for `most`, without those that are no faster than
+        more copies and need no less memory."""
+        alike = _alike(component, strategy.deployment)
+        near = strategy.deployment.island.per_node // strategy.size
+        found: list[int] = []
+        # What copies exchange takes a step less of time where all of them are on one node.
+        for start in (most, near) if near < most else (most,):
             before: tuple[float, ...] = ()
-            for copies in _copies(component, units, devices // strategy.size):
-                key = (id(strategy), copies)
-                if key not in self._made:
-                    self._made[key] = tuple(self.options(component, strategy, copies))
-                yield from self._made[key]
-                seconds = self._made[key][0].seconds
+            for copies in _copies(component, units, start):
+                if copies in found:
+                    break
+                found.append(copies)
+                seconds = self.made(component, strategy, copies)[0].seconds
                 # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
-                if before and not any(map(lt, seconds, before)) and not _alike(component, strategy.deployment):
+                if before and not any(map(lt, seconds, before)) and not alike:
                     break
                 before = seconds
+        found += [each for each in self.lighter(number, component, strategy) if each <= most and each not in found]
+        return found
+
+    def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
+        """The options of so many copies, worked out once."""
+        key = (id(strategy), copies)
+        if key not in self._made:
+            self._made[key] = tuple(self.options(component, strategy, copies))
+        return self._made[key]
+
+    def lighter(self, number: int, component: Component, strategy: Strategy) -> list[int]:
+        """Numbers of copies that may need less memory than more copies do."""
+        deployment = strategy.deployment
+        # All that the loads of copies depend on.
+        key = (number, id(deployment.island), deployment.engine, deployment.pp, deployment.micro_tokens)
+        if key not in self._lighter:
+            numbers = list(_copies(component, self.units(component), deployment.island.devices))
+            self._lighter[key] = [fewer for more, fewer in pairwise(numbers) if strategy.lighter(fewer, more)]
+        return self._lighter[key]
 
     # What does not depend on the number of devices
 
@@ -150,7 +199,7 @@ class Options:
         for deployment in self.splits(component, island):
             for full in self.knobs(component, deployment):
                 strategy = self.strategy(component, full)
-                if strategy.fixed + max(strategy.active, default=0.0) <= fit:
+                if strategy.least(island.devices // strategy.size) <= fit:
                     yield strategy
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
@@ -197,20 +246,24 @@ class Options:
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
         done = list(component.batches(self.tasks))
         found = [TaskModel(op, component.config, deployment, self.constants, batches) for op, batches in done]
-        footprints = [footprint(op, component.config, deployment, batches) for op, batches in done]
-        fixed = max((each.resident.total for each in footprints), default=0.0)
-        shared = max((each.shared.total for each in footprints), default=0.0)
-        return Strategy(deployment, found, fixed, shared, [each.active.total for each in footprints])
+        memory = [memory_model(op, component.config, deployment, batches) for op, batches in done]
+        elsewhere = [op for op in component.operations if op not in dict(done)]
+        idle = [memory_model(op, component.config, deployment, ()) for op in elsewhere]
+        return Strategy(deployment, found, memory, idle)
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
+
+    def units(self, component: Component) -> list[float]:
+        """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
+        return sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
 
     # What does
 
     def options(self, component: Component, strategy: Strategy, copies: int) -> Iterator[Option]:
         """With the model staying there, and with the model in the host's memory in between."""
         deployment = strategy.deployment
-        resident = strategy.fixed + strategy.shared / copies
+        resident, active = strategy.needs(copies)
         synced = component.work == "generate" and component.trained
         # What is called a CPU's device memory is its host's.
         away = self.offload and deployment.island.device.kind != "cpu"
@@ -222,11 +275,9 @@ class Options:
             again.append((once + moved) * times)
         split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
         split = self._splits.setdefault(split, split)
-        yield Option(strategy, copies, split, False, tuple(seconds), resident, strategy.active)
+        yield Option(strategy, copies, split, False, tuple(seconds), resident, active)
         if away:
-            yield Option(
-                strategy, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in strategy.active)
-            )
+            yield Option(strategy, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in active))
 
 
 @cache
@@ -255,17 +306,20 @@ def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:
-    """How many data-parallel copies a component can have, most first: what is pinned, or the fewest for each number of
-    rows that the fullest copy can have. More copies would wait, and have to be told."""
+    """How many data-parallel copies a component can have, most first: what is pinned, or for each number of rows that
+    the fullest copy can have the fewest, since more copies would wait, and have to be told. Of models that are trained,
+    more copies may need less memory, and take less time to get new weights: all numbers up to `EACH` are there."""
     said = component.pin.splits().get("dp") if component.pin else None
     if said:
         if said <= most:
             yield said
         return
     while most > 0:
-        most = max(math.ceil(count / math.ceil(count / most)) for count in units)
-        yield most
-        most -= 1
+        fewest = max(math.ceil(count / math.ceil(count / most)) for count in units)
+        if component.trained and most <= EACH:
+            yield from range(most, fewest, -1)
+        yield fewest
+        most = fewest - 1
 
 
 def _undominated(found: Sequence[Option], component: Component) -> list[Option]:
