@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
-from rlgraph.compilation.choosing import memory, tokens, work_seconds
+from rlgraph.compilation.choosing import hosted, memory, tokens, work_seconds
 from rlgraph.errors import counted
 from rlgraph.placement.choose import Choice
 
@@ -17,6 +17,8 @@ def show_choice(choice: Choice) -> Iterator[str]:
     yield headline(asked.cluster.text, sum(found.devices), found.seconds, tokens(choice), found.gap)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
+    if told := hosted(choice).told(found.seconds):
+        yield told
     full = memory(choice)
     for group in choice.plan.groups:
         if group.code:

@@ -14,7 +14,7 @@ from rlgraph.analysis.sharing import Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import Other, others
 from rlgraph.clusters.units import shown_seconds
-from rlgraph.compilation.choosing import tokens
+from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.placement.choose import Choice, candidates, problem_of
 from rlgraph.placement.search.problem import Problem
@@ -100,6 +100,11 @@ class Explanation:
         return goes_to(self.path)
 
     @property
+    def host(self) -> Hosted:
+        """What one process does for all pools."""
+        return hosted(self.choice)
+
+    @property
     def helpful(self) -> list[Change]:
         """The changes that would help most."""
         return [change for change in self.changes if change.saves > WORTH][:MOST]
@@ -118,6 +123,7 @@ class Explanation:
             "gap": self.choice.found.gap,
             "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
             "goes_to": self.goes_to,
+            "host": {"seconds": self.host.seconds, "functions": dict(self.host.functions)},
             "critical_path": [
                 {
                     "name": each.name,

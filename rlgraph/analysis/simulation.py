@@ -14,9 +14,10 @@ from rlgraph.backends.sim.account import PoolTime, critical_path
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.units import shown_seconds
+from rlgraph.compilation.choosing import NOTED
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
 from rlgraph.ir.plan import HOST, Plan, Pool
-from rlgraph.ops import work_of
+from rlgraph.ops import NODES, work_of
 from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.gantt import Bar, Lane, gantt
 
@@ -110,6 +111,12 @@ class Simulation:
         """The critical path of the last step."""
         return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
 
+    def hosted(self, calls: bool) -> float:
+        """Seconds of a step that one process works for all pools; of these only the calls of functions, which a pool of
+        cpus could take over."""
+        works = (work for work in self.works if HOST in work.pools and (not calls or NODES[work.op].foreign))
+        return sum(work.seconds for work in works) / self.steps
+
     @property
     def last(self) -> float:
         """When the last step began."""
@@ -160,6 +167,7 @@ class Simulation:
                 }
                 for each in self.pools
             ],
+            "host": {"seconds": self.hosted(calls=False), "functions": self.hosted(calls=True)},
             "critical_path": [
                 {
                     "name": work.name,
@@ -248,6 +256,10 @@ def _lines(found: Simulation) -> Iterator[str]:
         shares = _share(each.busy, whole), _share(each.idle, whole)
         rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
     yield from table("><<>><>><", rows)
+    calls = found.hosted(calls=True)
+    if calls > NOTED * found.seconds:
+        share = _share(calls, found.seconds)
+        yield f"the host calls functions for {shown_seconds(calls)} of a step ({share}): a pool of cpus takes them over"
     yield ""
     total = found.ends[-1] - found.last
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from rlgraph.clusters.cluster import Cluster, Device, Island
 from rlgraph.clusters.devices import Listed, known
 from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
+from rlgraph.compilation.choosing import hosted
 from rlgraph.cost.lengths import Lengths
-from rlgraph.ir.schedule import Placement
+from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import work_of
 from rlgraph.placement.choose import Choice, Question
 
@@ -20,6 +22,9 @@ BETTER = 1.1
 
 AS_GOOD = 0.98
 """How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
+
+CPUS = 64
+"""Of a pool on which functions are tried."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ def others(choice: Choice) -> Iterator[Other]:
         half = Lengths(tuple(value / 2 for value in answers.values))
         told = f"{half.mean:.0f} tokens on average"
         yield Other("half as long answers", told, with_lengths(asked, response=half), helps=False)
+    yield from _on_cpus(choice)
     yield from _freed(asked)
 
 
@@ -147,6 +153,22 @@ def with_lengths(asked: Question, **lengths: Lengths) -> Question:
     """prompt, response: what is another."""
     changed: Mapping[str, Lengths] = lengths
     return replace(asked, workload=replace(asked.workload, **changed))  # type: ignore[arg-type]
+
+
+def _on_cpus(choice: Choice) -> Iterator[Other]:
+    """Functions that the host calls, on a pool of their own."""
+    asked, functions = choice.question, tuple(hosted(choice).functions)
+    if functions:
+        name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
+        line = Placement(tuple(Work(each) for each in functions), name)
+        pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
+        changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
+        detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
+        yield Other("functions on cpus of their own", detail, changed, helps=False)
+
+
+def _pools(choice: Choice) -> set[str]:
+    return {pool.name for pool in choice.plan.pools}
 
 
 def _freed(asked: Question) -> Iterator[Other]:

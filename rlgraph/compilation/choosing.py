@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
@@ -19,6 +20,9 @@ from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.ops.work import operations
 from rlgraph.placement.choose import Choice, Question, choose
+
+NOTED = 0.05
+"""Share of a step that the host works before it is told."""
 
 
 def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
@@ -107,6 +111,39 @@ def work_seconds(choice: Choice) -> dict[str, float]:
             kind = {"generates": "generate", "trains": "train"}.get(work_of(op) or "", "read")
             found[kind] = found.get(kind, 0.0) + seconds
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """What one process does for all pools in a step: mathematics between models, and functions that have no pool of
+    cpus."""
+
+    seconds: float
+    functions: Mapping[str, float]
+    """Of these, those of each function of the user's, the most first."""
+
+    def told(self, step: float) -> str:
+        """What it works of a step of so many seconds, and what to do about it; empty where it is little."""
+        if self.seconds < NOTED * step:
+            return ""
+        text = f"the host works {shown_seconds(self.seconds)} of a step ({self.seconds / step:.0%})"
+        large = [name for name, seconds in self.functions.items() if seconds > self.seconds / 10]
+        if not large:
+            return text
+        shown = [f"{shown_seconds(self.functions[name])} of it in `{name}`" for name in large]
+        return f"{text}, {', '.join(shown)}: `place {', '.join(large)} on judges`, a pool of cpus, takes it over"
+
+
+def hosted(choice: Choice) -> Hosted:
+    problem, functions = choice.problem, dict[str, float]()
+    total = 0.0
+    for task, seconds in zip(problem.tasks, problem.host, strict=True):
+        if task.code in problem.code:
+            continue
+        total += seconds
+        if task.code and seconds:
+            functions[task.code] = functions.get(task.code, 0.0) + seconds
+    return Hosted(total, dict(sorted(functions.items(), key=lambda each: -each[1])))
 
 
 def predicted(choice: Choice) -> Mapping[str, Any]:

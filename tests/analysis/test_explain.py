@@ -14,11 +14,14 @@ import rlgraph
 from rlgraph.analysis.critical import BOUNDS, KINDS, critical_path, goes_to
 from rlgraph.analysis.explain import COARSE, Explanation, changed, explain
 from rlgraph.analysis.sharing import sharing, strategies
+from rlgraph.analysis.simulate import simulate
 from rlgraph.analysis.variants import next_device, others
 from rlgraph.analysis.whatif import Sweep, what_if
 from rlgraph.api.compiled import Compiled
+from rlgraph.api.summary import summary
 from rlgraph.clusters.devices import known
 from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.constants import defaults
 from rlgraph.cost.lengths import read_lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
@@ -218,6 +221,32 @@ def test_half_as_long_answers(ppo: Compiled) -> None:
     workload = half.question.workload
     assert workload.response is not None
     assert workload.response.mean == pytest.approx(Workload().answers(512).mean / 2)
+
+
+GRPO = ROOT / "rlgraph" / "algorithms" / "grpo.rlf"
+
+
+def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
+    """On many devices half of GRPO's step is one process that calls the reward function."""
+    cluster, pool = "64x8:h100-80gb", "schedule grpo\npool judges = 64 cpus\nplace correct on judges\n"
+    made = rlgraph.compile(GRPO, cluster=cluster)
+    told, seconds = explain(made), made.choice.found.seconds
+    host = defaults("gpu").host
+    calls = 8192 * host.function_row + host.node
+    assert told.host.functions == {"correct": pytest.approx(calls)} and calls > 0.4 * seconds
+    [line] = [line for line in str(told).splitlines() if line.startswith("the host works")]
+    assert "of it in `correct`: `place correct on judges`, a pool of cpus" in line and line in summary(made)
+    # What it would save is what is found with that schedule; the function is not told then.
+    [change] = [each for each in told.changes if "on cpus of their own" in each.name]
+    apart = rlgraph.compile(GRPO, schedule=pool, cluster=cluster)
+    assert change.seconds == pytest.approx(apart.choice.found.seconds, rel=COARSE)
+    assert change.saves == pytest.approx(1 - apart.choice.found.seconds / seconds, abs=COARSE)
+    assert "of it in" not in str(explain(apart)) and not explain(apart).host.functions
+    # The simulator says the same of its plan.
+    found = simulate(made)
+    assert found.hosted(calls=True) == pytest.approx(calls, rel=0.01)
+    assert "the host calls functions for 8.2 s of a step" in str(found)
+    assert "the host calls functions" not in str(simulate(apart))
 
 
 def test_devices_of_the_table_are_better() -> None:
