@@ -19,7 +19,7 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.ops.work import operations
-from rlgraph.placement.choose import Choice, Question, choose
+from rlgraph.placement.choose import Choice, Question, choose, refused
 
 NOTED = 0.05
 """Share of a step that the host works before it is told."""
@@ -30,13 +30,13 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
     is not known, and where nothing fits."""
     asked = question(program, schedule, folders, target)
     began = monotonic()
-    try:
-        return choose(replace(asked, offload=False))
-    except ProgramError:
-        left = asked.search_seconds - (monotonic() - began)
-        if not target.offload or left <= 0:
-            raise
-        return choose(replace(asked, search_seconds=left))
+    found = choose(replace(asked, offload=False))
+    left = asked.search_seconds - (monotonic() - began)
+    if found is None and target.offload and left > 0:
+        found = choose(replace(asked, search_seconds=left))
+    if found is None:
+        raise refused(asked)
+    return found
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:

@@ -66,14 +66,33 @@ class Choice:
         return {component.model: component.config for component in self.problem.components}
 
 
-def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice:
-    """The best plan, of all or of some partitions. Raises ProgramError where nothing fits, with what is too large and
-    what would make it fit, and where the time is over before there is a plan."""
+def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice | None:
+    """The best plan, of all or of some partitions; None where nothing fits. Raises ProgramError where the time is over
+    before there is a plan."""
     problem = problem_of(question)
     found = search(problem, question, only)
-    if found is None:
-        raise ProgramError(refuse(problem, question.schedule, lambda other: fits(question, other)))
-    return Choice(planned(question, problem, found), found, problem, question)
+    return None if found is None else Choice(planned(question, problem, found), found, problem, question)
+
+
+def refused(question: Question) -> ProgramError:
+    """Why nothing fits, and what would. What is proposed needs no off-loading, which no engine can do."""
+    plain = replace(question, offload=False)
+    return ProgramError(
+        refuse(
+            problem_of(plain),
+            question.schedule,
+            lambda other: fits(replace(plain, cluster=other)),
+            lambda: fits(replace(plain, schedule=without_sizes(question.schedule))),
+        )
+    )
+
+
+def without_sizes(schedule: Schedule) -> Schedule:
+    """A schedule that does not say how many devices a pool has, and so not what is placed there."""
+    cpus = [pool for pool in schedule.pools if pool.cpus]
+    names = {pool.name for pool in cpus}
+    lines = tuple(line for line in schedule.placements if line.pool in names)
+    return replace(schedule, pools=tuple(cpus), placements=lines)
 
 
 def problem_of(question: Question) -> Problem:
@@ -107,11 +126,10 @@ def candidates(problem: Problem, question: Question) -> list[Blocks]:
     return list(distinct(found, problem.tasks, problem.components))
 
 
-def fits(question: Question, cluster: Cluster) -> bool:
-    """Whether any plan fits on another cluster."""
-    other = replace(question, cluster=cluster)
-    problem = problem_of(other)
-    return Search(problem, 1.0).run(candidates(problem, other)) is not None
+def fits(question: Question) -> bool:
+    """Whether any plan fits."""
+    problem = problem_of(question)
+    return Search(problem, 1.0).run(candidates(problem, question)) is not None
 
 
 # The plan

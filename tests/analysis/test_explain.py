@@ -425,7 +425,7 @@ def test_wrong_values(ppo: Compiled, text: str, under: str, said: str) -> None:
 def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     """Explaining changes nothing of what was chosen."""
     again = choose(replace(ppo.choice.question))
-    assert again.plan == ppo.choice.plan
+    assert again is not None and again.plan == ppo.choice.plan
     assert len(candidates(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
 
 

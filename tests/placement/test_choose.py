@@ -12,10 +12,12 @@ from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
 from rlgraph.compilation.choosing import memory
+from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
+from rlgraph.placement.search.refuse import MOST_NODES
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
@@ -170,9 +172,13 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
     path, lengths = str(ALGORITHMS / "ppo.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
     assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
     error = capsys.readouterr().err
-    assert re.search(r"error\[E0930\]: `actor` needs [\d.]+GB on each rtx4090-24gb during `train actor`", error)
+    assert re.search(
+        r"error\[E0930\]: `actor` needs at least [\d.]+GB on each rtx4090-24gb during `train actor`", error
+    )
     [larger] = set(re.findall(r"--cluster '(.*?)'", error))
-    assert status(["compile", path, *lengths, "--cluster", larger]) == 0, "what is proposed does not fit"
+    assert status(["compile", path, *lengths, "--cluster", larger, "--no-offload"]) == 0, (
+        "what is proposed cannot be run"
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,48 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
 )
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
     assert set(codes(cluster, schedule=schedule)) == {code}
+
+
+LEARN = "schedule grpo\npool learn = 1 devices\nplace actor.train on learn\n"
+REFUSED = {
+    "a model": ("ppo", "1x1:rtx4090", None, {}),
+    "a model on nodes of three": ("ppo", "1x3:l4(memory=12GiB)", None, {}),
+    "models together": ("grpo", "1x1:a100-80gb(memory=37GiB)", None, {}),
+    "many nodes": ("grpo", "1x8:l4", None, {"base": '"meta-llama/Llama-2-70b-hf"'}),
+    "two kinds of nodes": ("grpo", "1x1:l4(memory=16GiB) + 1x1:rtx4090", None, {"base": '"Qwen/Qwen2.5-3B"'}),
+    "a pool": ("grpo", "2x8:l4", LEARN, {}),
+    "experts": ("grpo", "1x8:rtx4090", None, {"base": '"Qwen/Qwen3-30B-A3B"'}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
+    """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
+    name, cluster, schedule, sets = REFUSED[case]
+    path = ALGORITHMS / f"{name}.rlf"
+    sets = {**{key: value for key, value in SMALL.items() if f"param {key} " in path.read_text()}, **sets}
+
+    def compiled(cluster: str, schedule: str | None) -> Compiled:
+        return rlgraph.compile(path, sets, cluster=cluster, schedule=schedule, workload=LENGTHS, offload=False)
+
+    with pytest.raises(ProgramError) as found:
+        compiled(cluster, schedule)
+    refused = found.value.diagnostics
+    assert {each.code for each in refused} == {"E0933" if "together" in case else "E0930"}
+    [hint] = {each.hint for each in refused}
+    if schedule:
+        assert "`learn`" in hint and not not_built(compiled(cluster, None).plan)
+        return
+    if hint.startswith("more nodes"):
+        nodes, _, rest = cluster.partition("x")
+        with pytest.raises(ProgramError):
+            compiled(f"{MOST_NODES}x{rest}", schedule)
+        return
+    [larger] = re.findall(r"--cluster '(.*?)'", hint)
+    assert not not_built(compiled(larger, schedule).plan)
+    nodes, _, rest = larger.partition("x")
+    with pytest.raises(ProgramError):
+        compiled(f"{int(nodes) - 1}x{rest}", schedule)
 
 
 def test_a_model_of_unknown_size() -> None:

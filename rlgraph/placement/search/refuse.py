@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlgraph.clusters.cluster import Cluster, Island
@@ -27,18 +27,20 @@ class _Smallest:
     island: Island
     option: Option
 
-    @property
-    def lacking(self) -> float:
-        return self.option.peak
 
-
-def refuse(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool]) -> list[Diagnostic]:
+def refuse(
+    problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
+) -> list[Diagnostic]:
     """Of each component that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
-    cluster."""
-    hint = _way_out(problem.cluster, fits)
+    cluster, and `free` whether one does where no pool has a size."""
+    wanted = sum(pool.devices for pool in schedule.pools)
+    if wanted > problem.cluster.devices:
+        return [_too_many(wanted, problem.cluster, schedule)]
+    hint = _way_out(problem, schedule, fits, free)
     found = []
     for number, component in enumerate(problem.components):
-        least = _smallest(problem, number, component)
+        pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
+        least = _smallest(problem, number, component, pool.devices if pool else problem.cluster.devices)
         if least is None:
             found.append(_impossible(component, problem.cluster))
         elif least.option.peak > usable(least.island, problem.constants):
@@ -46,14 +48,14 @@ def refuse(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool]
     return found or [_together(problem, schedule, hint)]
 
 
-def _smallest(problem: Problem, number: int, component: Component) -> _Smallest | None:
-    """With all devices of the island that suits it best."""
+def _smallest(problem: Problem, number: int, component: Component, devices: int) -> _Smallest | None:
+    """With all devices of its pool, or of the island that suits it best."""
     old = problem.options
     loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
     found = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
-        for option in loose.all(number, component, island, island.devices)
+        for option in loose.all(number, component, island, min(devices, island.devices))
     ]
     return min(found, key=lambda each: each.option.peak - each.island.device.memory, default=None)
 
@@ -65,9 +67,10 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
         f"during `{problem.tasks[component.tasks[at]].name}`" if at is not None and component.tasks else "in every step"
     )
     room = usable(least.island, problem.constants)
+    deployment = option.deployment
     message = (
-        f"`{component.name}` needs {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, "
-        f"split as far as it can be on {least.island.devices} of them, and {show(max(0.0, room), 'bytes')} can be used"
+        f"`{component.name}` needs at least {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, "
+        f"with {deployment.engine} on {deployment.mesh}, and {show(max(0.0, room), 'bytes')} can be used"
     )
     return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)
 
@@ -86,34 +89,40 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
     )
 
 
+def _too_many(wanted: int, cluster: Cluster, schedule: Schedule) -> Diagnostic:
+    message = f"the pools of the schedule have {wanted} devices, and {cluster.text} has {cluster.devices}"
+    return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
+
+
 def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
     names = ", ".join(f"`{component.name}`" for component in problem.components)
-    wanted = sum(pool.devices for pool in schedule.pools)
-    if wanted > problem.cluster.devices:
-        message = (
-            f"the pools of the schedule have {wanted} devices, and {problem.cluster.text} has {problem.cluster.devices}"
-        )
-        return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
     message = f"{names} do not fit together on {problem.cluster.text}, however they share its memory"
     return Diagnostic("E0933", message, schedule.span, hint)
 
 
-def _way_out(cluster: Cluster, fits: Callable[[Cluster], bool]) -> str:
-    """The smallest of a few larger clusters that something fits on."""
-    for nodes, larger in _larger(cluster):
-        if fits(larger):
-            return f"it fits on {counted(nodes, 'node')}: `--cluster '{larger.text}'`"
-    return "more nodes of this kind do not help: take devices with more memory, a smaller model, or shorter rows"
+def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]) -> str:
+    """The fewest nodes of the first kind that something fits on: what fits on some nodes fits on more."""
+    sized = [pool for pool in schedule.pools if pool.devices]
+    if sized and free():
+        names = ", ".join(f"`{pool.name}`" for pool in sized)
+        return f"it fits without what the schedule says of {names}: make pools larger there, or pin less"
+    cluster = problem.cluster
+    least, most = cluster.islands[0].nodes, cluster.islands[0].nodes
+    while most < MOST_NODES:
+        least, most = most, min(MOST_NODES, 2 * most)
+        if fits(_with_nodes(cluster, most)):
+            break
+    else:
+        return "more nodes of this kind do not help: take devices with more memory, a smaller model, or shorter rows"
+    while least + 1 < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if fits(_with_nodes(cluster, middle)) else (middle, most)
+    return f"it fits on {counted(most, 'node')}: `--cluster '{_with_nodes(cluster, most).text}'`"
 
 
-def _larger(cluster: Cluster) -> Iterator[tuple[int, Cluster]]:
+def _with_nodes(cluster: Cluster, nodes: int) -> Cluster:
+    """The same with so many nodes of the first kind."""
     first, *others = cluster.islands
-    nodes = first.nodes
-    while nodes < MOST_NODES:
-        nodes = nodes + max(1, nodes // 2)
-        island = replace(first, nodes=nodes)
-        head, _, rest = cluster.text.partition("x")
-        yield (
-            nodes,
-            replace(cluster, islands=(island, *others), text=f"{nodes}x{rest}" if head.isdigit() else cluster.text),
-        )
+    head, _, rest = cluster.text.partition("x")
+    text = f"{nodes}x{rest}" if head.isdigit() else cluster.text
+    return replace(cluster, islands=(replace(first, nodes=nodes), *others), text=text)
