@@ -1,4 +1,5 @@
-"""How long the commands take that one waits for: seconds on a core of the whole process, the least of some runs.
+"""How long the commands take that one waits for: seconds on a core of the whole process, and by the clock, the least of
+some runs.
 
 python benchmarks/startup.py
 """
@@ -14,6 +15,9 @@ import rlgraph
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 PPO = str(ALGORITHMS / "ppo.rlf")
+SAFE = str(ALGORITHMS / "safe_rlhf.rlf")
+GRPO = str(ALGORITHMS / "grpo.rlf")
+JUDGES = [f'--set={name}="Qwen/Qwen2.5-7B"' for name in ("helpful", "harmful")]
 LARGE = [f'--set={name}="meta-llama/Llama-2-70b-hf"' for name in ("base", "judge")]
 COMMANDS = {
     "check": ["check", PPO],
@@ -22,21 +26,26 @@ COMMANDS = {
     "128 devices": ["compile", PPO, "--cluster", "16x8:a100-80gb"],
     "four 70B, 1,024 devices": ["compile", PPO, "--cluster", "128x8:a100-80gb", *LARGE],
     "four 70B, 16,384 devices": ["compile", PPO, "--cluster", "2048x8:a100-80gb", *LARGE],
+    "Safe RLHF, 16 devices": ["compile", SAFE, "--cluster", "2x8:a100-80gb", *JUDGES],
+    "Safe RLHF, 128 devices": ["compile", SAFE, "--cluster", "16x8:a100-80gb", *JUDGES],
+    "GRPO, 8,000 devices": ["compile", GRPO, "--cluster", "1000x8:a100-80gb"],
 }
 RUNS = 3
 
 
-def taken(arguments: list[str]) -> float:
-    """Seconds on a core."""
+def taken(arguments: list[str]) -> tuple[float, float]:
+    """Seconds on a core, and by the clock."""
     before = os.times()
     subprocess.run([sys.executable, "-m", "rlgraph", *arguments], check=True, capture_output=True)
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    worked = after.children_user + after.children_system - before.children_user - before.children_system
+    return worked, after.elapsed - before.elapsed
 
 
 def main() -> None:
     for name, arguments in COMMANDS.items():
-        print(f"{name:<26} {min(taken(arguments) for _ in range(RUNS)):.2f} s", flush=True)
+        worked, waited = map(min, zip(*(taken(arguments) for _ in range(RUNS)), strict=True))
+        print(f"{name:<26} {worked:.2f} s, {waited:.2f} s by the clock", flush=True)
 
 
 if __name__ == "__main__":

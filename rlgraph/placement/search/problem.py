@@ -104,6 +104,30 @@ class Problem:
         return self.order.served([*[()] * count, *places], [*[False] * count, *lasting])
 
     @cached_property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The jobs that are not the host's, so that all of a stage are done before one of the next begins: of PPO the
+        weights are brought, then it samples, reads, trains."""
+        count, above = len(self.syncs), self.served.above
+        own = [job for job in self.served.sequence if job < count or self.component_of[job - count] is not None]
+        cuts = [at for at in range(1, len(own)) if all({*own[:at]}.issubset(above[job]) for job in own[at:])]
+        return tuple(tuple(own[low:high]) for low, high in zip([0, *cuts], [*cuts, len(own)], strict=True))
+
+    @cached_property
+    def between(self) -> float:
+        """Seconds of the host between the stages, while nothing else is done."""
+        count, above, found = len(self.syncs), self.served.above, 0.0
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            found += sum(
+                seconds
+                for task, seconds in enumerate(self.host)
+                if seconds
+                and not self.tasks[task].code
+                and {*before}.issubset(above[task + count])
+                and all(task + count in above[job] for job in after)
+            )
+        return found
+
+    @cached_property
     def host(self) -> list[float]:
         """Seconds of each task that the host does, or that runs the user's code elsewhere."""
         return [0.0 if task.model else task.times * self._hosted(task) for task in self.tasks]

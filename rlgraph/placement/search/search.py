@@ -75,6 +75,11 @@ class Search:
         self.looked = 0
         self._fathomed: set[tuple[Blocks, tuple[int, ...]]] = set()
         self._fit: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[Option]] | None] = {}
+        self._least: dict[tuple[tuple[int, ...], int, int], dict[int, Sequence[float]]] = {}
+        """The least seconds of each task of those that fit."""
+        self._loads: dict[tuple[tuple[int, ...], int, int], Sequence[float] | None] = {}
+        self._brought: dict[tuple[int, int, bool], tuple[float, Sequence[float]]] = {}
+        """Transfers of weights between those that fit."""
         self.lowest = math.inf
         """The least bound of what was dropped."""
         self.left = 0.0
@@ -107,25 +112,45 @@ class Search:
         # Pools that a schedule declares may have sizes that the search would not choose.
         for block in {block for blocks in candidates for block in blocks if block.devices}:
             self.sizes[block.island] = tuple(sorted({*self.sizes[block.island], block.devices}))
-        heap: list[tuple[float, int, Blocks, Box]] = []
+        heap: list[tuple[float, int, Blocks, Box, bool]] = []
         for blocks in candidates:
             box = self.narrow(blocks, self.whole(blocks))
             self.watch.look(self.state)
             if box is not None:
-                heap.append((self.bound(blocks, box), len(heap), blocks, box))
+                heap.append((self.bound(blocks, box), len(heap), blocks, box, False))
         heapify(heap)
         count = len(heap)
         self.left = heap[0][0] if heap else math.inf
-        for _, _, blocks, box in sorted(heap)[:FIRST]:
+        for _, _, blocks, box, _ in sorted(heap)[:FIRST]:
             self.fathom(blocks, self.middle(blocks, box))
         popped = 0
         while heap:
-            least, _, blocks, box = heappop(heap)
-            popped += 1
+            least, number, blocks, box, sharp = heappop(heap)
             self.left = least
             self.watch.look(self.state)
             if least >= self.enough() or self.best is not None and self.looked > MOST_LOOKS:
                 return
+            tighter = self.tighten(blocks, box)
+            if tighter is None:
+                continue
+            if tighter != box:
+                box, least, sharp = tighter, max(least, self.bound(blocks, tighter)), False
+                if heap and least > heap[0][0]:
+                    if least < self.enough():
+                        heappush(heap, (least, number, blocks, box, False))
+                    else:
+                        self.lowest = min(self.lowest, least)
+                    continue
+            if not sharp:
+                # What comes first is worth a bound that takes longer, and may then come later.
+                least = max(least, self.sharp(blocks, box))
+                if least >= self.enough():
+                    self.lowest = min(self.lowest, least)
+                    continue
+                if heap and least > heap[0][0]:
+                    heappush(heap, (least, number, blocks, box, True))
+                    continue
+            popped += 1
             if self.fathom(blocks, self.counts(blocks, box[0]), self.counts(blocks, box[1])):
                 continue
             if popped % EVERY == 0:
@@ -137,7 +162,7 @@ class Search:
                 value = max(least, self.bound(blocks, near))
                 if value < self.enough():
                     count += 1
-                    heappush(heap, (value, count, blocks, near))
+                    heappush(heap, (value, count, blocks, near, False))
                 else:
                     self.lowest = min(self.lowest, value)
         self.left = math.inf
@@ -174,6 +199,67 @@ class Search:
                 return None
             tops.append(top)
         return low, tuple(tops)
+
+    def tighten(self, blocks: Blocks, box: Box) -> Box | None:
+        """Without sizes with which a pool alone would make the step too long, whatever the others have; None if
+        nothing is left. What a pool needs at least, others cannot have."""
+        if self.problem.goal != "time" or self.best is None:
+            return box
+        low, high = box
+        while True:
+            most = [self.loads(block, place) for block, place in zip(blocks, high, strict=True)]
+            others = _most([self.weights(blocks, high), *(each for each in most if each is not None)])
+            lows = []
+            for block, bottom, top in zip(blocks, low, high, strict=True):
+                least, lost = self.needed(block, bottom, top, others)
+                self.lowest = min(self.lowest, lost)
+                if least > top:
+                    return None
+                lows.append(least)
+            if tuple(lows) == low:
+                return low, high
+            narrower = self.narrow(blocks, (tuple(lows), high))
+            if narrower is None:
+                return None
+            low, high = narrower
+
+    def needed(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
+        """The smallest place from `bottom` to `top` with which a pool does not make the step too long, where no stage
+        is shorter than in `others`; one more than `top` if there is none. And the least bound of those below."""
+        lost = math.inf
+        low, high = bottom, top + 1
+        while low < high:
+            middle = (low + high) // 2
+            own = self.loads(block, middle)
+            value = self.problem.between + sum(map(max, own, others)) if own is not None else math.inf
+            if value < self.enough():
+                high = middle
+            else:
+                low, lost = middle + 1, min(lost, value)
+        return low, lost
+
+    def loads(self, block: Block, place: int) -> Sequence[float] | None:
+        """The least seconds that a pool is busy in each stage; None if its components do not fit."""
+        devices = self.sizes[block.island][place]
+        key = (block.components, block.island, devices)
+        if key not in self._loads:
+            fit = self.options(block, devices)
+            self._loads[key] = None if fit is None else self._busy(self._least[key])
+        return self._loads[key]
+
+    def _busy(self, durations: Mapping[int, Sequence[float]]) -> list[float]:
+        seconds = self.problem.seconds(durations, [0.0] * len(self.problem.syncs))
+        return [sum(seconds[job] for job in stage) for stage in self.problem.stages]
+
+    def weights(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
+        """The least seconds of each stage until its new weights are there."""
+        candidates, durations = self.fastest(blocks, self.counts(blocks, places)) or ({}, {})
+        home = self.problem.colocation(blocks).home
+        waits = [
+            self.brought(source, target, candidates, durations[target], home[source] == home[target], self._brought)[0]
+            for source, target in self.problem.syncs
+        ]
+        return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.stages]
 
     def halves(self, blocks: Blocks, box: Box) -> list[Box]:
         """Two boxes, cut where sizes differ most."""
@@ -213,19 +299,38 @@ class Search:
         """What no allocation of a box can beat."""
         self.looked += 1
         low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
+        found = self.fastest(blocks, high)
+        return math.inf if found is None else self.tied(blocks, low, *found, self._brought)
+
+    def fastest(
+        self, blocks: Blocks, devices: Sequence[int]
+    ) -> tuple[dict[int, Sequence[Option]], dict[int, Sequence[float]]] | None:
+        """The options of all components, and the least seconds of each one's tasks; None if a pool cannot hold its
+        own."""
         candidates: dict[int, Sequence[Option]] = {}
-        for block, most in zip(blocks, high, strict=True):
+        durations: dict[int, Sequence[float]] = {}
+        for block, most in zip(blocks, devices, strict=True):
             found = self.options(block, most)
             if found is None:
-                return math.inf
+                return None
             candidates |= found
-        return self.relaxed(blocks, low, candidates)
+            durations |= self._least[block.components, block.island, most]
+        return candidates, durations
+
+    def sharp(self, blocks: Blocks, box: Box) -> float:
+        """The same, with one split for all that a component does."""
+        low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
+        found = self.fastest(blocks, high)
+        return math.inf if found is None else self.relaxed(blocks, low, found[0])
 
     def options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
         """Of each component of a pool those that fit beside the least of the others; None if a component has none."""
         key = (block.components, block.island, devices)
         if key not in self._fit:
-            self._fit[key] = self._options(block, devices)
+            self._fit[key] = found = self._options(block, devices)
+            self._least[key] = {
+                number: _least([option.seconds for option in own]) for number, own in (found or {}).items()
+            }
         return self._fit[key]
 
     def _options(self, block: Block, devices: int) -> dict[int, Sequence[Option]] | None:
@@ -246,18 +351,27 @@ class Search:
     def relaxed(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
         """A bound: every task is as fast as some option makes it, whichever that is. Weights that are brought tie two
         components together: how the one that trains is split decides how fast they come."""
+        durations: dict[int, Sequence[float]] = {
+            number: own[0].seconds if len(own) == 1 else _least([option.seconds for option in own])
+            for number, own in candidates.items()
+        }
         if not self.problem.syncs:
-            return self.tied(blocks, devices, candidates)
+            return self.tied(blocks, devices, candidates, durations, {})
         source, target = self.problem.syncs[0]
         home = self.problem.colocation(blocks).home
-        splits: dict[object, list[Option]] = {}
-        for option in candidates[source]:
-            splits.setdefault(option.split, []).append(option)
-        if len(splits) == 1:
-            return self.tied(blocks, devices, candidates)
+        splits = _by_split(candidates[source])
+        loose = self.tied(blocks, devices, candidates, dict(durations), {})
+        if len(splits) == 1 or loose >= self.enough():
+            return loose
         return min(
-            self.tied(blocks, devices, {**candidates, source: own})
-            for own in self.unlike(source, list(splits.values()), candidates[target], home[source] == home[target])
+            self.tied(
+                blocks,
+                devices,
+                {**candidates, source: own},
+                {**durations, source: _least([option.seconds for option in own])},
+                {},
+            )
+            for own in self.unlike(source, splits, candidates[target], home[source] == home[target])
         )
 
     def unlike(
@@ -267,36 +381,74 @@ class Search:
         there."""
         known: list[tuple[float, ...]] = []
         found = []
+        ends = [(own[0], _least([option.seconds for option in own])) for own in _by_split(targets)]
         for own in splits:
-            brought = [self.problem.sync(source, own[0], option, together) for option in targets]
-            sums = [[wait + each for each in o.seconds] for wait, o in zip(brought, targets, strict=True)]
+            brought = [self.problem.sync(source, own[0], option, together) for option, _ in ends]
+            sums = [[wait + each for each in least] for wait, (_, least) in zip(brought, ends, strict=True)]
             key = (min(brought), *_least(sums), *_least([option.seconds for option in own]))
             if not any(all(map(le, other, key)) for other in known):
                 known.append(key)
                 found.append(own)
         return found
 
-    def tied(self, blocks: Blocks, devices: Sequence[int], candidates: Mapping[int, Sequence[Option]]) -> float:
-        durations: dict[int, Sequence[float]] = {
-            number: own[0].seconds if len(own) == 1 else _least([option.seconds for option in own])
-            for number, own in candidates.items()
-        }
+    def tied(
+        self,
+        blocks: Blocks,
+        devices: Sequence[int],
+        candidates: Mapping[int, Sequence[Option]],
+        durations: dict[int, Sequence[float]],
+        known: dict[tuple[int, int, bool], tuple[float, Sequence[float]]],
+    ) -> float:
+        """The same where each transfer of weights is as fast as some pair of options makes it. durations: the least of
+        each component's tasks. known: transfers between candidates that outlive this."""
         colocation = self.problem.colocation(blocks)
         syncs = []
         for source, target in self.problem.syncs:
             together = colocation.home[source] == colocation.home[target]
-            sources = _distinct(candidates[source])
-            each = [min(self.problem.sync(source, a, b, together) for a in sources) for b in candidates[target]]
-            syncs.append(min(each))
-            if target in self.problem.leading:
-                # What brings the weights fast may generate slowly: no option has both. One task is told so.
-                pairs = list(zip(each, candidates[target], strict=True))
-                least = list(durations[target])
-                whole = [min(sync + own.seconds[at] for sync, own in pairs) - syncs[-1] for at in range(len(least))]
-                at = max(range(len(least)), key=lambda place: whole[place] - least[place])
-                least[at] = whole[at]
-                durations[target] = least
+            sync, durations[target] = self.brought(source, target, candidates, durations[target], together, known)
+            syncs.append(sync)
         return self.problem.value(self.problem.least(durations, syncs, colocation), blocks, devices)
+
+    def brought(
+        self,
+        source: int,
+        target: int,
+        candidates: Mapping[int, Sequence[Option]],
+        durations: Sequence[float],
+        together: bool,
+        known: dict[tuple[int, int, bool], tuple[float, Sequence[float]]],
+    ) -> tuple[float, Sequence[float]]:
+        """The fastest transfer of weights between some options, and the least seconds of the tasks that need them."""
+        key = (id(candidates[source]), id(candidates[target]), together)
+        if key not in known:
+            known[key] = self._transfer(source, target, candidates, durations, together)
+        return known[key]
+
+    def _transfer(
+        self,
+        source: int,
+        target: int,
+        candidates: Mapping[int, Sequence[Option]],
+        durations: Sequence[float],
+        together: bool,
+    ) -> tuple[float, Sequence[float]]:
+        sources = [own[0] for own in _by_split(candidates[source])]
+        fastest = {
+            id(own[0].split): min(self.problem.sync(source, each, own[0], together) for each in sources)
+            for own in _by_split(candidates[target])
+        }
+        sync = min(fastest.values())
+        if target not in self.problem.leading:
+            return sync, durations
+        # What brings the weights fast may generate slowly: no option has both. One task is told so.
+        least = list(durations)
+        whole = [
+            min(fastest[id(own.split)] + own.seconds[at] for own in candidates[target]) - sync
+            for at in range(len(least))
+        ]
+        at = max(range(len(least)), key=lambda place: whole[place] - least[place])
+        least[at] = whole[at]
+        return sync, least
 
     # Options
 
@@ -310,10 +462,13 @@ class Search:
             self._fathomed.add((blocks, low))
         self.looked += 1
         options: dict[int, Sequence[Option]] = {}
-        for block, most in zip(blocks, high, strict=True):
+        for block, least, most in zip(blocks, low, high, strict=True):
             found = self.options(block, most)
             if found is None:
                 return True
+            if low != high and any(own[0].devices > least for own in found.values()):
+                # What is fastest needs more.
+                return False
             options |= found
         return _Fathoming(self, blocks, low, options).run()
 
@@ -409,6 +564,14 @@ def _least(rows: Sequence[Sequence[float]]) -> list[float]:
     return [min(column) for column in zip(*rows, strict=True)]
 
 
-def _distinct(options: Sequence[Option]) -> list[Option]:
-    """One of each split: transfers do not depend on the rest."""
-    return list({option.split: option for option in options}.values())
+def _most(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The most of each column."""
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
+def _by_split(options: Sequence[Option]) -> list[list[Option]]:
+    """Those of each split: transfers do not depend on the rest."""
+    found: dict[int, list[Option]] = {}
+    for option in options:
+        found.setdefault(id(option.split), []).append(option)
+    return list(found.values())
