@@ -88,6 +88,8 @@ def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: fl
     if number is None:
         return Stretch(task.name, "host", start, seconds, {"overhead": seconds} if seconds else {})
     parts = parts_of(problem, problem.components[number], found.options[number], task)
+    if answered := problem.answered.get(job - count):
+        parts["overhead"] = parts.get("overhead", 0.0) + answered
     return Stretch(task.name, kind_of(task), start, seconds, parts)
 
 

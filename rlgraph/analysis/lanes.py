@@ -124,7 +124,8 @@ class _Maker:
         found = walked(phase, self.plan)
         drawn = _Drawn(phase)
         small = {name for graph in _graphs(phase.graph) for name in minor(graph)}
-        step = tasks(self.program, phase, assumed(self.compiled))
+        elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
+        step = tasks(self.program, phase, assumed(self.compiled), elsewhere)
         # The cost model has a task for each work but those that take no time.
         number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(found.works) if not NODES[w.op].free)}
         seconds = self.seconds(step) if phase is main_step(self.program) else {}

@@ -11,7 +11,6 @@ from rlgraph.clusters.devices import Listed, known
 from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
-from rlgraph.compilation.choosing import hosted
 from rlgraph.cost.lengths import Lengths
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import work_of
@@ -156,8 +155,9 @@ def with_lengths(asked: Question, **lengths: Lengths) -> Question:
 
 
 def _on_cpus(choice: Choice) -> Iterator[Other]:
-    """Functions that the host calls, on a pool of their own."""
-    asked, functions = choice.question, tuple(hosted(choice).functions)
+    """Functions and environments that have no pool of cpus, on one."""
+    asked, problem = choice.question, choice.problem
+    functions = tuple(dict.fromkeys(each.code for each in problem.tasks if each.code and each.code not in problem.code))
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
         line = Placement(tuple(Work(each) for each in functions), name)

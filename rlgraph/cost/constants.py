@@ -38,7 +38,7 @@ class Host:
     row: float = 2e-5
     """Seconds of each row that it works on."""
     function_row: float = 1e-3
-    """Seconds that a function of the user's takes for a row."""
+    """Seconds that a function of the user's takes for a row, or an environment to answer it once."""
     order: float = 2e-3
     """Seconds until a group has its order and rows, and answers, beside the work."""
     order_rank: float = 2e-5

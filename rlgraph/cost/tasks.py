@@ -9,7 +9,7 @@ where it is generated with.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -61,7 +61,9 @@ class Task:
     after: tuple[int, ...] = ()
     """The numbers of the tasks that it waits for."""
     code: str = ""
-    """The function of the user's that it calls."""
+    """The function or the environment of the user's that it calls."""
+    turns: int = 0
+    """How often an environment may answer each row."""
 
     @property
     def tokens(self) -> float:
@@ -69,9 +71,9 @@ class Task:
         return sum(batch.tokens().tokens for batch in self.batches)
 
 
-def tasks(program: Program, phase: Phase, workload: Workload) -> tuple[Task, ...]:
-    """In an order in which they can run."""
-    return _Laying(program, workload).phase(phase)
+def tasks(program: Program, phase: Phase, workload: Workload, elsewhere: Collection[str] = ()) -> tuple[Task, ...]:
+    """In an order in which they can run. elsewhere: functions and environments that have a pool of cpus."""
+    return _Laying(program, workload, elsewhere).phase(phase)
 
 
 def main_step(program: Program) -> Phase:
@@ -90,9 +92,14 @@ class _Scope:
     """Tasks that the loop waits for."""
 
 
+def turns_of(node: Node) -> int:
+    """How often an environment may answer what a model says; 0 where there is none."""
+    return int(node.attr("max_turns")) if NODES[node.op].generates and NODES[node.op].foreign else 0
+
+
 class _Laying:
-    def __init__(self, program: Program, workload: Workload) -> None:
-        self.program, self.workload = program, workload
+    def __init__(self, program: Program, workload: Workload, elsewhere: Collection[str]) -> None:
+        self.program, self.workload, self.elsewhere = program, workload, elsewhere
         self.types: Mapping[str, Type] = {}
         self.found: list[Task] = []
         self.made: dict[str, frozenset[int]] = {}
@@ -179,6 +186,7 @@ class _Laying:
             assert isinstance(held, Handle)
             name = f"train {held.name}" if NODES[node.op].trains else node.name
             task = replace(task, name=name, model=held.name, batches=tuple(self.read(node, scope)))
+            task = replace(task, code=code_of(node), turns=turns_of(node))
         else:
             axes = [
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
@@ -200,7 +208,7 @@ class _Laying:
             if first < asked:
                 sampled = self.workload.answers(node.attr("max_tokens")).until(first, asked)
                 batch = replace(batch, rows=batch.rows * asked / first, response=sampled)
-            yield batch
+            yield batch if code_of(node) in self.elsewhere else replace(batch, answers=turns_of(node))
             return
         nodes = [each for each in (node, *(node.region.nodes if node.regions else ())) if NODES[each.op].scores]
         for table in dict.fromkeys(each.inputs[1] for each in nodes):

@@ -42,6 +42,8 @@ class Batch:
     """Of what carries loss: sampled, or an encoded answer."""
     samples: int = 1
     """Rows for each prompt, where the node samples them."""
+    answers: float = 0.0
+    """How often the process that samples a row has an environment answer it; none is asked elsewhere."""
 
     @cached_property
     def row(self) -> Tokens:
@@ -271,7 +273,10 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
         return Cost(overhead=rates.call)
     decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
     found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
-    return found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
+    found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
+    if batch.answers:
+        found += Cost(overhead=constants.host.node + constants.host.function_row * batch.answers * rows)
+    return found
 
 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:

@@ -97,9 +97,6 @@ def without_sizes(schedule: Schedule) -> Schedule:
 
 def problem_of(question: Question) -> Problem:
     """The step's work and the components of its models."""
-    step = tuple(tasks(question.program, main_step(question.program), question.workload))
-    own = components(question.program, question.schedule, question.shapes, step)
-    options = Options(step, question.constants, question.engines, offload=question.offload)
     cpus = [pool for pool in question.schedule.pools if pool.cpus]
     placed = {
         work.model: (number, pool.cpus)
@@ -108,6 +105,9 @@ def problem_of(question: Question) -> Problem:
         for work in line.work
         if line.pool == pool.name
     }
+    step = tuple(tasks(question.program, main_step(question.program), question.workload, placed))
+    own = components(question.program, question.schedule, question.shapes, step)
+    options = Options(step, question.constants, question.engines, offload=question.offload)
     return Problem(own, question.cluster, options, question.goal, placed)
 
 

@@ -28,7 +28,7 @@ from rlgraph.backends.turns import Queues, Seats, seats
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.tasks import Workload
+from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
@@ -127,7 +127,7 @@ class SimTransport:
                 each = self.sampling_copies(order, _shared(made.values[node.name], order))
                 slowest = max((own.cost for own in each), key=lambda cost: cost.seconds)
                 idle = slowest.seconds - fmean(own.cost.seconds for own in each)
-                spent |= _parts(slowest)
+                spent |= _parts(slowest) | self.answering(node, order, made)
             else:
                 spent |= _parts(self.cost(order, made, batches))
             who = group if copy is None else replace(group, name=worker(group.name, copy))
@@ -138,6 +138,14 @@ class SimTransport:
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
                 self.answered(order, runner, work)
+
+    def answering(self, node: Node, order: Order, made: Made) -> dict[str, float]:
+        """What an environment takes that has no pool of its own: each copy has its rows answered by one process."""
+        turns = turns_of(node)
+        if not turns or self.plan.runs(code_of(node)) is not None:
+            return {}
+        rows = max(shared.rows for shared in _shared(made.values[node.name], order))
+        return {"environment": self.log.predictor.host(node.op, turns * rows).seconds}
 
     def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[Sampled]:
         """What each copy of a group takes that samples these rows; copies without rows take no time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
@@ -132,6 +133,17 @@ class Problem:
         """Seconds of each task that the host does, or that runs the user's code elsewhere."""
         return [0.0 if task.model else task.times * self._hosted(task) for task in self.tasks]
 
+    @cached_property
+    def answered(self) -> dict[int, float]:
+        """Seconds in which a pool of cpus answers the rows of a task with a model, which waits meanwhile."""
+        found = {}
+        for number, task in enumerate(self.tasks):
+            if task.turns and task.code in self.code:
+                rows = sum(batch.rows for batch in task.batches)
+                _, cpus = self.code[task.code]
+                found[number] = task.times * host(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
+        return found
+
     def _hosted(self, task: Task) -> float:
         # The rows are dealt to all cpus of a pool.
         _, cpus = self.code.get(task.code, (0, 1))
@@ -160,6 +172,8 @@ class Problem:
         for number, own in durations.items():
             for task, length in zip(self.components[number].tasks, own, strict=True):
                 found[len(syncs) + task] = length
+        for task, length in self.answered.items():
+            found[len(syncs) + task] += length
         return found
 
     def sync(self, component: int, source: Option, target: Option, together: bool) -> float:

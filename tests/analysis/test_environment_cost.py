@@ -1,0 +1,38 @@
+"""What an environment takes of a step: the search and the simulator say the same, wherever it answers."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.analysis.critical import critical_path
+from rlgraph.analysis.simulate import simulate
+from rlgraph.api.target import workload
+from rlgraph.cost.constants import defaults
+
+AGENT = Path(rlgraph.__file__).parent / "algorithms" / "agent.rlf"
+HOST = defaults("gpu").host
+ROWS, TURNS = 1024, 10
+"""Of the program's step: 128 tasks, 8 episodes each."""
+
+
+@pytest.mark.parametrize("cpus", [0, 16])
+def test_compiling_and_simulating_agree(cpus: int) -> None:
+    schedule = f"schedule agent\npool judges = {cpus} cpus\nplace shell on judges\n" if cpus else None
+    rows = workload("300", "600")
+    made = rlgraph.compile(AGENT, schedule=schedule, cluster="1x8:h100-80gb", workload=rows)
+    found = simulate(made, workload=rows)
+    # The program evaluates every 20 steps, and this step is none of them.
+    assert found.seconds == pytest.approx(made.choice.found.seconds, rel=0.03)
+    copies = made.plan.role("actor", "interact").mesh.length("dp")
+    shared = TURNS * ceil(ROWS / (cpus or copies)) * HOST.function_row + HOST.node
+    # Without a pool of its own, each copy has its rows answered by one process.
+    [acted] = [work for work in found.works if work.op == "interact"]
+    assert acted.parts.get("environment", 0.0) == pytest.approx(0.0 if cpus else shared)
+    [episode] = [each for each in critical_path(made.choice.problem, made.choice.found) if each.name == "episode"]
+    assert sum(episode.parts.values()) == pytest.approx(episode.seconds)
+    assert episode.parts["overhead"] > shared > 0.02 * found.seconds
+    assert ([work for work in found.works if work.op == "call"] != []) is bool(cpus)
