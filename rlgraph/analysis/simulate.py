@@ -27,6 +27,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import config_of
+from rlgraph.planfiles.memory import too_full
 
 
 def simulate(
@@ -57,6 +58,8 @@ def simulate(
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
+    if compiled.file is not None and (wrong := too_full(compiled, cluster, workload)):
+        raise ProgramError(wrong)
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants
     if constants is None and compiled.target is not None:

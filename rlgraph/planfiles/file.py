@@ -125,7 +125,7 @@ def load_plan(path: str | Path) -> Compilation:
     beside = Path(path).parent
     head = Schedule(span=document.span(("plan",), field=True))
     changed = _changed(document, file.origin, beside)
-    return Compilation(
+    found = Compilation(
         source,
         beside / file.origin.folder,
         file.origin.set,
@@ -134,6 +134,13 @@ def load_plan(path: str | Path) -> Compilation:
         head,
         file=file,
     )
+    if file.plan.cluster:
+        # It loads the cost model, which a plan without a cluster does without.
+        from rlgraph.planfiles.memory import too_full
+
+        if wrong := too_full(found):
+            raise ProgramError(wrong)
+    return found
 
 
 def open_plan_file(path: str | Path) -> Source:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -472,3 +473,38 @@ def test_a_loop_of_links_is_no_program(tmp_path: Path) -> None:
         document["program"]["source"] = source
         path.write_text(json.dumps(document))
         assert rlgraph.load_plan(path).diagnostics == ()
+
+
+# Memory
+
+
+def test_a_cache_that_is_too_large_for_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever the file is read; the cache that the hint names fits, and a larger one does not."""
+    made = rlgraph.compile(ALGORITHMS[0].parent / "grpo.rlf", {"base": '"Qwen/Qwen2.5-1.5B"'}, cluster="1x8:h20-96gb")
+    text, path = made.plan_json(), tmp_path / "grpo.plan.json"
+    own = next(each.kv_bytes for each in made.plan.holdings if each.kv_bytes)
+
+    def edited(size: int) -> str:
+        path.write_text(text.replace(f'"kv_bytes": {own}', f'"kv_bytes": {size}'))
+        return str(path)
+
+    edited(500_000_000_000)
+    with pytest.raises(ProgramError) as found:
+        rlgraph.load_plan(path)
+    [refused] = found.value.diagnostics
+    assert refused.code == "E0958" and refused.span.text == "500000000000"
+    for command in ("simulate", "compile", "run"):
+        assert status([command, str(path)]) == 1
+        assert "error[E0958]" in capsys.readouterr().err
+    [most] = re.findall(r"at most (\d+) fits", refused.hint)
+    assert rlgraph.load_plan(edited(int(most))).plan.cluster
+    with pytest.raises(ProgramError, match="E0958"):
+        rlgraph.load_plan(edited(int(most) + 4096))
+
+
+def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = rlgraph.compile(ALGORITHMS[0].parent / "grpo.rlf", {"base": '"Qwen/Qwen2.5-1.5B"'}, cluster="1x8:h20-96gb")
+    path = tmp_path / "grpo.plan.json"
+    path.write_text(made.plan_json())
+    assert status(["simulate", str(path), "--cluster", "1x8:l4(memory=8GiB)"]) == 1
+    assert "error[E0958]" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Whether the models of a plan file fit on a cluster: the count of the search, for a plan that was edited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.read import read_cluster
+from rlgraph.clusters.units import show
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.target import assumed
+from rlgraph.cost.constants import defaults
+from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.tasks import Workload, main_step, tasks
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.models.shape import Shape
+from rlgraph.placement.place import config_of
+from rlgraph.planfiles.document import Document
+
+
+def too_full(compiled: Compilation, other: Cluster | None = None, workload: Workload | None = None) -> list[Diagnostic]:
+    """What of a plan file does not fit on its cluster, or on another one, by the lengths that it was made for, or by
+    others. Models of unknown shape count as nothing."""
+    program, plan = compiled.program, compiled.plan
+    try:
+        cluster = other or read_cluster(plan.cluster)
+        workload = workload or assumed(compiled)
+    except ProgramError:
+        # The cluster was a file, or lengths are none: there is nothing to count with.
+        return []
+    if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
+        return []
+    constants = defaults(cluster.islands[0].device.kind)
+    if compiled.told.get("assumptions", {}).get("constants", constants.source) != constants.source:
+        # They were measured, and are not here: a device has no more than all of its memory.
+        constants = replace(constants, reserved=0, fragmentation=0.0)
+    shapes = compiled.placed.shapes
+    configs = {
+        model.name: config_of(model, shape, program)
+        for model in program.models
+        if isinstance(shape := shapes.get(model.name), Shape)
+    }
+    found = peaks(plan, tuple(tasks(program, main_step(program), workload)), configs, cluster, constants)
+    return [_told(compiled, cluster, pool, peak) for pool, peak in found.items() if not peak.fits]
+
+
+def _told(compiled: Compilation, cluster: Cluster, name: str, peak: Peak) -> Diagnostic:
+    """At the setting of the largest part, or at the pool."""
+    plan = compiled.plan
+    number, pool = next((number, pool) for number, pool in enumerate(plan.pools) if pool.name == name)
+    path: tuple[str | int, ...] = ("plan", "pools", number, "devices")
+    hint = "give the pool more devices, split its models further, or compile the program again"
+    model, what, size = peak.parts[0]
+    setting = {"cache": "kv_bytes", "activations": "micro_tokens", "logits": "micro_tokens"}.get(what, "")
+    for place, each in enumerate(plan.holdings):
+        if each.model == model and plan.group(each.group).pool == name and setting and getattr(each, setting):
+            path = ("plan", "holdings", place, setting)
+            left = each.kv_bytes - (peak.bytes - peak.capacity)
+            if setting == "micro_tokens":
+                hint = f"make `{setting}` smaller"
+            elif left >= 1:
+                hint = f"`{setting}` of at most {int(left)} fits"
+    device = cluster.islands[cluster.island(pool.first)].device.name
+    moment = f"during `{peak.moment}`" if peak.moment else "all the time"
+    message = (
+        f"`{name}` needs {show(peak.bytes, 'bytes')} on each {device} {moment}, and {show(peak.capacity, 'bytes')} can "
+        f"be used: the {what} of `{model}` are {show(size, 'bytes')} of it"
+    )
+    return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)
