@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rlgraph.cost import time
 from rlgraph.cost.predict import TaskModel, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
@@ -115,12 +114,5 @@ def _brought(problem: Problem, found: Found, sync: int) -> dict[str, float]:
     source, target = problem.syncs[sync]
     ends = found.options[source], found.options[target]
     home = problem.colocation(found.blocks).home
-    together = home[source] == home[target]
-    if together and ends[0].split == ends[1].split:
-        return {}
-    cost = asdict(
-        time.sync(
-            problem.components[source].config, ends[0].deployment, ends[1].deployment, together, problem.constants
-        )
-    )
+    cost = asdict(problem.transfer(source, *ends, home[source] == home[target]))
     return {name: seconds for name, seconds in cost.items() if seconds}

@@ -75,6 +75,11 @@ class Island:
     def devices(self) -> int:
         return self.nodes * self.per_node
 
+    def near(self, reach: int) -> bool:
+        """Whether so many devices in a row, one such group behind the other from the start of a node, are always on one
+        node."""
+        return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -89,6 +94,10 @@ class Cluster:
     @property
     def devices(self) -> int:
         return sum(island.devices for island in self.islands)
+
+    def apart(self, source: Island, target: Island) -> tuple[float, float] | None:
+        """Bytes a second of a device and seconds of a message from one of its islands to another; None within one."""
+        return None if source is target else (self.between, self.between_latency)
 
     def island(self, first: int) -> int:
         """The number of the island that a device is in; devices are counted through all islands."""

@@ -47,16 +47,16 @@ def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
     them: a node's adapters are shared out evenly among its devices, whether each has one of its own or not.
     """
     if one * copies <= island.per_node:
-        return link(island, one * copies, share)
+        return Link(island.device.link * share, island.link_latency)
     members = max(1, island.per_node // one)
     return Link(min(island.device.link, island.network * members) * share, island.network_latency)
 
 
 def link(island: Island, reach: int, share: float) -> Link:
-    """Of a group whose members lie among `reach` devices in a row, the first one at the start of a node.
+    """Of a group whose members lie among `reach` devices in a row, one group behind the other from the start of a node.
 
     share: of the bandwidth that is reached.
     """
-    if reach <= island.per_node and island.per_node % reach == 0:
+    if island.near(reach):
         return Link(island.device.link * share, island.link_latency)
     return Link(island.network * share, island.network_latency)

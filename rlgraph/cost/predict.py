@@ -202,7 +202,8 @@ class Predictor:
         from_, to = self.plan.group(source), self.plan.group(target)
         receiving = self.deployment(model, to)
         ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
-        return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants)
+        apart = self.cluster.apart(ends[0].island, ends[1].island)
+        return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
     def host(self, op: str, count: float) -> Cost:
         """What the host does with so many rows."""

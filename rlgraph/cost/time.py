@@ -373,7 +373,14 @@ class DecodeStep:
 # Weights
 
 
-def sync(config: ModelConfig, source: Deployment, target: Deployment, together: bool, constants: Constants) -> Cost:
+def sync(
+    config: ModelConfig,
+    source: Deployment,
+    target: Deployment,
+    together: bool,
+    constants: Constants,
+    apart: tuple[float, float] | None = None,
+) -> Cost:
     """New weights from where they are trained to where they are generated with.
 
     together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the
@@ -381,6 +388,8 @@ def sync(config: ModelConfig, source: Deployment, target: Deployment, together: 
     nothing of its part. Else all nodes of the target get them once over the
     network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a
     node get them from each other.
+
+    apart: bytes a second of a device and seconds of a message between islands, where the two are on different ones.
     """
     size = work.stage_parameters(config.shape, config.kind, 1) * config.item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
@@ -389,14 +398,14 @@ def sync(config: ModelConfig, source: Deployment, target: Deployment, together: 
         held = size / source.mesh.copy_size if target.tp <= source.tp else 0.0
         near = link_of(source, max(source.mesh.copy_size, one), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead)
-    network = min(source.island.network, target.island.network) * constants.transfer
+    bandwidth, latency = apart or (math.inf, 0.0)
+    network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)
     passed = size / one / link_of(target, one, constants)
-    return Cost(communication=size / least / network + passed, overhead=overhead)
+    return Cost(communication=size / least / network + passed + latency, overhead=overhead)
 
 
 def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:
     """Bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
-    near = reach <= island.per_node and island.per_node % reach == 0
-    return (island.device.link if near else island.network) * constants.transfer
+    return (island.device.link if island.near(reach) else island.network) * constants.transfer

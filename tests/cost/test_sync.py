@@ -43,6 +43,19 @@ def deployment(engine: str, split: tuple[int, int, int]) -> Deployment:
     return Deployment(engine, ISLAND, mesh(*split))
 
 
+def test_between_islands_their_link_is_what_weights_wait_for() -> None:
+    """As many times longer as the link is slower, beside what each node passes on; and a message's way."""
+    model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
+    ends = deployment("megatron", (2, 1, 4)), deployment("vllm", (8, 1, 1))
+    near = sync(model, *ends, False, GPU)
+    assert sync(model, *ends, False, GPU, (10 * ISLAND.network, 0.0)) == near
+    slow = sync(model, *ends, False, GPU, (ISLAND.network / 100, 0.5))
+    size = count_numbers(model.shape, "causal_lm") * 2
+    assert slow.communication - near.communication == pytest.approx(
+        0.5 + 99 * size / 8 / (ISLAND.network * GPU.transfer)
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("source", "target"), SPLITS)
 def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(

@@ -71,6 +71,26 @@ def test_the_simulator_agrees(name: str) -> None:
     assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
 
 
+def test_weights_go_over_the_link_between_groups() -> None:
+    """Trained on one side and generated with on the other: the search and the simulator count the way alike."""
+    text = "schedule grpo\npool learn = 8 devices\npool play = 8 devices\nplace actor.train, ref on learn\n"
+    text += "place actor.generate on play\n"
+    seconds = []
+    for link in ("", " ~ 0.1Gb/s, 500ms"):
+        found = chosen("grpo", "1x8:h100-80gb + 1x8:h20-96gb" + link, schedule=text)
+        seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+        assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+        seconds.append(found.choice.found.seconds)
+    weights = 1.5e9 * 2 / (8 * 0.1e9 / 8)
+    assert seconds[1] > seconds[0] + weights
+
+
+def test_one_more_device_is_never_slower() -> None:
+    """Also where nodes are no power of two: what is on one node uses its links."""
+    seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.found.seconds for count in (5, 6, 7, 8)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
 def test_pins_are_kept() -> None:
     plan = chosen("ppo", "2x8:a100-80gb", schedule=PINS).plan
     learn, play = (next(pool for pool in plan.pools if pool.name == name) for name in ("learn", "play"))

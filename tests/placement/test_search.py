@@ -36,6 +36,12 @@ CONSTANTS = replace(defaults("gpu"), reserved=0)
 MOST = 6000
 """Choices of options that brute force looks at for one problem."""
 
+Nodes = tuple[tuple[int, int], ...]
+"""How many there are in an island, and devices in each."""
+
+EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
+UNEVEN: Nodes = ((1, 3), (1, 5), (1, 6), (1, 7), (2, 3), (1, 1))
+
 WORK = {
     "learner": ("generate", "train"),
     "rival": ("generate", "train"),
@@ -69,23 +75,23 @@ class Case:
 
 
 @cache
-def random_case(seed: int) -> Case:
+def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9) -> Case:
     """A random problem that brute force can solve."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice)
+        case = attempted(dice, nodes, between)
         if case is not None and 0 < count(case) <= MOST:
             return case
 
 
-def attempted(dice: random.Random) -> Case | None:
+def attempted(dice: random.Random, nodes: Nodes, between: float) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
     if not 2 <= sum(len(WORK[name]) for name in names) <= 4:
         return None
     step = tasks(dice, names)
     fixed: tuple[tuple[str, int], ...] = ()
-    islands = tuple(island(dice) for _ in range(dice.choice((1, 1, 2))))
-    cluster = Cluster(islands, 1e9, 1e-5, "random")
+    islands = tuple(island(dice, nodes) for _ in range(dice.choice((1, 1, 2))))
+    cluster = Cluster(islands, between, 1e4 / between, "random")
     if cluster.devices > 8:
         return None
     if dice.random() < 0.3:
@@ -101,8 +107,8 @@ def attempted(dice: random.Random) -> Case | None:
     return Case(Problem(found, cluster, Options(step, CONSTANTS, engines), goal), fixed)
 
 
-def island(dice: random.Random) -> Island:
-    nodes, per_node = dice.choice(((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1)))
+def island(dice: random.Random, shapes: Nodes) -> Island:
+    nodes, per_node = dice.choice(shapes)
     device = Device(
         name="toy",
         memory=1 << 60,
@@ -234,7 +240,17 @@ def brute(case: Case) -> dict[Blocks, float]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_no_plan_is_better(seed: int) -> None:
-    case = random_case(seed)
+    compare(random_case(seed))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
+    """Nodes of three, five, six and seven devices, and of one; weights between islands take seconds."""
+    compare(random_case(seed, UNEVEN, 1e5))
+
+
+def compare(case: Case) -> None:
+    """The search, of all and of each partition, with brute force."""
     best = brute(case)
     for candidates in (case.candidates, *([blocks] for blocks in case.candidates)):
         found = Search(case.problem, 0.0).run(candidates)

@@ -71,6 +71,10 @@ class Option:
         return self.strategy.deployment.copied(self.copies)
 
     @property
+    def island(self) -> Island:
+        return self.strategy.deployment.island
+
+    @property
     def devices(self) -> int:
         """That it uses."""
         return self.strategy.size * self.copies

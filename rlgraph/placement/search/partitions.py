@@ -81,6 +81,9 @@ def _room(blocks: Blocks, number: int, island: Island) -> bool:
 
 
 def sizes(island: Island) -> tuple[int, ...]:
-    """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one."""
+    """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a single node that has no
+    such parts, any number."""
+    if island.nodes == 1 and island.per_node & (island.per_node - 1):
+        return tuple(range(1, island.per_node + 1))
     fractions = [2**power for power in range(12) if 2**power < island.per_node and island.per_node % 2**power == 0]
     return (*fractions, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))

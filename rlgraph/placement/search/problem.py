@@ -180,11 +180,15 @@ class Problem:
         """Seconds that the new weights of a component take to where its model generates."""
         key = (component, id(source.split), id(target.split), together)
         if key not in self._syncs:
-            config = self.components[component].config
-            same = together and source.split == target.split
-            cost = Cost() if same else time.sync(config, source.deployment, target.deployment, together, self.constants)
-            self._syncs[key] = cost.seconds
+            self._syncs[key] = self.transfer(component, source, target, together).seconds
         return self._syncs[key]
+
+    def transfer(self, component: int, source: Option, target: Option, together: bool) -> Cost:
+        """What the new weights of a component take to where its model generates."""
+        if together and source.split == target.split:
+            return Cost()
+        config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
+        return time.sync(config, source.deployment, target.deployment, together, self.constants, apart)
 
     def price(self, blocks: Blocks, devices: Sequence[int]) -> float:
         """Dollars a second of the devices of all pools."""
