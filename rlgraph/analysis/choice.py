@@ -33,7 +33,7 @@ def show_choice(choice: Choice) -> Iterator[str]:
         yield (
             f"{counted(pool.devices, 'device')} in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
             f"{show(peak.capacity, 'bytes')}, "
-            f"during {peak.moment}"
+            f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
         )
         yield from _rows(choice, pool.name)
 

@@ -18,6 +18,10 @@ from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.ir.plan import Group, Plan, Pool
 
+TIGHT = 0.95
+"""Share of the memory that can be used beyond which a device is said to be tight: docs/memory.md has counts that are 5%
+off."""
+
 Parts = tuple[tuple[str, str, float], ...]
 """A model, what of it, and its bytes."""
 
@@ -42,6 +46,11 @@ class Peak:
     @property
     def fits(self) -> bool:
         return self.bytes <= self.capacity
+
+    @property
+    def tight(self) -> bool:
+        """What is left is less than the count may be off."""
+        return self.bytes > TIGHT * self.capacity
 
 
 def usable(island: Island, constants: Constants) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from rlgraph.cost.peak import TIGHT
 from rlgraph.viz import marks
 from rlgraph.viz.lanes import Lane, Lanes, Work
 from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, Path, Place, Placed, place, words
@@ -31,8 +32,6 @@ from rlgraph.viz.theme import (
 LANE, HEADED = Paint("#fbfbfd", "#d0d5dd", "", ""), Paint("#f2f4f7", "none", "", "")
 ROOM = "#dfe3ea"
 """Of a bar, where it is empty."""
-TIGHT = 0.95
-"""Memory that is fuller is shown in another colour."""
 BEND = 6.0
 """Radius of a line's corners."""
 

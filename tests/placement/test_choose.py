@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlgraph
+from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
@@ -147,6 +148,19 @@ def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
         workload=LENGTHS,
     )
     assert found.plan.role("actor", "train").mesh.length("dp") == 8
+
+
+def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
+    """With the same plan on devices of a little more memory they are not."""
+    found = chosen("sft", "1x1:h20-96gb").choice
+    [peak] = memory(found).values()
+    reserved = found.problem.constants.reserved
+    for share, tight in ((0.998, True), (0.96, True), (0.94, False)):
+        needed = (peak.bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
+        choice = chosen("sft", f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)").choice
+        [now] = memory(choice).values()
+        assert now.bytes == peak.bytes and now.tight == tight
+        assert any("; tight, " in line for line in show_choice(choice)) == tight
 
 
 def test_more_devices_are_never_slower() -> None:
