@@ -462,13 +462,10 @@ class Search:
             self._fathomed.add((blocks, low))
         self.looked += 1
         options: dict[int, Sequence[Option]] = {}
-        for block, least, most in zip(blocks, low, high, strict=True):
+        for block, most in zip(blocks, high, strict=True):
             found = self.options(block, most)
             if found is None:
                 return True
-            if low != high and any(own[0].devices > least for own in found.values()):
-                # What is fastest needs more.
-                return False
             options |= found
         return _Fathoming(self, blocks, low, options).run()
 
