@@ -40,14 +40,14 @@ FLOORS = {
     "exchange": 7,
     "backends": 8,
     "viz": 8,
-    "compilation": 8,
-    "planfiles": 9,
-    "runs": 9,
-    "analysis": 10,
-    "profiles": 11,
-    "api": 12,
-    "cli": 13,
-    "__main__": 14,
+    "compilation": 9,
+    "planfiles": 10,
+    "runs": 10,
+    "analysis": 11,
+    "profiles": 12,
+    "api": 13,
+    "cli": 14,
+    "__main__": 15,
 }
 """Of every package and module."""
 

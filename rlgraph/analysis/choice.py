@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
-from rlgraph.compilation.choosing import hosted, memory, tokens, work_seconds
+from rlgraph.compilation.choosing import hosted, memory, work_seconds
 from rlgraph.errors import counted
 from rlgraph.placement.choose import Choice
 
 
-def show_choice(choice: Choice) -> Iterator[str]:
-    """A few lines: the step, each pool with what it does and how, what fills its memory."""
-    found, asked = choice.found, choice.question
-    yield headline(asked.cluster.text, sum(found.devices), found.seconds, tokens(choice), found.gap)
+def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
+    """A few lines: the step, each pool with what it does and how, what fills its memory. predicted: as a plan file has
+    it."""
+    yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
-    if told := hosted(choice).told(found.seconds):
+    if told := hosted(choice).told(predicted["seconds"]):
         yield told
     full = memory(choice)
     for group in choice.plan.groups:
@@ -38,12 +39,17 @@ def show_choice(choice: Choice) -> Iterator[str]:
         yield from _rows(choice, pool.name)
 
 
-def headline(cluster: str, devices: int, seconds: float, tokens: float, gap: float) -> str:
-    """The step of a plan; `tokens` are those of its batch."""
+def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
+    """The step of a plan, by what a plan file says of the prediction."""
+    seconds, gap, in_turn = predicted["seconds"], predicted["gap"], predicted.get("in_turn_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
-    rate = tokens / seconds if seconds else 0.0
-    step = f"{shown_seconds(seconds)} a step by the search, on {counted(devices, 'device')}"
-    return f"{cluster}: {step}, {rate:,.0f} tokens/s; {proof}"
+    rate = predicted["tokens"] / seconds if seconds else 0.0
+    on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
+    if in_turn is None:
+        yield f"{cluster}: {shown_seconds(seconds)} a step by the search, {on}; {proof}"
+        return
+    yield f"{cluster}: {shown_seconds(seconds)} a step by the simulator, {on}"
+    yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
 
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:

@@ -80,6 +80,8 @@ class Explanation:
 
     program: str
     choice: Choice = field(repr=False)
+    predicted: Mapping[str, Any] = field(repr=False)
+    """As a plan file has it."""
     path: tuple[Stretch, ...]
     """The critical path."""
     alternatives: tuple[Alternative, ...]
@@ -88,6 +90,7 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
+        """One work after the other on a pool, as the search lays them out."""
         return self.choice.found.seconds
 
     @property
@@ -119,6 +122,7 @@ class Explanation:
             "cluster": self.choice.question.cluster.text,
             "minimize": self.choice.question.goal,
             "seconds": self.seconds,
+            "overlapped_seconds": self.predicted["seconds"] if "in_turn_seconds" in self.predicted else None,
             "price": self.price,
             "gap": self.choice.found.gap,
             "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
@@ -191,7 +195,7 @@ def explain(compiled: Compilation) -> Explanation:
     some = {strategy.shares for strategy in known} if large else None
     changes = sorted((changed(choice, other, some) for other in others(choice)), key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
-    return Explanation(compiled.name, choice, path, tuple(alternatives), tuple(changes))
+    return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
 
 
 def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None) -> Change:
@@ -216,9 +220,10 @@ def _price(problem: Problem, found: Found) -> float:
 
 
 def _lines(found: Explanation) -> Iterator[str]:
-    yield from show_choice(found.choice)
+    yield from show_choice(found.choice, found.predicted)
     yield ""
-    yield f"what the step goes to: {_shares(found.goes_to, found.seconds)}"
+    how = ", one work after the other" if "in_turn_seconds" in found.predicted else ""
+    yield f"what the step goes to{how}: {_shares(found.goes_to, found.seconds)}"
     longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
     rows = [
         (each.name, shown_seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))

@@ -79,8 +79,7 @@ class _Maker:
     def notes(self) -> Iterator[str]:
         used = sum(pool.devices for pool in self.plan.pools)
         if self.predicted:
-            told = self.predicted
-            yield headline(self.plan.cluster, used, told["seconds"], told["tokens"], told["gap"])
+            yield from headline(self.plan.cluster, used, self.predicted)
         else:
             yield counted(used, "device")
 

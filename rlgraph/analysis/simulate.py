@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
-from itertools import count, islice, pairwise
 
 from rlgraph.analysis.simulation import Simulation
-from rlgraph.analysis.steady import FEWEST, first_of, longest_cycle, settled
 from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
+from rlgraph.backends.sim.steady import longest_cycle, run_steps
 from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.turns import seats
 from rlgraph.clusters.cluster import Cluster
@@ -22,7 +20,7 @@ from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.constants import Constants, defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import Predictor
-from rlgraph.cost.tasks import Workload, main_step
+from rlgraph.cost.tasks import Workload
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.models.shape import Shape
@@ -85,26 +83,15 @@ def simulated(
 ) -> Simulation:
     """The same with whatever predicts the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
-    phase = main_step(backend.program)
-    before = first_of(phase)
-    coming = ((phase, number) for number in count(1))
-    ends, extra = [], []
-    with closing(backend.run_steps(coming)) as running:
-        # Those ahead of the last one are under way as in the middle of a run, and one more says what its end waits for.
-        for _, told in islice(running, before + steps + 1):
-            ends.append((backend.now(), len(backend.works)))
-            extra.append(told)
-    seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
-    skipped = settled(seconds) if steps >= FEWEST else None
-    warm_up = before + (skipped or 0)
-    (began, first), (ended, after) = ends[warm_up - 1], ends[-2]
-    counts, works = extra[warm_up:-1], backend.works
-    rows, tokens, trained = (sum(each[name] for each in counts) for name in ("rows", "tokens", "trained"))
+    found = run_steps(backend, steps)
+    works, (first, after) = backend.works, found.works
+    began, ended = found.began, found.ends[-1]
+    rows, tokens, trained = (sum(each[name] for each in found.told) for name in ("rows", "tokens", "trained"))
     ages: dict[int, float] = {}
-    for name, found in (item for each in counts for item in each.items()):
+    for name, told in (item for each in found.told for item in each.items()):
         if name.startswith("age/"):
             age = int(name.removeprefix("age/"))
-            ages[age] = ages.get(age, 0.0) + found
+            ages[age] = ages.get(age, 0.0) + told
     return Simulation(
         compiled.name,
         plan,
@@ -112,13 +99,13 @@ def simulated(
         (*works[first:after], *(work for work in works[after:] if work.start < ended)),
         tuple(_time_of(pool, plan, works, began, ended) for pool in plan.pools),
         began,
-        tuple(moment for moment, _ in ends[warm_up:-1]),
+        found.ends,
         rows,
         tokens,
         trained,
         ages,
-        warm_up,
-        None if steps < FEWEST else skipped is not None,
+        found.warm_up,
+        found.steady,
         under_way(works, began, ended),
         untrained(works, began, ended),
         source=source,

@@ -32,7 +32,7 @@ def summary(compiled: Compilation) -> str:
     if compiled.target is not None:
         from rlgraph.analysis.choice import show_choice  # the search: only where a cluster is given
 
-        lines += ["", *show_choice(compiled.choice)]
+        lines += ["", *show_choice(compiled.choice, compiled.told["predicted"])]
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan)]
     if compiled.planned and compiled.plan.blocks:

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from rlgraph.clusters.units import shown_seconds
+from rlgraph.compilation.overlap import overlapped
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
@@ -148,8 +149,10 @@ def hosted(choice: Choice) -> Hosted:
 
 def predicted(choice: Choice) -> Mapping[str, Any]:
     """What a plan file says of the prediction."""
+    seconds = overlapped(choice)
     return {
-        "seconds": choice.found.seconds,
+        "seconds": choice.found.seconds if seconds is None else seconds,
+        "in_turn_seconds": None if seconds is None else choice.found.seconds,
         "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
         "gap": choice.found.gap,
         "tokens": tokens(choice),

@@ -121,5 +121,7 @@ class Compilation:
         """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
         found = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
         # A search is not done twice.
-        found.__dict__.update({name: value for name, value in self.__dict__.items() if name in ("placed", "choice")})
+        found.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name in ("placed", "choice", "told")}
+        )
         return found

@@ -64,6 +64,11 @@ class Lengths:
         """Mean of the squares."""
         return sum(value * value for value in self.values) / len(self.values)
 
+    @cached_property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(max(0.0, self.square - self.mean * self.mean))
+
     @property
     def longest(self) -> float:
         return self.values[-1]
@@ -79,6 +84,10 @@ class Lengths:
     def capped(self, limit: float) -> Lengths:
         """What is longer ends at the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
+
+    def scaled(self, factor: float) -> Lengths:
+        """All so many times as long; none is longer than the longest of these."""
+        return Lengths(tuple(min(value * factor, self.longest) for value in self.values))
 
     def first(self, count: int, of: int) -> Lengths:
         """Of groups of `of` rows those that end first, `count` of each: on average, the lower ones of the order

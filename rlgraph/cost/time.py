@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Literal
 
 from rlgraph.clusters.cluster import Island
@@ -271,7 +272,9 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
     rows = batch.share(deployment.dp * deployment.threads)
     if rows == 0:
         return Cost(overhead=rates.call)
-    decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
+    # The slowest copy is the one with the longest row of all, or the one with most tokens.
+    fullest = replace(batch, rows=rows, response=_fullest(batch.response, rows, deployment.dp * deployment.threads))
+    decoded = max((_decoded(config, deployment, constants, own, rows) for own in (batch, fullest)), key=_seconds)
     found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
     found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
     if batch.answers:
@@ -312,12 +315,12 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     return max(1.0, min(most, room / (own * (batch.prompt.mean + batch.response.mean))))
 
 
-def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
-    """The steps of one copy, of which the longest row of all copies is assumed to be one: the others wait for it.
+def _decoded(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, rows: float) -> Cost:
+    """The steps of one copy, of which the longest row of the batch is assumed to be one.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
     """
-    together = min(rows, most)
+    step, together = DecodeStep(config, deployment, constants, batch), min(rows, slots(config, deployment, batch))
     total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
     points = min(POINTS, max(1, round(together)))
     lengths = [batch.response.at((index + 0.5) / points) for index in range(points)]
@@ -330,6 +333,19 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
             total = total + step.cost(active).times(length - before)
             before = length
     return total
+
+
+def _fullest(lengths: Lengths, rows: float, copies: int) -> Lengths:
+    """Of the copy that has most to do, each of which has so many rows: the largest of normal sums lies so many standard
+    deviations above their mean, to 2% (Blom, Statistical Estimates and Transformed Beta-Variables, 1958)."""
+    if copies == 1 or not lengths.mean:
+        return lengths
+    above = NormalDist().inv_cdf((copies - 0.375) / (copies + 0.25)) * lengths.deviation / math.sqrt(rows)
+    return lengths.scaled(1 + above / lengths.mean)
+
+
+def _seconds(cost: Cost) -> float:
+    return cost.seconds
 
 
 class DecodeStep:

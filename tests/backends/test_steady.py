@@ -10,9 +10,9 @@ from tiny import data_folder
 
 from rlgraph.analysis.simulate import simulated
 from rlgraph.analysis.simulation import Simulation, mean_age
-from rlgraph.analysis.steady import longest_cycle, settled
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.steady import longest_cycle, settled
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload

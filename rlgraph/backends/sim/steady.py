@@ -1,0 +1,95 @@
+"""Steps of a simulation in the middle of a run: where they take the same time again and again, and what they would take
+at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count, islice, pairwise
+from statistics import fmean
+
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.cost.tasks import main_step
+from rlgraph.ir.graph import Phase
+
+NEAR = 0.01
+FEWEST = 4
+"""Steps from which on their halves can be compared."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Some that came one after the other."""
+
+    began: float
+    """Seconds since the simulation did."""
+    ends: tuple[float, ...]
+    told: tuple[Mapping[str, float], ...]
+    """What there was to say of each."""
+    works: tuple[int, int]
+    """How many had ended when they began, and when they were over."""
+    warm_up: int
+    """Steps before them."""
+    steady: bool | None
+    """Their two halves take the same time; None: they are too few to tell."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on average."""
+        return (self.ends[-1] - self.began) / len(self.ends)
+
+
+def run_steps(backend: SimBackend, steps: int) -> Steps:
+    """So many steps in the middle of a run, or as many of them as are steady. backend: one that has not run."""
+    phase = main_step(backend.program)
+    before = first_of(phase)
+    coming = ((phase, number) for number in count(1))
+    ends, told = [], []
+    with closing(backend.run_steps(coming)) as running:
+        # Those ahead of the last one are under way as in the middle of a run, and one more says what its end waits for.
+        for _, extra in islice(running, before + steps + 1):
+            ends.append((backend.now(), len(backend.works)))
+            told.append(extra)
+    seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
+    skipped = settled(seconds) if steps >= FEWEST else None
+    warm_up = before + (skipped or 0)
+    (began, first), (_, after) = ends[warm_up - 1], ends[-2]
+    return Steps(
+        began,
+        tuple(moment for moment, _ in ends[warm_up:-1]),
+        tuple(told[warm_up:-1]),
+        (first, after),
+        warm_up,
+        None if steps < FEWEST else skipped is not None,
+    )
+
+
+def settled(seconds: Sequence[float]) -> int | None:
+    """How many of the first steps do not count: the fewest after which the first and the second half of the rest take
+    the same time on average, to 1%. None: there is no such number up to half of the steps."""
+    for skipped in range(len(seconds) // 2 + 1):
+        rest = seconds[skipped:]
+        halves = fmean(rest[: len(rest) // 2]), fmean(rest[len(rest) // 2 :])
+        if abs(halves[0] - halves[1]) <= NEAR * max(halves):
+            return skipped
+    return None
+
+
+def first_of(phase: Phase) -> int:
+    """Steps after which a simulation is in the middle of a run: a first step has weights that need not be brought, and
+    the next ones do not know yet what they lag behind."""
+    return 1 + phase.staleness.steps
+
+
+def longest_cycle(backend: SimBackend) -> float:
+    """Seconds of a step where no work waits for its turn on a pool: what is left is the longest cycle of dependences,
+    over the steps that it spans. Such steps come in bursts, of as many as may be ahead.
+
+    backend: one without turns that has not run."""
+    phase = main_step(backend.program)
+    burst = first_of(phase)
+    coming = ((phase, number) for number in count(1))
+    with closing(backend.run_steps(coming)) as running:
+        ends = [backend.now() for _ in islice(running, 4 * burst)]
+    return (ends[-1] - ends[2 * burst - 1]) / (2 * burst)
