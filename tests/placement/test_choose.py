@@ -12,7 +12,7 @@ from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
-from rlgraph.compilation.choosing import memory
+from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
@@ -160,7 +160,7 @@ def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
         choice = chosen("sft", f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)").choice
         [now] = memory(choice).values()
         assert now.bytes == peak.bytes and now.tight == tight
-        assert any("; tight, " in line for line in show_choice(choice)) == tight
+        assert any("; tight, " in line for line in show_choice(choice, predicted(choice))) == tight
 
 
 def test_more_devices_are_never_slower() -> None:
