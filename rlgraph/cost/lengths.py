@@ -85,10 +85,6 @@ class Lengths:
         """What is longer ends at the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
 
-    def scaled(self, factor: float) -> Lengths:
-        """All so many times as long; none is longer than the longest of these."""
-        return Lengths(tuple(min(value * factor, self.longest) for value in self.values))
-
     def first(self, count: int, of: int) -> Lengths:
         """Of groups of `of` rows those that end first, `count` of each: on average, the lower ones of the order
         statistics."""

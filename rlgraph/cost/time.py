@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Literal
 
@@ -272,9 +272,7 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
     rows = batch.share(deployment.dp * deployment.threads)
     if rows == 0:
         return Cost(overhead=rates.call)
-    # The slowest copy is the one with the longest row of all, or the one with most tokens.
-    fullest = replace(batch, rows=rows, response=_fullest(batch.response, rows, deployment.dp * deployment.threads))
-    decoded = max((_decoded(config, deployment, constants, own, rows) for own in (batch, fullest)), key=_seconds)
+    decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
     found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
     found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
     if batch.answers:
@@ -315,37 +313,35 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     return max(1.0, min(most, room / (own * (batch.prompt.mean + batch.response.mean))))
 
 
-def _decoded(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, rows: float) -> Cost:
-    """The steps of one copy, of which the longest row of the batch is assumed to be one.
+def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
+    """The steps of one copy, of which the longest row of all copies is assumed to be one, and which has most tokens:
+    the others wait for it.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
     """
-    step, together = DecodeStep(config, deployment, constants, batch), min(rows, slots(config, deployment, batch))
+    together = min(rows, most)
     total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
     points = min(POINTS, max(1, round(together)))
-    lengths = [batch.response.at((index + 0.5) / points) for index in range(points)]
+    ended = [
+        (batch.response.at((index + 0.5) / points), together * (points - index) / points) for index in range(points)
+    ]
     # The one that is last is last of all rows, not only of these.
-    lengths[-1] = max(lengths[-1], batch.response.at(1 - 0.5 / max(batch.rows, 1.0)))
+    ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
     before = 0.0
-    for index, length in enumerate(lengths):
-        active = max(1.0, together * (points - index) / points)
+    for length, active in ended:
         if length > before:
-            total = total + step.cost(active).times(length - before)
+            total = total + step.cost(max(1.0, active)).times(length - before)
             before = length
-    return total
+    more = _above(max(1.0, batch.rows / rows)) * batch.response.deviation * math.sqrt(rows)
+    return total + (step.cost(together).times(more / together) if rows > together else step.token.times(more))
 
 
-def _fullest(lengths: Lengths, rows: float, copies: int) -> Lengths:
-    """Of the copy that has most to do, each of which has so many rows: the largest of normal sums lies so many standard
-    deviations above their mean, to 2% (Blom, Statistical Estimates and Transformed Beta-Variables, 1958)."""
-    if copies == 1 or not lengths.mean:
-        return lengths
-    above = NormalDist().inv_cdf((copies - 0.375) / (copies + 0.25)) * lengths.deviation / math.sqrt(rows)
-    return lengths.scaled(1 + above / lengths.mean)
-
-
-def _seconds(cost: Cost) -> float:
-    return cost.seconds
+@lru_cache(1024)
+def _above(copies: float) -> float:
+    """By how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
+    Statistical Estimates and Transformed Beta-Variables, 1958). By the copies that have as many rows as the one that
+    has most, so that more copies with as many rows each are not slower."""
+    return NormalDist().inv_cdf((copies - 0.375) / (copies + 0.25))
 
 
 class DecodeStep:
@@ -372,6 +368,11 @@ class DecodeStep:
         )
         self.overhead, self.row = rates.block + rates.layer * shape.layers, rates.row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
+
+    @property
+    def token(self) -> Cost:
+        """What one more row adds, where the memory's bandwidth bounds it."""
+        return Cost(memory=self.cache, communication=self.sent, overhead=self.row)
 
     def cost(self, rows: float) -> Cost:
         """With so many rows."""

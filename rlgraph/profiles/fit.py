@@ -31,6 +31,9 @@ def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, 
     for _ in range(ROUNDS):
         slopes = _slopes(model, found) / measured[:, None]
         missing = 1 - model(found) / measured + slopes @ (found - least)
+        if not (np.isfinite(slopes).all() and np.isfinite(missing).all()):
+            # The last step led out of what can be reckoned: what was best before stays.
+            break
         found = least + nonnegative(slopes, missing)
         now = float(np.square(model(found) / measured - 1).sum())
         if now < error:

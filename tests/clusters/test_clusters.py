@@ -342,7 +342,7 @@ def test_the_page_has_the_table(request: pytest.FixtureRequest) -> None:
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lengths.txt").write_text("3\n", "utf-8")
-    lines, lengths = re.findall("```text\n(.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
+    lines, lengths, *_ = re.findall("```text\n(.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
     (toml,) = re.findall("```toml\n(.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
     for line in lines.splitlines():
         read_cluster(re.split(r"\s{4,}", line)[0])

@@ -30,6 +30,13 @@ CPU = defaults("cpu")
 ISLAND = read_cluster("1x2:cpu").islands[0]
 
 
+def test_a_fit_that_leads_nowhere_keeps_what_was_best() -> None:
+    """The first step from 1 goes to 36,789, of which nothing has an exponential."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = fit(lambda at: np.exp(at), [1e5], np.array([1.0]), np.array([0.0]))
+    assert found == [1.0]
+
+
 def test_nonnegative_least_squares() -> None:
     rng = np.random.default_rng(0)
     matrix = rng.random((20, 4))
