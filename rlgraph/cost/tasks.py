@@ -62,6 +62,8 @@ class Task:
     """The numbers of the tasks that it waits for."""
     code: str = ""
     """The function or the environment of the user's that it calls."""
+    workers: int = 1
+    """Processes over which its calls are spread, where the code has no pool of its own."""
     turns: int = 0
     """How often an environment may answer each row."""
 
@@ -192,7 +194,7 @@ class _Laying:
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
             ]
             rows = max((self.count(axis.row.key, scope) for axis in axes), default=1.0)
-            task = replace(task, rows=rows, code=code_of(node))
+            task = replace(task, rows=rows, code=code_of(node), workers=self.program.workers(code_of(node)))
         self.found.append(task)
         return len(self.found) - 1
 
@@ -208,7 +210,9 @@ class _Laying:
             if first < asked:
                 sampled = self.workload.answers(node.attr("max_tokens")).until(first, asked)
                 batch = replace(batch, rows=batch.rows * asked / first, response=sampled)
-            yield batch if code_of(node) in self.elsewhere else replace(batch, answers=turns_of(node))
+            if code_of(node) not in self.elsewhere:
+                batch = replace(batch, answers=turns_of(node), workers=self.program.workers(code_of(node)))
+            yield batch
             return
         nodes = [each for each in (node, *(node.region.nodes if node.regions else ())) if NODES[each.op].scores]
         for table in dict.fromkeys(each.inputs[1] for each in nodes):

@@ -45,6 +45,8 @@ class Batch:
     """Rows for each prompt, where the node samples them."""
     answers: float = 0.0
     """How often the process that samples a row has an environment answer it; none is asked elsewhere."""
+    workers: int = 1
+    """Processes of each copy that answer its rows side by side."""
 
     @cached_property
     def row(self) -> Tokens:
@@ -276,7 +278,8 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
     found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
     found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
     if batch.answers:
-        found += Cost(overhead=constants.host.node + constants.host.function_row * batch.answers * rows)
+        busiest = batch.answers * math.ceil(rows / batch.workers)
+        found += Cost(overhead=constants.host.node + constants.host.function_row * busiest)
     return found
 
 

@@ -275,6 +275,12 @@ class Program:
     def model(self, name: str) -> Model:
         return next(model for model in self.models if model.name == name)
 
+    def workers(self, code: str) -> int:
+        """Processes over which the calls of a function, or the episodes of an environment, are spread where it has no
+        pool of its own."""
+        record = next((each.record for each in self.outside if each.name == code), None)
+        return int(record.option("workers") or 1) if record else 1
+
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Every node with the name of its phase."""
         return ((phase.name, node) for phase in self.phases for node in phase.graph.walk())

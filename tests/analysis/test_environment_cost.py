@@ -1,4 +1,4 @@
-"""What an environment takes of a step: the search and the simulator say the same, wherever it answers."""
+"""What environments and functions take of a step: the search and the simulator say the same, wherever they answer."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def test_compiling_and_simulating_agree(cpus: int) -> None:
     assert sum(episode.parts.values()) == pytest.approx(episode.seconds)
     assert episode.parts["overhead"] > shared > 0.02 * found.seconds
     assert ([work for work in found.works if work.op == "call"] != []) is bool(cpus)
+
+
+@pytest.mark.parametrize(("name", "line", "called"), [("grpo", "exact_match", "score"), ("agent", "Shell", "episode")])
+def test_workers_share_the_calls(name: str, line: str, called: str) -> None:
+    """Of a function one process has all its processes, of an environment each copy of the model that acts."""
+    source = (AGENT.parent / f"{name}.rlf").read_text()
+    [declared] = [each for each in source.splitlines() if f':{line}"' in each]
+    seconds: list[tuple[float, float]] = []
+    for workers in (1, 4):
+        text = source.replace(declared, declared.replace(f':{line}"', f':{line}", workers={workers}'))
+        made = rlgraph.compile(text, cluster="1x8:h100-80gb", workload=workload("300", "600"))
+        found = simulate(made, workload=workload("300", "600"))
+        assert found.seconds == pytest.approx(made.choice.found.seconds, rel=0.03)
+        [work] = [each for each in found.works if each.name == called]
+        seconds.append((work.parts.get("environment", work.seconds), made.choice.found.seconds))
+    (alone, whole), (shared, less) = seconds
+    assert shared - HOST.node == pytest.approx((alone - HOST.node) / 4, rel=0.01)
+    assert whole - less == pytest.approx(alone - shared, rel=0.01)

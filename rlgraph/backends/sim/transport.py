@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -140,12 +141,14 @@ class SimTransport:
                 self.answered(order, runner, work)
 
     def answering(self, node: Node, order: Order, made: Made) -> dict[str, float]:
-        """What an environment takes that has no pool of its own: each copy has its rows answered by one process."""
+        """What an environment takes that has no pool of its own: each copy has its rows answered by processes of its
+        own."""
         turns = turns_of(node)
         if not turns or self.plan.runs(code_of(node)) is not None:
             return {}
         rows = max(shared.rows for shared in _shared(made.values[node.name], order))
-        return {"environment": self.log.predictor.host(node.op, turns * rows).seconds}
+        busiest = ceil(rows / self.program.workers(code_of(node)))
+        return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
     def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[Sampled]:
         """What each copy of a group takes that samples these rows; copies without rows take no time."""
@@ -390,7 +393,10 @@ class SimTransport:
         node, frame = order.node, order.frame
         model = _model(node, frame)
         if model is None:
-            return self.log.predictor.host(node.op, _counts(node, frame, made)[0])
+            rows = _counts(node, frame, made)[0]
+            if self.plan.runs(code_of(node)) is None:
+                rows = ceil(rows / self.program.workers(code_of(node)))
+            return self.log.predictor.host(node.op, rows)
         return self.log.predictor.work(model, node.op, batches, order.copies)
 
     # What comes out

@@ -145,9 +145,9 @@ class Problem:
         return found
 
     def _hosted(self, task: Task) -> float:
-        # The rows are dealt to all cpus of a pool.
-        _, cpus = self.code.get(task.code, (0, 1))
-        return host(task.op, task.rows / cpus, self.constants).seconds
+        # The rows are dealt to all cpus of a pool, or to all processes that the program asks for.
+        _, processes = self.code.get(task.code, (0, task.workers))
+        return host(task.op, task.rows / processes, self.constants).seconds
 
     def colocation(self, blocks: Blocks) -> Colocation:
         """How jobs run on some pools; the host comes after them, and then the pools of cpus."""
