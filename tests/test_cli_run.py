@@ -35,7 +35,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *lines, wrote, saved = err.splitlines()
     assert (code, out) == (0, "")
     assert (wrote, saved) == ("wrote runs/tiny-1/metrics.jsonl", "saved runs/tiny-1/models/actor")
-    assert lines[:3] == ["opening prompts", "opening score", "loading actor on cpu"]
+    assert lines[:3] == ["opening prompts", "opening score", "loading actor on cpu in float32"]
     assert [line.split("  ")[0] for line in lines[3:]] == ["step 1/2", "step 2/2"]
     assert all(" tok/s" in line and "  reward " in line for line in lines[3:])
     records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]

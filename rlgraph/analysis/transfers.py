@@ -20,7 +20,7 @@ from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.placement.place import dtype_of, updates
+from rlgraph.placement.place import updates
 from rlgraph.transfers.describe import describe
 from rlgraph.transfers.edges import Edge, edges
 from rlgraph.transfers.reshard import reshard
@@ -94,7 +94,7 @@ def _moves(program: Program, placed: Placed, model: str, source: str, target: st
         plan.group(target),
         shape,
         cast(ModelKind, program.model(model).kind),
-        ITEM_BYTES[dtype_of(program.model(model), program)],
+        ITEM_BYTES[program.dtype(program.model(model))],
     )
 
 

@@ -37,14 +37,14 @@ def compiled(
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
-    typed = _with_dtypes(found.program, target is not None and not target.on_cpus)
+    typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule
     made = Compilation(opened.source, opened.folder, settings, stages, warnings, schedule, devices, target=target)
     return made.checked_placement() if target or schedule.span.line else made
 
 
-def _with_dtypes(program: Program, accelerated: bool) -> Program:
+def with_dtypes(program: Program, accelerated: bool) -> Program:
     """The program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
     default = "bfloat16" if accelerated else "float32"
     models = tuple(

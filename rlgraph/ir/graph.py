@@ -281,6 +281,16 @@ class Program:
         record = next((each.record for each in self.outside if each.name == code), None)
         return int(record.option("workers") or 1) if record else 1
 
+    def original(self, model: Model) -> Model:
+        """What a model is a copy of, through copies of copies; itself if it is none."""
+        while model.copy_of:
+            model = self.model(model.copy_of)
+        return model
+
+    def dtype(self, model: Model) -> str:
+        """Of a model's weights; a copy has that of its original."""
+        return str(dict(self.original(model).options).get("dtype") or "float32")
+
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Every node with the name of its phase."""
         return ((phase.name, node) for phase in self.phases for node in phase.graph.walk())

@@ -114,17 +114,10 @@ def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
                 yield Diagnostic("E0918", message, each.span, f"`by=drain`, or the engine {listed(able, 'or')}")
 
 
-def dtype_of(model: Model, program: Program) -> str:
-    """Of a model's weights; a copy has that of its original."""
-    while model.copy_of:
-        model = program.model(model.copy_of)
-    return str(dict(model.options).get("dtype") or "float32")
-
-
 def config_of(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """A program's model as cost and memory are reckoned of it."""
     kind, optimizer = cast(ModelKind, model.kind), _optimizer(model, program)
-    return ModelConfig(model.name, shape, kind, dtype_of(model, program), optimizer)
+    return ModelConfig(model.name, shape, kind, program.dtype(model), optimizer)
 
 
 def _optimizer(model: Model, program: Program) -> Optimizer:
@@ -222,7 +215,7 @@ class _Placer:
         shape = self.shapes.get(model.name)
         known = isinstance(shape, Shape) and not problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
-        return spec.every_model or known and spec.can_compute(dtype_of(model, self.program), self.machine.kind)
+        return spec.every_model or known and spec.can_compute(self.program.dtype(model), self.machine.kind)
 
     # What is wrong
 
@@ -236,7 +229,7 @@ class _Placer:
                 yield from self.wrong(self.program.model(name), seat, pin)
 
     def wrong(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
-        engine, shape, dtype = seat.engine, self.shapes.get(model.name), dtype_of(model, self.program)
+        engine, shape, dtype = seat.engine, self.shapes.get(model.name), self.program.dtype(model)
         subject = next(s.span for s in pin.work if s.model == model.name)
         named = pin.at("engine") if pin.engine else subject
         optimizer = _optimizer(model, self.program).name

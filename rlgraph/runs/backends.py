@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.planning import not_built, not_installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.placement.memory import least_memory
@@ -82,7 +83,9 @@ def open_local(
         settings = replace(settings, device=device_here(options.device))
     except EngineError as error:
         raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN)) from None
-    backend = LocalBackend(compiled.program, settings, observer)
+    # What no cluster has decided the device does.
+    program = with_dtypes(compiled.program, settings.device != "cpu")
+    backend = LocalBackend(program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
     return backend, {name: TrainedModel(name, 0, Here(engine)) for name, engine in engines.items()}
 

@@ -13,6 +13,7 @@ from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
 from rlgraph.compilation.choosing import memory, predicted
+from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
@@ -197,6 +198,21 @@ def test_a_dtype_that_is_not_said() -> None:
 
     assert dtypes("1x8:a100-80gb") == {"bfloat16"} and dtypes("1x2:cpu(memory=96GiB)") == {"float32"}
     assert dtypes("1x8:a100-80gb", actor='causal_lm(base, dtype="float32")') == {"float32"}
+
+
+@pytest.mark.parametrize(("accelerated", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bool, expected: str) -> None:
+    found = rlgraph.compile(
+        ALGORITHMS / "ppo.rlf", {"base": SMALL["base"], "critic": 'value_lm(base, dtype="float64")'}
+    ).program
+    typed = with_dtypes(found, accelerated)
+    assert {model.name: typed.dtype(model) for model in typed.models} == {
+        "actor": expected,
+        "ref": expected,
+        "reward": expected,
+        "critic": "float64",
+    }
+    assert {found.dtype(model) for model in found.models} == {"float32", "float64"}
 
 
 # What cannot be

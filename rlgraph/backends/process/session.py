@@ -139,7 +139,7 @@ class Session:
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
-            where = f" on {self.settings.device}" if self.settings.device else ""
+            where = f" on {self.settings.device} in {self.program.dtype(model)}" if self.settings.device else ""
             note(f"loading {model.name}{where}")
             with _collected(problems):
                 self._open_model(model)
@@ -228,10 +228,10 @@ def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     """Where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
-    model = _original(program, model)
-    dtype = dict(model.options).get("dtype") or "float32"
+    dtype = program.dtype(model)
+    model = program.original(model)
     # A copy is made of what was loaded for its original.
-    generates = any(_original(program, program.model(name)) is model for name in _generating(program))
+    generates = any(program.original(program.model(name)) is model for name in _generating(program))
     if not isinstance(model.source, Record):
         source = str(model.source)
         local = folders.find(source)
@@ -255,12 +255,6 @@ def _generating(program: Program) -> Iterator[str]:
         for node in phase.graph.walk():
             if node.op in making:
                 yield cast(Handle, types[model_of(node)]).name
-
-
-def _original(program: Program, model: Model) -> Model:
-    while model.copy_of:
-        model = program.model(model.copy_of)
-    return model
 
 
 def width(program: Program) -> torch.dtype:
