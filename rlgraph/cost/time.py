@@ -180,9 +180,11 @@ def latency(
     for batch in batches:
         part = batch.rows / whole
         made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS)
-        # What is computed again for the backward pass is the layers.
+        # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
+        parts = deployment.spec.memory.flash and work.in_parts(shape, config.kind, row.scored / made)
+        head_passes = min(passes, 3.0) + (parts and kind == "train")
         layers_flops, head_flops = work.layers_flops(shape, row), work.head_flops(shape, config.kind, row)
-        flops += part * (passes * layers_flops / deployment.pp + min(passes, 3.0) * head_flops)
+        flops += part * (passes * layers_flops / deployment.pp + head_passes * head_flops)
         tokens += part * row.tokens
         blocks += part * made
     layers = shape.layers / deployment.pp

@@ -125,7 +125,7 @@ def _layer_weights(shape: Shape) -> int:
 
 
 LOGITS = 1 << 25
-"""Of which engines with flash attention compute at most so many at a time where no gradient is kept."""
+"""Of which engines with flash attention compute at most so many at a time."""
 
 
 def kv_bytes(shape: Shape, itemsize: int) -> int:
@@ -164,6 +164,7 @@ def activation_bytes(
     flash: bool = True,
     fused_norms: bool = True,
     entropy: bool = False,
+    logits: int = LOGITS,
 ) -> Activations:
     """What autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section 4.1), for
     RMS norms, grouped queries and gated networks; without sequence parallelism the residual stream is whole on each
@@ -172,14 +173,15 @@ def activation_bytes(
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone. flash:
     layers whose attention keeps no weights; without it those of tensor-parallel layers in plain torch, which keep them.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    entropy: the loss asks for it, too.
+    entropy: the loss asks for it, too. logits: with flash attention, those that are there at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, flash, fused_norms)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize
     if recompute:
         kept, working = stream, kept + working
-    return Activations(kept, working, layer.ends(), _head(shape, kind, micro, itemsize, tp, flash, entropy))
+    head = _head(shape, kind, micro, itemsize, tp, logits if flash else 0, entropy)
+    return Activations(kept, working, layer.ends(), head)
 
 
 def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
@@ -206,19 +208,31 @@ def logits_bytes(
     return 8.0 * min(numbers, LOGITS) if flash else (16.0 + itemsize * (itemsize < 4)) * numbers
 
 
+def in_parts(shape: Shape, kind: ModelKind, scored: float) -> bool:
+    """Whether a head with so many places to score is computed in parts."""
+    return kind == "causal_lm" and scored * shape.vocab > LOGITS
+
+
 def scores_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1) -> float:
     """Of the one matrix of attention scores that all layers write to, and that stays."""
     return shape.heads / tp * micro.squares * itemsize
 
 
-def _head(shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, flash: bool, entropy: bool) -> float:
+def _head(shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, most: int, entropy: bool) -> float:
     """Three float32 matrices of a loss over the whole vocabulary: log-softmax, and the gradients behind and before it;
-    with the entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it
-    asks for: logits, those less the largest, their exponentials and a product; and narrow logits."""
+    with the entropy, which has a log-softmax of its own, six. Of more than `most` logits so many at a time are computed
+    again, beside the gradients so far of the head and of what it reads.
+
+    most: 0 for a loss that is split by vocabulary, which has four matrices, whatever it asks for: logits, those less
+    the largest, their exponentials and a product; and narrow logits.
+    """
     if kind != "causal_lm":
         return 0.0
-    each = 12 * (1 + entropy) if flash else 16 + itemsize * (itemsize < 4)
-    return each * micro.scored * shape.vocab / tp
+    numbers = micro.scored * shape.vocab / tp
+    if not most:
+        return (16 + itemsize * (itemsize < 4)) * numbers
+    so_far = (shape.vocab / tp + micro.scored) * shape.hidden * itemsize if numbers > most else 0
+    return 12 * (1 + entropy) * min(numbers, most) + so_far
 
 
 @dataclass(frozen=True, slots=True)

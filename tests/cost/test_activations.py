@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlgraph.cost.work import Activations, Tokens, activation_bytes
+from rlgraph.cost.work import LOGITS, Activations, Tokens, activation_bytes
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.transformers.gradients import summed
 from rlgraph.models.known import known
@@ -27,9 +27,9 @@ CASES = [
 ]
 
 
-def measured(case: Case, layers: int) -> int:
+def measured(case: Case, layers: int, logits: int = LOGITS) -> int:
     """The peak of one micro-batch, after a small one that has made what stays."""
-    engine = TransformersEngine.open(case.spec(layers))
+    engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
     summed(engine, parameters, [0], lambda block: small, None, 1)
@@ -56,6 +56,26 @@ def test_what_transformers_keeps(case: Case) -> None:
     assert found.peak(4) == pytest.approx(four, rel=0.1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_head_in_chunks_keeps_one_of_them(dtype: str, entropy: bool) -> None:
+    """A quarter of the logits at a time, and the gradients of the head so far."""
+    case = Case("qwen2", dtype=dtype, scored=127, entropy=entropy)
+    itemsize, fused = (4, True) if dtype == "float32" else (2, False)
+    found = activation_bytes(
+        case.shape(),
+        "causal_lm",
+        case.tokens(),
+        itemsize=itemsize,
+        fused_norms=fused,
+        entropy=entropy,
+        logits=1 << 17,
+    )
+    assert found.head > found.working
+    assert found.peak(2) == pytest.approx(measured(case, 2, 1 << 17), rel=0.02)
+    assert measured(case, 2) > 1.3 * found.peak(2)
+
+
 def llama(tokens: float, tp: int = 1, recompute: bool = False, flash: bool = True) -> Activations:
     config = known("meta-llama/Llama-3.1-8B")
     assert config is not None
@@ -75,7 +95,7 @@ def test_tensor_parallel_ranks_share_all_but_the_residual_stream() -> None:
     shared = one - most
     assert most == pytest.approx(2 * 4096 * (2 * 2 * 4096 + 4), rel=1e-6)
     assert two == pytest.approx(most + shared / 2)
-    assert llama(4096, 2).head == llama(4096).head / 2
+    assert llama(64, 2).head == llama(64).head / 2
 
 
 def test_weights_of_the_attention_grow_with_the_square() -> None:

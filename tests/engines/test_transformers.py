@@ -155,6 +155,18 @@ def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, bu
     assert any(not torch.equal(start[name], tensor) for name, tensor in weights.items())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_in_chunks_does_not_change_the_update(family: str) -> None:
+    """Three places at a time; that of gemma2, which caps its logits, too."""
+    told, weights = trained(engine(family), 1)
+    model = engine(family, logit_numbers=120)
+    assert model._network._head is not None and model.model.config.vocab_size == 40
+    other_told, other = trained(model, 1)
+    assert other_told == pytest.approx(told, abs=1e-10)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-10)
+
+
 def test_gradients_that_are_added_up_make_the_update_of_all_of_them() -> None:
     """What was there before is forgotten, and half of twice the gradient is the gradient."""
     model, twin = engine(), engine()

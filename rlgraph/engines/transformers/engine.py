@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
@@ -68,9 +69,9 @@ class TransformersEngine:
         """A model that is loaded.
 
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
-        operators. block_tokens: padded tokens in a block, where no gradient is kept. logit_numbers: most
-        entries of a matrix of logits there. cache_tokens: places of the key-value cache, of all rows
-        together, that are decoded at a time. copies: those in other processes that train on other rows.
+        operators. block_tokens: padded tokens in a block. logit_numbers: most logits that are computed at a time.
+        cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time. copies: those in
+        other processes that train on other rows.
         """
         self.spec = spec
         self.codec = loaded.codec
@@ -175,8 +176,8 @@ class TransformersEngine:
         def block(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
             ids, _ = part.padded(self.codec.pad_id)
-            out = self._network.read(ids, torch.arange(len(part)), part.lengths - 1)
-            return (_wide(out)[:, 0],)
+            hidden = self._network.hidden(ids, torch.arange(len(part)), part.lengths - 1)
+            return (_wide(self._network.head(hidden))[:, 0],)
 
         return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
 
@@ -326,18 +327,15 @@ class TransformersEngine:
         return self._over_blocks(sequences.lengths, counts, block, results)
 
     def _read(self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
-        """`read` at some places of one block, in pieces where the logits would be large and no gradient is
-        kept."""
-        tokens = tokens.to(self._network.device)
-        most = max(1, self._logit_numbers // self.model.config.get_text_config().vocab_size)
-        if torch.is_grad_enabled() or tokens.shape[0] <= most or not self._network.splits:
-            return read(_wide(self._network.read(ids, rows, columns)), tokens)
-        hidden = self._network.hidden(ids)[rows.to(tokens.device), columns.to(tokens.device)]
-        pieces = [
-            read(_wide(self._network.head(part)), target)
-            for part, target in zip(hidden.split(most), tokens.split(most), strict=True)
-        ]
-        return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+        """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
+        hidden = self._network.hidden(ids, rows, columns)
+        outputs = self.model.config.get_text_config().vocab_size if self.spec.kind == "causal_lm" else 1
+        return in_chunks(
+            lambda part, follow: read(_wide(self._network.head(part)), follow),
+            max(1, self._logit_numbers // outputs),
+            hidden,
+            tokens.to(hidden.device),
+        )
 
     def _over_blocks(
         self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int

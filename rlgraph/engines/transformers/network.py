@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sources import quiet
@@ -18,25 +21,19 @@ _HEADS = ("score", "classifier", "lm_head")
 class Network:
     """Splits a model into backbone and head, so that the head runs only at the positions that are needed.
 
-    Whether head(backbone(x)) is really what the model computes is tried once on a few tokens: a model that
-    scales or caps its logits in between is run whole instead, at every position.
+    The head is a module of the model, or, where the model scales or caps what that says, the model itself on a backbone
+    that gives back what it is given. Whether head(backbone(x)) is really what the model computes is tried once on a few
+    tokens: a model for which neither is so is run whole instead, at every position.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
         self._backbone: nn.Module = model.base_model
-        self._head: nn.Module | None = model.get_output_embeddings() or _scalar_head(model)
-        if self._backbone is model or not self._splits():
-            self._head = None
+        self._head = self._found()
 
-    @property
-    def splits(self) -> bool:
-        """The head can be run alone."""
-        return self._head is not None
-
-    def read(self, ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """What the head says at some places of right-padded rows: float [M, outputs].
+    def hidden(self, ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """What `head` needs of some places of right-padded rows: float [M, ...].
 
         ids: int64 [N, T]. rows, columns: int64 [M]. The padding needs no mask: a causal model never looks to
         the right.
@@ -44,23 +41,14 @@ class Network:
         ids, rows, columns = ids.to(self.device), rows.to(self.device), columns.to(self.device)
         if self._head is None:
             return self.whole(ids)[rows, columns]
-        hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = self.states(ids)
         flat = hidden.reshape(-1, hidden.shape[-1])
         index = rows * ids.shape[1] + columns
-        read: Tensor = self._head(flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index))
-        return read
-
-    def hidden(self, ids: Tensor) -> Tensor:
-        """The backbone's last hidden states of right-padded rows, float [N, T, H]; only where it `splits`."""
-        assert self.splits
-        out: Tensor = self._backbone(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
-        return out
+        return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """The head on hidden states [M, H]; only where it `splits`."""
-        assert self._head is not None
-        out: Tensor = self._head(hidden)
-        return out
+        """What the model says where its hidden states are these, float [M, outputs]."""
+        return hidden if self._head is None else self._head(hidden)
 
     def step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Logits after the last of the new tokens `ids`, int64 [N, T]: float [N, V]; appends the tokens to
@@ -125,26 +113,45 @@ class Network:
         return ids
 
     @torch.no_grad()
-    def _splits(self) -> bool:
-        """Whether the head on the backbone gives the model's own output for a few tokens."""
+    def _found(self) -> Callable[[Tensor], Tensor] | None:
+        """The head, if there is one that gives on the backbone the model's own output for a few tokens."""
         ids = self._probe()
         with quiet():
             whole = self.model(input_ids=ids, use_cache=False).logits
-        if self._head is None:
-            return False
-        try:
-            parts = self.head(self._backbone(input_ids=ids, use_cache=False).last_hidden_state)
-        except (TypeError, RuntimeError, AttributeError):
-            return False
-        if whole.dim() == 2:
+        if self._backbone is self.model:
+            return None
+        for head in _heads(self.model):
+            try:
+                parts = head(self._backbone(input_ids=ids, use_cache=False).last_hidden_state[0])
+            except Exception:
+                continue
             # A sequence classifier reads one place, of its own choice.
-            return bool((parts[0] - whole).abs().amax(1).min() <= _tolerance(whole))
-        return parts.shape == whole.shape and bool((parts - whole).abs().max() <= _tolerance(whole))
+            apart = (parts - whole).abs().amax(-1).min() if whole.dim() == 2 else (parts - whole[0]).abs().max()
+            if parts.dim() == 2 and bool(apart <= _tolerance(whole)):
+                return head
+        return None
 
 
-def _scalar_head(model: PreTrainedModel) -> nn.Module | None:
-    found = [getattr(model, name) for name in _HEADS if isinstance(getattr(model, name, None), nn.Module)]
-    return found[0] if found else None
+def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
+    """What may be the head of a model: from hidden states [M, H] to [M, outputs]."""
+    modules = [model.get_output_embeddings(), *(getattr(model, name, None) for name in _HEADS)]
+    yield from (module for module in modules if isinstance(module, nn.Module))
+    # Shares all modules but the backbone with the model.
+    rest = copy.copy(model)
+    rest._modules = {**model._modules, model.base_model_prefix: _Given()}
+
+    def head(hidden: Tensor) -> Tensor:
+        out: Tensor = rest(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return out
+
+    yield head
+
+
+class _Given(nn.Module):
+    """In the place of a backbone: its last hidden states are what it is given."""
+
+    def forward(self, inputs_embeds: Tensor, **more: object) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
 
 
 def _tolerance(logits: Tensor) -> float:
