@@ -80,6 +80,36 @@ class Island:
         node."""
         return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
 
+    # Teams: devices next to each other, as tensor-parallel ranks are. One that a node has room for lies on one, and
+    # devices that are left over at the end of a node stay idle.
+
+    def teams(self, size: int, devices: int) -> int:
+        """How many teams of so many devices there are among `devices` in a row from the start of a node."""
+        if size > self.per_node:
+            return devices // size
+        nodes, rest = divmod(devices, self.per_node)
+        return nodes * (self.per_node // size) + rest // size
+
+    def reach(self, size: int, teams: int) -> int:
+        """How many devices in a row from the start of a node so many teams lie among."""
+        if size > self.per_node:
+            return teams * size
+        nodes, rest = divmod(teams, self.per_node // size)
+        return nodes * self.per_node + rest * size
+
+    def member(self, size: int, number: int) -> int:
+        """The device of a member of teams, both counted from 0 from the start of a node."""
+        if size > self.per_node:
+            return number
+        team, place = divmod(number, size)
+        return self.reach(size, team) + place
+
+    def beside(self, size: int, teams: int) -> bool:
+        """Whether neighbours among so many teams in a row, one such row behind the other, are on one node: of two that
+        make a row, or of all that fill a node."""
+        on_a_node = self.per_node // size
+        return on_a_node > 1 and (self.nodes == 1 or on_a_node % 2 == 0 or on_a_node % teams == 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

@@ -78,4 +78,5 @@ class Deployment:
     def links(self, constants: Constants) -> tuple[Link, Link]:
         """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
         share = constants.collective
-        return link(self.island, self.tp, share), link(self.island, self.tp * min(self.pp, 2), share)
+        inner = link(self.island, self.tp <= self.island.per_node, share)
+        return inner, link(self.island, self.island.beside(self.tp, self.pp), share)

@@ -52,11 +52,8 @@ def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
     return Link(min(island.device.link, island.network * members) * share, island.network_latency)
 
 
-def link(island: Island, reach: int, share: float) -> Link:
-    """Of a group whose members lie among `reach` devices in a row, one group behind the other from the start of a node.
-
-    share: of the bandwidth that is reached.
-    """
-    if island.near(reach):
+def link(island: Island, near: bool, share: float) -> Link:
+    """Within a node or between two. share: of the bandwidth that is reached."""
+    if near:
         return Link(island.device.link * share, island.link_latency)
     return Link(island.network * share, island.network_latency)

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from rlgraph.clusters.cluster import Cluster
+from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
 from rlgraph.placement.search.options import Option, Options
-from rlgraph.placement.search.partitions import distinct, partitions
+from rlgraph.placement.search.partitions import distinct, located, partitions
 from rlgraph.placement.search.problem import Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Found, Search
@@ -153,6 +153,8 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     located = tuple(
         replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools
     )
+    islands = {name: problem.island(block) for name, block in zip(names, found.blocks, strict=True)}
+    groups = tuple(_on_nodes(group, islands[group.pool]) if group.models else group for group in plan.groups)
     holdings = tuple(
         replace(
             plan.holding(component.model, plan.role(component.model, component.operations[0]).name),
@@ -163,7 +165,13 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         )
         for component, option in zip(problem.components, found.options, strict=True)
     )
-    return replace(plan, pools=located, holdings=holdings, cluster=question.cluster.text)
+    return replace(plan, pools=located, groups=groups, holdings=holdings, cluster=question.cluster.text)
+
+
+def _on_nodes(group: Group, island: Island) -> Group:
+    """Without tensor-parallel ranks on two nodes where one has room for them."""
+    tp = group.mesh.length("tp")
+    return replace(group, devices=tuple(island.member(tp, device) for device in group.devices))
 
 
 def _placement(component: Component, pool: str, option: Option) -> Placement:
@@ -181,15 +189,12 @@ def _name(held: Sequence[Component]) -> str:
 
 
 def _firsts(cluster: Cluster, found: Found) -> list[int]:
-    """Where each pool begins: whole nodes first, then parts of nodes, so that none lies over more nodes than it has
-    to."""
+    """Where each pool begins."""
     firsts = [0] * len(found.blocks)
     at = 0
     for number, island in enumerate(cluster.islands):
         own = [pool for pool, block in enumerate(found.blocks) if block.island == number]
-        free = at
-        for pool in sorted(own, key=lambda each: (-found.devices[each], each)):
-            firsts[pool] = free
-            free += found.devices[pool]
+        for pool, first in zip(own, located(island, [found.devices[pool] for pool in own]), strict=True):
+            firsts[pool] = at + first
         at += island.devices
     return firsts

@@ -28,7 +28,7 @@ from rlgraph.models.shape import Shape
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.options import Option, Options, Strategy
-from rlgraph.placement.search.partitions import partitions, sizes
+from rlgraph.placement.search.partitions import packed, partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Box, Found, Search
 
@@ -40,7 +40,7 @@ Nodes = tuple[tuple[int, int], ...]
 """How many there are in an island, and devices in each."""
 
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
-UNEVEN: Nodes = ((1, 3), (1, 5), (1, 6), (1, 7), (2, 3), (1, 1))
+UNEVEN: Nodes = ((1, 3), (1, 5), (1, 6), (1, 7), (2, 3), (2, 3), (1, 1))
 
 WORK = {
     "learner": ("generate", "train"),
@@ -177,7 +177,7 @@ def everything(problem: Problem, number: int, place: int, devices: int) -> list[
     return [
         option
         for strategy in strategies(problem, number, place)
-        for copies in range(1, devices // strategy.size + 1)
+        for copies in range(1, strategy.room(devices) + 1)
         for option in problem.options.made(problem.components[number], strategy, copies)
     ]
 
@@ -198,7 +198,8 @@ def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
         used = [
             sum(n for n, block in zip(found, blocks, strict=True) if block.island == at) for at in range(len(islands))
         ]
-        if all(total <= whole.devices for total, whole in zip(used, islands, strict=True)):
+        enough = all(total <= whole.devices for total, whole in zip(used, islands, strict=True))
+        if enough and packed(islands, blocks, found):
             yield found
 
 

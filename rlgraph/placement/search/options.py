@@ -76,8 +76,9 @@ class Option:
 
     @property
     def devices(self) -> int:
-        """That it uses."""
-        return self.strategy.size * self.copies
+        """In a row that it lies among."""
+        island, tp = self.island, self.strategy.deployment.tp
+        return island.reach(tp, self.copies * (self.strategy.size // tp))
 
 
 class Strategy:
@@ -99,6 +100,11 @@ class Strategy:
         """What each of the component's tasks takes, and what it needs."""
         self.idle = tuple(idle)
         """Of what the component does outside of the step, for which it is there all the same."""
+
+    def room(self, devices: int) -> int:
+        """How many copies so many devices in a row have room for."""
+        tp = self.deployment.tp
+        return self.deployment.island.teams(tp, devices) // (self.size // tp)
 
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
@@ -152,7 +158,7 @@ class Options:
             self._strategies[number, id(island)] = list(self.strategies(component, island))
         units = self.units(component)
         for strategy in self._strategies[number, id(island)]:
-            for copies in self.numbers(number, component, strategy, units, devices // strategy.size):
+            for copies in self.numbers(number, component, strategy, units, strategy.room(devices)):
                 yield from self.made(component, strategy, copies)
 
     def numbers(
@@ -161,7 +167,7 @@ class Options:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory."""
         alike = _alike(component, strategy.deployment)
-        near = strategy.deployment.island.per_node // strategy.size
+        near = strategy.room(strategy.deployment.island.per_node)
         found: list[int] = []
         # What copies exchange takes a step less of time where all of them are on one node.
         for start in (most, near) if near < most else (most,):
@@ -203,7 +209,8 @@ class Options:
         for deployment in self.splits(component, island):
             for full in self.knobs(component, deployment):
                 strategy = self.strategy(component, full)
-                if strategy.least(island.devices // strategy.size) <= fit:
+                most = strategy.room(island.devices)
+                if most and strategy.least(most) <= fit:
                     yield strategy
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from functools import cache
+from itertools import accumulate, product
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.tasks import Task
@@ -81,9 +82,68 @@ def _room(blocks: Blocks, number: int, island: Island) -> bool:
 
 
 def sizes(island: Island) -> tuple[int, ...]:
-    """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a single node that has no
-    such parts, any number."""
-    if island.nodes == 1 and island.per_node & (island.per_node - 1):
-        return tuple(range(1, island.per_node + 1))
-    fractions = [2**power for power in range(12) if 2**power < island.per_node and island.per_node % 2**power == 0]
-    return (*fractions, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))
+    """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no power of
+    two, any number."""
+    if _even(island):
+        parts = [2**power for power in range(island.per_node.bit_length() - 1)]
+    else:
+        parts = list(range(1, island.per_node))
+    return (*parts, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))
+
+
+def _even(island: Island) -> bool:
+    """Halves of its nodes have halves, down to single devices."""
+    return island.per_node & (island.per_node - 1) == 0
+
+
+def packed(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> bool:
+    """Whether pools of so many devices, no more than there are, have room without one that lies on more nodes than it
+    has to. Where a schedule says how large one is, it need not be."""
+    for number, island in enumerate(islands):
+        own = [at for at, block in enumerate(blocks) if block.island == number]
+        if _even(island) or island.nodes == 1 or any(blocks[at].devices for at in own):
+            continue
+        if _packed(island, tuple(sorted((devices[at] for at in own), reverse=True))) is None:
+            return False
+    return True
+
+
+def located(island: Island, devices: Sequence[int]) -> list[int]:
+    """Where pools of so many devices begin: whole nodes first, then parts of nodes, so that none lies over more nodes
+    than it has to. Where a schedule gives them sizes with which that cannot be, one behind the other."""
+    order = sorted(range(len(devices)), key=lambda pool: (-devices[pool], pool))
+    largest = tuple(devices[pool] for pool in order)
+    firsts = _packed(island, largest) or tuple(accumulate(largest[:-1], initial=0))
+    found = dict(zip(order, firsts, strict=False))
+    return [found[pool] for pool in range(len(devices))]
+
+
+@cache
+def _packed(island: Island, devices: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where pools begin, the largest first; None: there is no way."""
+    nodes, parts = [size // island.per_node for size in devices], [size % island.per_node for size in devices]
+    if any(whole and part for whole, part in zip(nodes, parts, strict=True)):
+        return None
+    wholes, small = list(filter(None, nodes)), tuple(filter(None, parts))
+    first = sum(wholes)
+    rooms = _rooms(small, (island.per_node,) * min(len(small), island.nodes - first))
+    if rooms is None:
+        return None
+    used = [0] * len(small)
+    found = [island.per_node * before for before in accumulate(wholes[:-1], initial=0)] if wholes else []
+    for size, node in zip(small, rooms, strict=True):
+        found.append(island.per_node * (first + node) + used[node])
+        used[node] += size
+    return tuple(found)
+
+
+def _rooms(parts: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...] | None:
+    """For each part of a node, the largest first, a node that has so many devices free; None: there is no way."""
+    if not parts:
+        return ()
+    # Of nodes with as many free devices one is as good as another.
+    for node in {left: node for node, left in reversed(tuple(enumerate(free))) if left >= parts[0]}.values():
+        rest = _rooms(parts[1:], (*free[:node], free[node] - parts[0], *free[node + 1 :]))
+        if rest is not None:
+            return (node, *rest)
+    return None

@@ -20,7 +20,7 @@ from operator import le
 
 from rlgraph.cost.peak import usable
 from rlgraph.placement.search.options import Option
-from rlgraph.placement.search.partitions import sizes
+from rlgraph.placement.search.partitions import packed, sizes
 from rlgraph.placement.search.problem import Block, Blocks, Problem
 from rlgraph.placement.search.watch import OutOfTime, Watch
 
@@ -198,7 +198,10 @@ class Search:
             if top < bottom:
                 return None
             tops.append(top)
-        return low, tuple(tops)
+        return (low, tuple(tops)) if self.packed(blocks, counts) else None
+
+    def packed(self, blocks: Blocks, devices: Sequence[int]) -> bool:
+        return packed(self.problem.cluster.islands, blocks, devices)
 
     def tighten(self, blocks: Blocks, box: Box) -> Box | None:
         """Without sizes with which a pool alone would make the step too long, whatever the others have; None if
@@ -460,6 +463,8 @@ class Search:
             if (blocks, low) in self._fathomed:
                 return True
             self._fathomed.add((blocks, low))
+            if not self.packed(blocks, low):
+                return True
         self.looked += 1
         options: dict[int, Sequence[Option]] = {}
         for block, most in zip(blocks, high, strict=True):
