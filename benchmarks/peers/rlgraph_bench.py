@@ -215,7 +215,7 @@ def late(trace: Path) -> list[float]:
         for each in own:
             needed[id(each)], end = end, max(end, each["ts"] + each["dur"])
     begun = {each["id"]: each for each in events if each["ph"] == "s"}
-    for to in (each for each in events if each["ph"] == "f"):
+    for to in (each for each in events if each["ph"] == "f" and each["name"] != "weights"):
         flow = begun[to["id"]]
         source, target = (at(tracks[each["pid"], each["tid"]], each["ts"]) for each in (flow, to))
         needed[id(target)] = max(needed[id(target)], source["ts"] + source["dur"])
@@ -236,8 +236,9 @@ def late(trace: Path) -> list[float]:
 
 
 def near(one: Slice, other: Slice) -> bool:
-    """They begin in the same millisecond."""
-    return bool(abs(one["ts"] - other["ts"]) < 1e3)
+    """They are at work at the same time, or begin in the same millisecond."""
+    first, last = sorted((one, other), key=lambda each: each["ts"])
+    return bool(last["ts"] - first["ts"] < max(1e3, first["dur"]))
 
 
 def at(own: list[Slice], time: float) -> Slice:

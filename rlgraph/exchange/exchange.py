@@ -37,6 +37,8 @@ class Moved:
     seconds: float
     peak: int
     """The most bytes of buffers that a round used."""
+    start: float = 0.0
+    """By the process's clock, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Exchange:
             raise EngineError(
                 "a moving average needs a transfer in which no place passes on what it got: plan it with forward=False"
             )
-        began = time.perf_counter()
+        start, began = time.time(), time.perf_counter()
         for have, need in self._kept:
             _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
         mail = self._changes.run() if self._changes else self._mailbox
@@ -120,7 +122,7 @@ class Exchange:
             sent += sum(post.size for post in leaving)
             received += sum(post.size for post in arriving)
             peak = max(peak, used)
-        return Moved(sent, received, time.perf_counter() - began, peak)
+        return Moved(sent, received, time.perf_counter() - began, peak, start)
 
     # Schedule
 

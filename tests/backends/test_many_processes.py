@@ -4,6 +4,9 @@ nor with the square of anything. It is counted on processes that answer at once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,9 @@ pytest.importorskip("ray.util")
 
 from benchmarks.at_once import Controlled, grpo
 from rlgraph.backends.clocks import InLine
+from rlgraph.backends.ray.orders import order_of
+from rlgraph.backends.ray.remote import Address
+from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Group
 from tests.counting import calls, grows_with_its_size
@@ -75,3 +81,33 @@ def test_the_copies_of_a_group() -> None:
         return Group("learn", "learn", "megatron", over, tuple(range(over.size))).copies()
 
     assert grows_with_its_size(work, 16)
+
+
+def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that take part in a transfer have their next order then: nobody answers before."""
+    run, sent = grpo(2, 4, heads=1, stages=1), Event()
+    processes = run.processes
+    fire = processes._fire
+
+    def fired(who: Address, told: bytes, *arrived: Any) -> bytes:
+        if processes.nodes[order_of(told).node].op == "generate":
+            sent.set()
+        return fire(who, told, *arrived)
+
+    def exchanged(*_: object) -> Callable[[], Moved]:
+        sent.clear()
+        transfers.append(sent)
+
+        def answer() -> Moved:
+            assert sent.wait(20)
+            return Moved(0, 0, 1.0, 0)
+
+        return answer
+
+    transfers: list[Event] = []
+    monkeypatch.setattr(processes, "_fire", fired)
+    monkeypatch.setattr(processes, "_exchange", exchanged)
+    steps = run.steps(2)
+    next(steps)
+    assert not transfers
+    assert next(steps).extra["sync/seconds"] == 1 and transfers

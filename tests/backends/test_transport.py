@@ -18,7 +18,7 @@ from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import train
@@ -49,9 +49,9 @@ class Here:
     def choose(self, order: Order) -> np.ndarray:
         return chosen_places(order.node, order.frame)
 
-    def move(self, move: Move) -> Moved:
+    def move(self, move: Move) -> Coming:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
-        return Moved(0.5, sent=8)
+        return lambda: Moved(0.5, sent=8)
 
     def adopt(self, move: Move) -> None:
         raise NotImplementedError("no model is updated from another one")

@@ -97,7 +97,9 @@ class Placed(Steps):
         group, model = self._group(node, frame), frame.values[model_of(node)]
         refreshes = self._refreshes(node, model, group)
         with self.weights.lent(model, group, node, frame.step, refreshes) as lent:
-            yield from self.transport.parts(Order(node, frame, group, lent.version, lent.sampling), sizes)
+            yield from self.transport.parts(
+                Order(node, frame, group, lent.version, lent.sampling, arrived=lent.arrived), sizes
+            )
 
     def work(self, node: Node, frame: Frame) -> Made:
         op = NODES[node.op]
@@ -132,7 +134,7 @@ class Placed(Steps):
                 copy = held.enter_context(self._copies[group.name].take(frame.step.number))
             lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
             try:
-                made = self.transport.fire(Order(node, frame, group, lent.version, lent.sampling, copy))
+                made = self.transport.fire(Order(node, frame, group, lent.version, lent.sampling, copy, lent.arrived))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if updates:

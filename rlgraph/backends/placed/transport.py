@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -61,6 +61,8 @@ class Order:
     """Newer ones may come meanwhile."""
     copy: int | None = None
     """Of the group's data-parallel copies the one that does it; None: all of them share the rows."""
+    arrived: Callable[[], None] = lambda: None
+    """Waits for the weights that it works with, which were sent before it."""
 
     @property
     def step(self) -> Step:
@@ -123,6 +125,10 @@ class Moved:
     """Bytes of buffers of the fullest process."""
 
 
+Coming = Callable[[], Moved]
+"""Weights on their way: waits until they are there, and says what that took."""
+
+
 class Transport(Protocol):
     def fire(self, order: Order) -> Made:
         """Has an order done: what was made, as stand-ins."""
@@ -137,7 +143,9 @@ class Transport(Protocol):
         """Which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 
-    def move(self, move: Move) -> Moved: ...
+    def move(self, move: Move) -> Coming:
+        """Sends weights. Both ends take part before any order that is given to them from now on: nobody need wait."""
+        ...
 
     def connect(self, move: Move) -> None:
         """Sees to all that has to be done before a move can be made while its receiver is at work."""

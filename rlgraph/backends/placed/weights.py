@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -25,6 +25,8 @@ class Lent:
     version: int
     sampling: Sampling | None = None
     """Newer ones may come meanwhile."""
+    arrived: Callable[[], None] = lambda: None
+    """Waits until they are there: what is ordered before that is done after it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +102,9 @@ class Weights:
         self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False, copy: int | None = None
     ) -> Iterator[Lent]:
         """A group, or one of its copies, has the weights that a node works with, until that is done: the present ones,
-        or a version before. Meanwhile nobody brings others, for another step; with `refreshes` newer ones, while the
-        node samples. Which version it is is said now, and not before."""
+        or a version before. They may still be on their way: an order that is given now comes after them. Meanwhile
+        nobody brings others, for another step; with `refreshes` newer ones, while the node samples. Which version it is
+        is said now, and not before."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
             yield Lent(self.versions.chosen(model, step, node))
@@ -111,17 +114,23 @@ class Weights:
                 lent.enter_context(self._lent[place].take(step.number))
             version = self.versions.chosen(model, step, node)
             move = Move(model, owner, model, group, node, step, version if oldest(node) else None, copy=copy)
-            self._bring(move)
+            coming = self._bring(move)
             if not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
+            sampling = None
             if refreshes:
-                yield lent.enter_context(self._refreshed(replace(move, version=None), version))
-            else:
-                yield Lent(version)
+                version, sampling = lent.enter_context(self._refreshed(replace(move, version=None), version, coming))
+
+            def arrived() -> None:
+                while coming:
+                    coming.pop()()
+
+            yield Lent(version, sampling, arrived)
+            arrived()
 
     @contextmanager
-    def _refreshed(self, move: Move, version: int) -> Iterator[Lent]:
+    def _refreshed(self, move: Move, version: int, coming: list[Callable[[], None]]) -> Iterator[tuple[int, Sampling]]:
         """A group samples meanwhile, and newer versions come to it."""
         for each in self._each(move):
             self.transport.connect(each)
@@ -134,12 +143,12 @@ class Weights:
                     # Who tells of the next one finds it here.
                     self._sampling.append(sampling)
                     break
-            self._bring(replace(move, version=newest))
+            coming += self._bring(replace(move, version=newest))
             version = newest
+        assert move.sampling is not None
         try:
-            yield Lent(version, move.sampling)
+            yield version, move.sampling
         finally:
-            assert move.sampling is not None
             if not move.sampling.copies.done():
                 # It was never sent.
                 move.sampling.copies.set_result(frozenset())
@@ -171,15 +180,18 @@ class Weights:
     def _newest(self, move: Move) -> int:
         return self.versions.chosen(move.target, move.step, move.node)
 
-    def _bring(self, move: Move) -> None:
-        """To copies that lack the weights: to all of them together, or else to one after the other."""
+    def _bring(self, move: Move) -> list[Callable[[], None]]:
+        """To copies that lack the weights: to all of them together, or else to one after the other. What waits for
+        them."""
         model, group = move.target, move.receiver
         wanted = self._changes[model] if move.version is None else self._count(model, move.version)
         lacking = self._lacking(move, wanted)
         together = self._each(move) if len(lacking) == self._copies[group.name] else []
+        coming = []
         for each in together or [replace(move, copy=copy) for copy in lacking]:
-            self._move(each)
+            coming.append(self._move(each))
             self._hold(model, group, each.copy, wanted)
+        return coming
 
     def _each(self, move: Move) -> list[Move]:
         """To all copies together, or one after the other."""
@@ -210,12 +222,13 @@ class Weights:
         if sender.name == receiver.name:
             self.transport.adopt(move)
         else:
-            self._move(move)
+            self._move(move)()
         with self._lock:
             self._change(target, step)
 
-    def _move(self, move: Move) -> None:
-        self._told(move, self.transport.move(move))
+    def _move(self, move: Move) -> Callable[[], None]:
+        coming = self.transport.move(move)
+        return lambda: self._told(move, coming())
 
     def _told(self, move: Move, moved: Moved) -> None:
         with self._lock:

@@ -118,6 +118,7 @@ class Dispatch:
             told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
             self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
         self.begun(order, frames)
+        order.arrived()
         answers = self.answers(calls, node)
         seconds = time.perf_counter() - began
         receipts = {
@@ -217,6 +218,7 @@ class Dispatch:
                         self.tell(calls, each, Worker.next_part)
                         deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
             self.begun(order, [copy for copy, ranks in enumerate(copies) if dealt[ranks[0]]])
+            order.arrived()
             # Of each copy what it tells of next.
             left = [list(mine) for mine in dealt.values() if mine]
             while left:

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
@@ -142,6 +142,8 @@ class InThisProcess(Processes):
         self.workers = {who: Worker(spec) for who, spec in specs.items()}
         self._locks = {who: threading.RLock() for who in specs}
         self._threads = ThreadPoolExecutor(len(specs), "process")
+        self._waiting: dict[Address, Future[Any]] = {}
+        """What a process does together with others: all else comes after it."""
 
     def handle(self, who: Address) -> Any:
         return self.workers[who]
@@ -151,8 +153,10 @@ class InThisProcess(Processes):
     ) -> Reference[T]:
         worker = self.workers[who]
         found: T | Future[T] | EngineError
+        if who in self._waiting:
+            wait([self._waiting.pop(who)])
         if method in _TOGETHER:
-            found = self._threads.submit(method, worker, *args, **named)
+            found = self._waiting[who] = self._threads.submit(method, worker, *args, **named)
         else:
             with self._locks[who]:
                 try:

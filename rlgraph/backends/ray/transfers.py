@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.backends.placed.transport import Move, Moved
+from rlgraph.backends.placed.transport import Coming, Move, Moved
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing
 from rlgraph.backends.ray.folder import parts
@@ -45,7 +44,8 @@ class Transfers:
                 calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
             calls.get(doing(move.node), move.node)
 
-    def move(self, move: Move) -> Moved:
+    def move(self, move: Move) -> Coming:
+        # A process does one thing after the other: whoever has its devices next gives it orders behind this one.
         with self.queues.turn(*move.seats):
             self._plan(move)
             return self._go(move)
@@ -60,11 +60,11 @@ class Transfers:
         busy = move.sampling.copies.result()
         # The receiver's pool is its own: it samples.
         with self.queues.turn(seats(move.sender)), going as version:
-            return None if version is None else self._go(replace(move, version=version), busy)
+            return None if version is None else self._go(replace(move, version=version), busy)()
 
-    def _go(self, move: Move, busy: Container[int] = ()) -> Moved:
+    def _go(self, move: Move, busy: Container[int] = ()) -> Coming:
         """busy: copies of the receiver that are at work, and take part when they can."""
-        name, began, calls = _name(move), time.time(), Calls[exchange.Moved](self.processes)
+        name, calls = _name(move), Calls[exchange.Moved](self.processes)
         about = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *about)
@@ -74,14 +74,17 @@ class Transfers:
                 calls.copy(copy, Worker.refresh, name, move.target, move.version, move.sampling.number)
             else:
                 calls.copy(copy, Worker.exchange, name, None, move.target, *about)
-        moved = [each for found in calls.get(_doing(move), move.node) for each in found]
-        seconds = time.time() - began
-        self.trace(f"sync {move.source}", name, calls.who, began, moved)
-        return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
 
-    def trace(
-        self, title: str, name: str, who: Sequence[Address], began: float, moved: Sequence[exchange.Moved]
-    ) -> None:
+        def arrived() -> Moved:
+            moved = [each for found in calls.get(_doing(move), move.node) for each in found]
+            self.trace(f"sync {move.source}", name, calls.who, moved)
+            # Who comes first waits for the others.
+            seconds = max(each.start + each.seconds for each in moved) - max(each.start for each in moved)
+            return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
+
+        return arrived
+
+    def trace(self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.Moved]) -> None:
         """Tells the observer who took part in a transfer, and what went from whom to whom."""
         spans = {
             (group, rank): self.observer.span(
@@ -89,8 +92,8 @@ class Transfers:
                 f"{group} {rank}",
                 title,
                 "sync",
-                began,
-                began + each.seconds,
+                each.start,
+                each.start + each.seconds,
                 sent=each.sent,
                 received=each.received,
                 peak=each.peak,

@@ -11,7 +11,7 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.processes import Processes
@@ -44,7 +44,7 @@ class RayTransport:
     def choose(self, order: Order) -> np.ndarray:
         return self.dispatch.choose(order)
 
-    def move(self, move: Move) -> Moved:
+    def move(self, move: Move) -> Coming:
         return self.transfers.move(move)
 
     def connect(self, move: Move) -> None:

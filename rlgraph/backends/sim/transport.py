@@ -19,7 +19,7 @@ from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.shares import needed
-from rlgraph.backends.placed.transport import Move, Moved, Order
+from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
@@ -267,7 +267,7 @@ class SimTransport:
 
     # Weights
 
-    def move(self, move: Move) -> Moved:
+    def move(self, move: Move) -> Coming:
         fired = self.log.fired()
         with self.queues.turn(*move.seats):
             ends = move.sender.name, move.receiver.name
@@ -277,7 +277,8 @@ class SimTransport:
                 taking = replace(taking, name=worker(taking.name, move.copy))
             groups = (move.sender, taking)
             work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
-        return Moved(work.seconds)
+        moved = Moved(work.seconds)
+        return lambda: moved
 
     def connect(self, move: Move) -> None:
         """Nothing has to be known before."""
