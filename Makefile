@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-ppo test test-processors check docs package clean
+.PHONY: demo demo-ppo gpu test test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it l
 
 demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model
 	@$(BIN)/python examples/spell_backward/demo.py --ppo
+
+gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, speed, predictions, the demo
+	@mkdir -p build
+	@$(BIN)/python -m benchmarks.gpu --json build/gpu.json
 
 test: $(VENV)/.engines ## everything but speed; what starts clusters comes last, has the machine for itself, and runs in any case
 	@mkdir -p build

@@ -4,10 +4,11 @@
     python benchmarks/prediction.py --local --save here.json
     python benchmarks/prediction.py --calibration here.json --only grpo
 
-The models are random and tiny, of other sizes than those of the profile. Of steps, and of the repetitions of the
-profile, the time counts that three tenths of them need at most: others may be at work on the machine. So that they
-disturb both alike, the profile is taken here, and the runs go on between its repetitions; with `--calibration` they go
-on alone. How long answers are is taken from a run in this process, which samples the same ones; nothing else is.
+The models are random and tiny (on a GPU, small), of other sizes than those of the profile. Of steps, and of the
+repetitions of the profile, the time counts that three tenths of them need at most: others may be at work on the
+machine. So that they disturb both alike, the profile is taken here, and the runs go on between its repetitions; with
+`--calibration` they go on alone. How long answers are is taken from a run in this process, which samples the same
+ones; nothing else is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +35,7 @@ from rlgraph.cost.calibration import Calibration
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Here, Predictor
 from rlgraph.cost.tasks import Workload
+from rlgraph.engines.device import device_here
 from rlgraph.ops import work_of
 from rlgraph.ops.work import operations
 from rlgraph.profiles.calibration import read_calibration
@@ -49,13 +52,24 @@ def exact_match(prompts, completions, completion_ids, **columns):
 """
 
 
+GPU = device_here(None) != "cpu"
+
+
 def model(hidden: int, layers: int, vocab: int, seed: int = 1) -> str:
+    if GPU:
+        # Small ones would only show what a call takes.
+        hidden, layers, vocab = 8 * hidden, 2 * layers, 256 * vocab
     return (
         f'random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={3 * hidden}, '
         f"num_hidden_layers={layers}, "
         f"num_attention_heads={hidden // 32}, num_key_value_heads={hidden // 32}, max_position_embeddings=512, "
         f'tokenizer=chars("abcdefghijkl"), vocab_size={vocab})'
     )
+
+
+DTYPE = {False: "float32", True: "bfloat16"}
+MADE = re.compile(r"(?:causal|value|reward)_lm\(\w+")
+"""A model that a program makes, but for its end."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class Program:
         for old, new in self.swaps.items():
             assert old in text, old
             text = text.replace(old, new)
+        text = MADE.sub(rf'\g<0>, dtype="{DTYPE[GPU]}"', text)
         path = folder / f"{self.algorithm}.rlf"
         path.write_text(text)
         return rlgraph.compile(path, set=self.set, schedule=f"schedule {self.algorithm}\n{schedule}")

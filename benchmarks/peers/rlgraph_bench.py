@@ -1,4 +1,4 @@
-"""rlgraph on the toy task, CPU: the whole system, from `toy_grpo.rlf` to the last optimizer step, in one process or on
+"""rlgraph on the toy task: the whole system, from `toy_grpo.rlf` to the last optimizer step, in one process or on
 Ray.
 
     python rlgraph_bench.py --steps 25 --threads 2
@@ -24,7 +24,6 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
@@ -78,11 +77,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", default=None, help="write a timeline")
     parser.add_argument("--out", default="")
+    parser.add_argument("--device", default="cpu", help="in this process: cpu or cuda")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
+    if options.device == "cpu":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     mark = clock.Tree()
     os.environ |= mark.env
     import rlgraph
@@ -128,6 +130,7 @@ def main() -> None:
         observer=watch,
         trace=trace,
         backend="ray" if options.plan else "local",
+        device=None if options.plan else options.device,
     )
     rows = options.prompts * options.n
     pairs = list(zip(watch.ends, watch.ends[1:], strict=False))[SKIPPED:]

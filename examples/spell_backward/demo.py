@@ -4,7 +4,7 @@ A short supervised warm-up (`sft.rlf`), then reinforcement learning on the task'
 with `--ppo` PPO (`ppo.rlf`) against a reward model that `reward_model.rlf` trained on pairs made from that verifier.
 Accuracy is measured on words that are in no training batch.
 
-    python examples/spell_backward/demo.py [--ppo] [--seed 0] [--out runs/spell_backward]
+    python examples/spell_backward/demo.py [--ppo] [--seed 0] [--out runs/spell_backward] [--device cpu]
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def main() -> int:
     arguments.add_argument("--ppo", action="store_true", help="PPO with a learned reward model in place of GRPO")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--out", type=Path, default=Path("runs/spell_backward"), help="replaced if it is there")
+    arguments.add_argument("--device", help="of the models: cpu, cuda; by default a GPU if there is one")
     chosen = arguments.parse_args()
     try:
-        demo(chosen.ppo, chosen.seed, chosen.out.resolve())
+        demo(chosen.ppo, chosen.seed, chosen.out.resolve(), chosen.device)
     except RlgraphError as error:
         print(error, file=sys.stderr)
         return 1
@@ -41,24 +42,25 @@ def main() -> int:
     return 0
 
 
-def demo(ppo: bool, seed: int, out: Path) -> None:
+def demo(ppo: bool, seed: int, out: Path, device: str | None) -> None:
     began = time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
 
     heading("sft.rlf: warm a model up from random weights")
-    before = train("sft.rlf", WARM_UP_STEPS, out / "sft", seed)
+    before = train("sft.rlf", WARM_UP_STEPS, out / "sft", seed, device)
     warm = before.folder / "models" / "actor"
-    accuracy_before = accuracy(warm)
+    accuracy_before = accuracy(warm, device)
 
     if ppo:
         heading("reward_model.rlf: train a judge on pairs made from the verifier")
-        judge = train("reward_model.rlf", JUDGE_STEPS, out / "reward_model", seed, base=warm)
+        judge = train("reward_model.rlf", JUDGE_STEPS, out / "reward_model", seed, device, base=warm)
         heading("ppo.rlf: improve the model by PPO against the judge")
-        after = train("ppo.rlf", PPO_STEPS, out / "ppo", seed, base=warm, judge=judge.folder / "models" / "reward")
+        trained = judge.folder / "models" / "reward"
+        after = train("ppo.rlf", PPO_STEPS, out / "ppo", seed, device, base=warm, judge=trained)
     else:
         heading("grpo.rlf: improve it by GRPO on the task's verifier")
-        after = train("grpo.rlf", GRPO_STEPS, out / "grpo", seed, base=warm)
-    accuracy_after = accuracy(after.folder / "models" / "actor")
+        after = train("grpo.rlf", GRPO_STEPS, out / "grpo", seed, device, base=warm)
+    accuracy_after = accuracy(after.folder / "models" / "actor", device)
 
     rewards = [row["reward"] for row in after.metrics]
     picture = draw(rewards, out / "reward.png", "PPO" if ppo else "GRPO")
@@ -88,14 +90,14 @@ def demo(ppo: bool, seed: int, out: Path) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
 
 
-def train(name: str, steps: int, out: Path, seed: int, **params: Path) -> rlgraph.Run:
+def train(name: str, steps: int, out: Path, seed: int, device: str | None, **params: Path) -> rlgraph.Run:
     """Runs one of the programs beside this file, with params replaced."""
-    return rlgraph.compile(HERE / name, set=params).run(steps, seed=seed, out=out)
+    return rlgraph.compile(HERE / name, set=params).run(steps, seed=seed, out=out, device=device)
 
 
-def accuracy(model: Path) -> float:
+def accuracy(model: Path, device: str | None) -> float:
     """The share of held-out words that a model spells backward, taking the likeliest letter each time."""
-    run = rlgraph.compile(HERE / "evaluate.rlf", set={"base": model}).run(1, progress=False)
+    run = rlgraph.compile(HERE / "evaluate.rlf", set={"base": model}).run(1, device=device, progress=False)
     return run.metrics[0]["accuracy"]
 
 

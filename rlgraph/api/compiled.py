@@ -165,14 +165,15 @@ class Compiled(Compilation):
 
         out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may hold an
         earlier run, which is removed. device: of the models with `local`, as torch names it ("cpu", "cuda:1"); None
-        takes a GPU if there is one. threads: None takes every core. block: rows of its unit that every node works on at
-        a time, in place of what the schedule streams. token_budget: padded tokens of a micro-batch. backend: `local` is
+        takes a GPU if there is one; on it models are bfloat16 whose dtype neither the program nor a cluster says.
+        threads: None takes every core. block: rows of its unit that every node works on at a time, in place of what the
+        schedule streams. token_budget: padded tokens of a micro-batch. backend: `local` is
         this process, `ray` the processes of the plan, on the cluster at `address` or else on one that is started on
         this machine; with `debug` they are objects in this process, so that breakpoints work. timeout: seconds after
         which a process that does not answer is given up. record: a folder, new or empty, for all that is sampled.
         replay: such a folder, or that of a recorded run, whose rows take the place of sampling. trace: a file for a
-        timeline that ui.perfetto.dev shows. progress: on stderr. None of these changes what is computed but `seed` and
-        `replay`.
+        timeline that ui.perfetto.dev shows. progress: on stderr. None of these changes what is computed, but for
+        `seed`, `replay` and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.

@@ -63,6 +63,7 @@ class Probe:
     sizes: tuple[ProbeModel, ...]
     points: tuple[ProbeWork, ...]
     prompts: int = 16
+    dtype: str = "float32"
 
     @property
     def text(self) -> str:
@@ -71,7 +72,7 @@ class Probe:
     def _lines(self) -> Iterator[str]:
         yield "algorithm probe"
         for number, size in enumerate(self.sizes):
-            yield f"model m{number} = causal_lm({size.source})"
+            yield f'model m{number} = causal_lm({size.source}, dtype="{self.dtype}")'
             yield f"model r{number} = frozen(m{number})"
         yield f'data prompts = jsonl("prompts.jsonl", batch={self.prompts})'
         yield 'func score = python("rewards.py:score")'

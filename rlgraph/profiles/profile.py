@@ -18,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 
 from rlgraph.analysis.simulate import model_configs
-from rlgraph.clusters.cluster import Cluster, kind_of
+from rlgraph.clusters.cluster import Cluster, DeviceKind, kind_of
 from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
@@ -35,8 +35,20 @@ from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_t
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.options import LOCAL, RAY, Options
 
-SIZES = (ProbeModel(64, 4, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4))
-POINTS = (ProbeWork(1, 8), ProbeWork(4, 8, 2), ProbeWork(4, 40, 2))
+SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
+    "cpu": (ProbeModel(64, 4, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4)),
+    "gpu": (
+        ProbeModel(256, 4, 512, heads=4),
+        ProbeModel(1024, 6, 8192, heads=16),
+        ProbeModel(2048, 8, 32768, heads=16),
+    ),
+}
+POINTS: Mapping[DeviceKind, tuple[ProbeWork, ...]] = {
+    "cpu": (ProbeWork(1, 8), ProbeWork(4, 8, 2), ProbeWork(4, 40, 2)),
+    "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2)),
+}
+"""On a GPU small ones would only show what a call takes."""
+DTYPE: Mapping[DeviceKind, str] = {"cpu": "float32", "gpu": "bfloat16"}
 ROUNDS, WARM = 5, 1
 TRIES = 12
 QUIET = 0.3
@@ -95,8 +107,9 @@ def profile(
     wanted = [name for name in registry.engines() if name in (engines or registry.installed())]
     note("matrix products and memory")
     device = measure_device()
-    probe = Probe(SIZES[:2] if quick else SIZES, POINTS)
-    cluster = Calibration(defaults("cpu"), device).on(read_cluster(f"1x2:{device.name}"))
+    kind = kind_of(device.name)
+    probe = Probe(SIZES[kind][:2] if quick else SIZES[kind], POINTS[kind], dtype=DTYPE[kind])
+    cluster = Calibration(defaults(kind), device).on(read_cluster(f"1x2:{device.name}"))
     samples: list[Sample] = []
     local, remote = _Overheads(), _Overheads()
     rounds = 3 if quick else ROUNDS
@@ -183,7 +196,7 @@ def quiet(values: Sequence[float]) -> float:
 def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
-    predictor = Predictor(compiled.plan, {}, cluster, defaults("cpu"), setup.threads or 1)
+    predictor = Predictor(compiled.plan, {}, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
     turns, models = by_turn(seen), model_configs(compiled)
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:

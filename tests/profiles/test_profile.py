@@ -25,8 +25,8 @@ POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of this machine, of a tiny grid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "SIZES", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
-        patch.setattr(profiling, "POINTS", POINTS)
+        patch.setitem(profiling.SIZES, "cpu", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
+        patch.setitem(profiling.POINTS, "cpu", POINTS)
         path = tmp_path_factory.mktemp("profile") / "here.json"
         assert status(["profile", "--quick", "--engines", "transformers", "-o", str(path)]) == 0
     return path

@@ -1,0 +1,79 @@
+"""How much of the device's peak a training step reaches, and how fast tokens are sampled: models of 0.5 and 1.5 billion
+random weights in bfloat16, micro-batches of 8,192 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.measure import Row, Setting, config, engine, seconds
+from rlgraph.clusters.devices import known
+from rlgraph.cost.work import Tokens, backward_flops, forward_flops
+from rlgraph.engines.base import Micro, Sampling, TrainOptions
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.models.shape import Shape, shape_of
+from rlgraph.profiles.profile import measure_device
+
+MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B")
+TOKENS = 8192
+PROMPT = 64
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    device = measure_device()
+    dtype = "bfloat16" if setting.gpu else "float32"
+    reached = device.flops[dtype]
+    # What data sheets say of a GPU; of a CPU nothing is known but what it reaches.
+    peak = dict(known()[device.name].device.flops)[dtype] if setting.gpu else reached
+    yield Row(f"{device.name}: matrix products in {dtype}", reached / 1e12, "TFLOP/s")
+    yield Row(f"{device.name}: copies in its memory", device.bandwidth / 1e9, "GB/s")
+    for name in MODELS[: 1 if setting.small else None]:
+        fields = config(name, setting)
+        shape = shape_of({"model_type": "qwen2", **fields})
+        made = engine(fields, setting.device, dtype)
+        tokens = 256 if setting.small else TOKENS
+        for count in (8, 1):
+            yield from _training(name, made, shape, count, tokens // count, peak, setting)
+        yield from _sampling(name, made, setting)
+        del made
+        if setting.gpu:
+            torch.cuda.empty_cache()
+
+
+def _training(
+    name: str, made: TransformersEngine, shape: Shape, count: int, length: int, peak: float, setting: Setting
+) -> Iterator[Row]:
+    prompt = min(PROMPT, length // 4)
+    drawn = np.random.default_rng(1).integers(1, 250, (count, length)).tolist()
+    sequences = Sequences.from_lists(drawn, [[place >= prompt for place in range(length)]] * count)
+
+    def loss(_: Any) -> torch.Tensor:
+        return -made.logprobs(sequences).sum() / (count * length)
+
+    options, update = TrainOptions(1e-6, clip_norm=1.0), iter(range(10**6))
+    took = seconds(
+        lambda: made.train_step([None], lambda _: Micro((), loss), options, next(update)),
+        setting.device,
+        2 if setting.small else 5,
+    )
+    work = Tokens(count, count * length, count * length**2, count * (length - prompt), length)
+    flops = forward_flops(shape, "causal_lm", work) + backward_flops(shape, "causal_lm", work)
+    what = f"{name}: training on {count} x {length:,} tokens"
+    yield Row(what, count * length / took, "tokens/s")
+    yield Row(f"{what}, share of the device's peak", flops / took / peak)
+    if setting.gpu:
+        yield Row(f"{what}, memory", torch.cuda.max_memory_allocated() / 1e9, "GB")
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _sampling(name: str, made: TransformersEngine, setting: Setting) -> Iterator[Row]:
+    rows, new = (8, 8) if setting.small else (256, 128)
+    prompts = Sequences.from_lists([[1 + place % 250 for place in range(PROMPT)]] * rows)
+    keys = np.arange(rows, dtype=np.uint64)
+    sampling = Sampling(new, min_tokens=new)
+    took = seconds(lambda: made.generate(prompts, 1, sampling, keys), setting.device, 2)
+    yield Row(f"{name}: sampling {rows} rows of {new} tokens", rows * new / took, "tokens/s")

@@ -1,0 +1,61 @@
+"""The checks for GPUs go through their motions on a CPU, and can fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import correctness, memory, throughput
+from benchmarks.gpu.measure import Row, Setting
+
+HERE = Setting("cpu", small=True)
+
+
+@pytest.mark.parametrize("part", [memory, throughput], ids=lambda part: part.__name__)
+def test_a_part_measures(part: object) -> None:
+    rows = list(part.rows(HERE))  # type: ignore[attr-defined]
+    assert rows and all(row.good and row.measured > 0 for row in rows)
+
+
+def test_the_device_is_compared_with_the_cpu() -> None:
+    rows = [*correctness._models("qwen2", "float32", HERE), correctness._program("grpo", HERE)]
+    assert all(row.good for row in rows)
+    # Two times the same machine: only what is computed in another order is not the same to the bit.
+    assert {row.what for row in rows if row.measured} <= {"qwen2, float32: sampled and read"}
+
+
+def test_what_is_not_the_same_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = correctness.engine
+
+    def other(fields: dict[str, int], device: str, *more: object, **named: object) -> object:
+        found = made(fields, device, *more, **named)  # type: ignore[arg-type]
+        if next(calls) % 2:
+            # As on a device that computes one layer wrongly.
+            next(found.model.parameters()).data.mul_(1.01)
+        return found
+
+    calls = iter(range(100))
+    monkeypatch.setattr(correctness, "engine", other)
+    bad = {row.what for row in correctness._models("qwen2", "float32", HERE) if not row.good}
+    assert {f"qwen2, float32: {what}" for what in ("logprobs", "gradient", "values")} <= bad
+
+
+def test_a_figure_and_what_is_asked_of_it() -> None:
+    assert [Row("", value, least=1, most=2).good for value in (0.5, 1, 2, 2.5, float("nan"))] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_parts_that_cannot_be_done_or_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.part("demo", HERE, tmp_path / "demo.json") == 0
+    assert json.loads((tmp_path / "demo.json").read_text()) == [[], "it has one size"]
+    found = program.alone("memory", Setting("no such device"))
+    told = capsys.readouterr().out
+    assert found["error"] == "ended with status 1" and "## memory" in told and "ended with status 1" in told
