@@ -69,6 +69,11 @@ class Sequences:
         flat = ragged_index(self.starts[index], lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
+    def cut(self, lengths: Tensor) -> Sequences:
+        """Of each row so many tokens from its start, int64 [N]."""
+        flat = ragged_index(self.starts, lengths)
+        return Sequences(self.tokens[flat], lengths, self.scored[flat])
+
     def rows(self) -> list[list[int]]:
         """The tokens as N lists."""
         return [row.tolist() for row in self.tokens.split(self.lengths.tolist())]

@@ -26,6 +26,8 @@ DECODER: dict[str, Any] = {
     # Larger than usual: the next token is then far from uniform and mistakes show.
     "initializer_range": 0.3,
 }
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+"""On a CPU the other implementations do not compute in float64."""
 _SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": DECODER,
     "llama": DECODER,
@@ -38,6 +40,33 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "final_logit_softcapping": 3.0,
         "attn_logit_softcapping": 2.0,
+    },
+    "gemma3_text": DECODER
+    | {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3": DECODER | {"head_dim": 8},
+    "phi3": DECODER | {"pad_token_id": 0},
+    "mistral": DECODER | {"head_dim": 8, "sliding_window": 5},
+    "olmo2": DECODER,
+    "granite": DECODER | {"logits_scaling": 2.0, "attention_multiplier": 0.5, "embedding_multiplier": 1.5},
+    "gpt_neox": {name: value for name, value in DECODER.items() if name != "num_key_value_heads"},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mixtral": DECODER | EXPERTS | {"num_local_experts": 4},
+    "qwen3_moe": DECODER | EXPERTS | {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
+    "deepseek_v3": DECODER
+    | EXPERTS
+    | {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 16,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
     },
 }
 

@@ -1,29 +1,66 @@
-"""Attention for one new token a row: what decoding spends most of its time in on a CPU."""
+"""Attention of models that use torch's kernel: of rows that lie one behind the other, and of one new token a row."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 _NAME = "rlgraph_sdpa"
+_QUERIES = 512
+"""Of a row with a window, or with capped scores, so many are taken at a time."""
+_KINDS = {"full_attention", "sliding_attention"}
+"""Kinds of layers, as transformers calls them, that look at a row from a token back to its start or over a window."""
 
 
-def use_fast_decoding(model: PreTrainedModel) -> bool:
-    """Let a model that uses torch's attention kernel decode with two batched products instead; whether it
-    could be done.
+@dataclass(frozen=True)
+class Causal:
+    """Takes the place of a mask where whole rows are read: a token sees those before it, of its own row."""
 
-    The kernel is made for long queries: for one query a row the products are about 1.6 times as fast on a
-    CPU.
+    lengths: tuple[int, ...] | None
+    """In tokens, of rows that lie one behind the other; None: each is a row of the tensor."""
+    window: int | None
+    """How many tokens a token sees, itself included; None: all before it."""
+
+
+class _Packing(threading.local):
+    lengths: tuple[int, ...] | None = None
+
+
+_packing = _Packing()
+
+
+@contextmanager
+def packed(lengths: Sequence[int]) -> Iterator[None]:
+    """What this thread feeds to a model meanwhile is one row, in which so many tokens each are a row of their own."""
+    _packing.lengths = tuple(lengths)
+    try:
+        yield
+    finally:
+        _packing.lengths = None
+
+
+def use_own_attention(model: PreTrainedModel) -> bool:
+    """Let a model that uses torch's attention kernel read packed rows, and decode on a CPU with two batched products;
+    whether it could be done.
+
+    The kernel is made for long queries: for one query a row the products are about 1.6 times as fast on a CPU. It also
+    does not cap scores, which is done here for models that want it.
     """
-    if model.config._attn_implementation != "sdpa" or model.device.type != "cpu":
+    if model.config._attn_implementation != "sdpa":
         return False
     AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    AttentionMaskInterface.register(_NAME, _mask)
     try:
         model.set_attn_implementation(_NAME)
     except (ValueError, ImportError):
@@ -32,34 +69,143 @@ def use_fast_decoding(model: PreTrainedModel) -> bool:
     return True
 
 
+def knows_layers(model: PreTrainedModel) -> bool:
+    """Whether the model uses this attention, and all its layers are of kinds that packed rows are known for."""
+    config = model.config.get_text_config()
+    return config._attn_implementation == _NAME and _known(config)
+
+
+def _known(config: Any) -> bool:
+    return set(getattr(config, "layer_types", None) or ()) <= _KINDS
+
+
+def _mask(*, config: Any, local_size: int | None = None, **more: Any) -> Causal | Tensor | None:
+    """What transformers calls for the mask of a kind of layers; local_size: of a window."""
+    if _packing.lengths is not None:
+        return Causal(_packing.lengths, local_size)
+    # Of a window torch would get a mask for each pair of tokens of a row.
+    whole = more["attention_mask"] is None and more["q_length"] == more["kv_length"]
+    if whole and local_size is not None and more["q_length"] > local_size and _known(config) and not more["use_vmap"]:
+        return Causal(None, local_size)
+    mask: Tensor | None = sdpa_mask(config=config, local_size=local_size, **more)
+    return mask
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Causal | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    softcap: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [N, heads, T, size], key and value [N, groups, S, size] to [N,
     T, heads, size]."""
-    plain = query.shape[2] == 1 and more.get("position_bias") is None and query.dtype != torch.bfloat16
-    if not plain or torch.is_grad_enabled() or not _per_row(attention_mask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(attention_mask, Causal):
+        if more.get("position_bias") is not None:
+            raise NotImplementedError("a bias by position")
+        if attention_mask.lengths is not None:
+            return _packed(module, query, key, value, attention_mask, scale, softcap, more), None
+        return _rows(module, (query, key, value), attention_mask.window, scale, softcap, more), None
+    one = query.shape[2] == 1 and query.device.type == "cpu" and query.dtype != torch.bfloat16
+    if one and more.get("position_bias") is None and not torch.is_grad_enabled() and _per_row(attention_mask):
+        return _decode(query, key, value, attention_mask, scale, softcap), None
+    if softcap is not None:
+        if attention_mask is None and query.shape[2] == key.shape[2]:
+            return _rows(module, (query, key, value), None, scale, softcap, more), None
+        return _capped(query, key, value, attention_mask, scale, softcap), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+
+
+def _decode(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
     rows, heads, _, size = query.shape
     groups, places = key.shape[1], key.shape[2]
-    scale = size**-0.5 if scaling is None else scaling
     # A group's heads share its keys: they are the rows of one small product.
     grouped = query.reshape(rows * groups, heads // groups, size) * scale
-    logits = torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2))
-    if attention_mask is not None:
-        hidden = ~attention_mask[..., :places].expand(rows, groups, heads // groups, places)
+    logits = _cap(torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2)), softcap)
+    if mask is not None:
+        hidden = ~mask[..., :places].expand(rows, groups, heads // groups, places)
         logits = logits.masked_fill(hidden.reshape(logits.shape), -torch.inf)
     weighted = torch.bmm(logits.softmax(-1), value.flatten(0, 1))
-    return weighted.view(rows, 1, heads, value.shape[-1]), None
+    return weighted.view(rows, 1, heads, value.shape[-1])
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """Attention written out, with scores between -softcap and softcap. mask: bool [N or 1, 1, T, S], None: causal."""
+    repeats, queries, places = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
+    scores = _cap(query @ repeat_kv(key, repeats).transpose(2, 3) * scale, softcap)
+    if mask is None:
+        mask = torch.ones(queries, places, dtype=torch.bool, device=query.device).tril(places - queries)
+    # Not -inf: padding on the left sees nothing, and has to stay a number.
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
+    return (weights @ repeat_kv(value, repeats)).transpose(1, 2)
+
+
+def _cap(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _per_row(mask: Tensor | None) -> bool:
     """No mask, or one that says for each row which places may be seen."""
     return mask is None or (mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1)
+
+
+def _packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Causal,
+    scale: float,
+    softcap: float | None,
+    more: dict[str, Any],
+) -> Tensor:
+    """[1, heads, T, size] to [1, T, heads, size]. Rows of equal length that follow each other are one call."""
+    alike = [(length, len(list(rows))) for length, rows in groupby(mask.lengths or ())]
+    sizes = [length * count for length, count in alike]
+    done = []
+    for (length, count), *parts in zip(alike, *(each.split(sizes, 2) for each in (query, key, value)), strict=True):
+        rows = [part[0].unflatten(1, (count, length)).transpose(0, 1) for part in parts]
+        done.append(_rows(module, rows, mask.window, scale, softcap, more).flatten(0, 1))
+    return torch.cat(done)[None] if len(done) > 1 else done[0][None]
+
+
+def _rows(
+    module: nn.Module,
+    rows: Sequence[Tensor],
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    more: dict[str, Any],
+) -> Tensor:
+    """Causal attention of equal rows: queries, keys and values, [N, heads, T, size] each, to [N, T, heads, size]. No
+    mask and no scores are there for more than a part of a row."""
+    query, key, value = rows
+    length = query.shape[2]
+    if softcap is None and (window is None or length <= window):
+        return sdpa_attention_forward(module, query, key, value, None, 0.0, scale, **more)[0]
+
+    def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Of some queries, of which the last one belongs to the last key."""
+        count, places = query.shape[2], key.shape[2]
+        mask = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
+        mask = (mask if window is None else mask.triu(places - count - window + 1))[None, None]
+        if softcap is not None:
+            return _capped(query, key, value, mask, scale, softcap)
+        return sdpa_attention_forward(module, query, key, value, mask, 0.0, scale, **more)[0]
+
+    done, end = [], 0
+    for queries in query.split(_QUERIES, 2):
+        start, end = end, end + queries.shape[2]
+        first = 0 if window is None else max(0, start - window + 1)
+        parts = queries, key[:, :, first:end], value[:, :, first:end]
+        # What is inside would be kept for the gradient: keys once for each part that sees them, or scores.
+        again = torch.is_grad_enabled()
+        done.append(checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if again else part(*parts))
+    return torch.cat(done, 1)

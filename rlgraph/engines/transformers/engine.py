@@ -20,7 +20,7 @@ from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
-from rlgraph.engines.transformers.attention import use_fast_decoding
+from rlgraph.engines.transformers.attention import use_own_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
 from rlgraph.engines.transformers.gradients import plus, summed
@@ -85,8 +85,8 @@ class TransformersEngine:
         )
         use_onednn(self.model)
         use_lean_norms(self.model)
-        use_fast_decoding(self.model)
-        self._network = Network(self.model)
+        use_own_attention(self.model)
+        self._network = Network(self.model, self.codec.pad_id)
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
@@ -175,8 +175,7 @@ class TransformersEngine:
 
         def block(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
-            ids, _ = part.padded(self.codec.pad_id)
-            hidden = self._network.hidden(ids, torch.arange(len(part)), part.lengths - 1)
+            hidden = self._network.hidden(part, part.lengths.cumsum(0) - 1)
             return (_wide(self._network.head(hidden))[:, 0],)
 
         return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
@@ -318,17 +317,16 @@ class TransformersEngine:
         def block(rows: Tensor) -> Sequence[Tensor]:
             part = sequences.take(rows)
             where = part.scored.nonzero()[:, 0]
-            # What follows the last scored token, and that token itself, need not be fed.
-            ids, _ = part.padded(self.codec.pad_id)
-            columns = part.column_of[where] - 1
-            fed = int(columns.max()) + 1
-            return self._read(ids[:, :fed], part.row_of[where], columns, part.tokens[where], read)
+            # What follows the last scored token of a row, and that token itself, need not be fed.
+            fed = part.cut(part.column_of[where[part.counts().cumsum(0) - 1]])
+            before = fed.starts[part.row_of[where]] + part.column_of[where] - 1
+            return self._read(fed, before, part.tokens[where], read)
 
         return self._over_blocks(sequences.lengths, counts, block, results)
 
-    def _read(self, ids: Tensor, rows: Tensor, columns: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
+    def _read(self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
         """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
-        hidden = self._network.hidden(ids, rows, columns)
+        hidden = self._network.hidden(rows, places)
         outputs = self.model.config.get_text_config().vocab_size if self.spec.kind == "causal_lm" else 1
         return in_chunks(
             lambda part, follow: read(_wide(self._network.head(part)), follow),

@@ -12,8 +12,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import quiet
+from rlgraph.engines.transformers.attention import knows_layers, packed
 from rlgraph.engines.transformers.cache import make_cache
+
+_PADDED = 1.05
+"""Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
 
 _HEADS = ("score", "classifier", "lm_head")
 
@@ -26,25 +31,33 @@ class Network:
     tokens: a model for which neither is so is run whole instead, at every position.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
+        """pad_id: what rows are padded with."""
         self.model = model
         self.device = model.device
+        self._pad_id = pad_id
         self._backbone: nn.Module = model.base_model
         self._head = self._found()
 
-    def hidden(self, ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """What `head` needs of some places of right-padded rows: float [M, ...].
+    def hidden(self, rows: Sequences, places: Tensor) -> Tensor:
+        """What `head` needs of some places, float [M, ...]: int64 [M], which increase, among the tokens of all rows.
 
-        ids: int64 [N, T]. rows, columns: int64 [M]. The padding needs no mask: a causal model never looks to
-        the right.
+        The rows lie one behind the other where the model can read them so, and are padded on the right where it cannot,
+        or where there is little to pad. The padding needs no mask: a causal model never looks to the right.
         """
-        ids, rows, columns = ids.to(self.device), rows.to(self.device), columns.to(self.device)
-        if self._head is None:
-            return self.whole(ids)[rows, columns]
-        hidden = self.states(ids)
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        index = rows * ids.shape[1] + columns
-        return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index)
+        longest = int(rows.lengths.max())
+        if self.packs and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
+            index, states = places, self.packed(rows)
+        else:
+            index = rows.row_of[places] * longest + rows.column_of[places]
+            states = self.states(rows.padded(self._pad_id)[0].to(self.device))
+        flat = states.flatten(0, 1)
+        return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
+
+    def packed(self, rows: Sequences) -> Tensor:
+        """What `states` are of rows that lie one behind the other, [1, total, H]; only where it `packs`."""
+        with packed(rows.lengths.tolist()):
+            return self._states(rows.tokens[None].to(self.device), rows.column_of[None].to(self.device))
 
     def head(self, hidden: Tensor) -> Tensor:
         """What the model says where its hidden states are these, float [M, outputs]."""
@@ -71,16 +84,21 @@ class Network:
         return last
 
     def states(self, ids: Tensor) -> Tensor:
-        """What the model says at every position before its head, float [N, T, H]; where it has no backbone, behind
+        """What the model says at every position before its head, float [N, T, H]; where none can be run alone, behind
         it."""
-        if self._backbone is self.model:
-            return self.whole(ids)
-        out: Tensor = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        return self._states(ids, None)
+
+    def _states(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        if self._head is None:
+            return self.whole(ids, positions)
+        given = {} if positions is None else {"position_ids": positions}
+        out: Tensor = self._backbone(input_ids=ids, use_cache=False, **given).last_hidden_state
         return out
 
-    def whole(self, ids: Tensor) -> Tensor:
+    def whole(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """The model's own output at every position, [N, T, outputs]."""
-        out: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        given = {} if positions is None else {"position_ids": positions}
+        out: Tensor = self.model(input_ids=ids, use_cache=False, **given).logits
         if out.dim() != 3:
             raise EngineError(
                 f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone"
@@ -103,6 +121,23 @@ class Network:
         padded = self.step(both, make_cache(self.model.config, 1), positions, mask)[1]
         alone = self.step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
         return bool((padded - alone).abs().max() <= _tolerance(alone))
+
+    @cached_property
+    @torch.no_grad()
+    def packs(self) -> bool:
+        """Whether rows that lie one behind the other give what each gives alone."""
+        if not knows_layers(self.model):
+            return False
+        ids = self._probe()[0].cpu()
+        rows = Sequences.from_lists([ids.tolist(), ids[3:].tolist(), ids[:2].tolist()])
+        try:
+            together = self.packed(rows)[0].split(rows.lengths.tolist())
+        except Exception:
+            return False
+        alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
+        return all(
+            bool((one - other).abs().max() <= _tolerance(other)) for one, other in zip(together, alone, strict=True)
+        )
 
     def _probe(self) -> Tensor:
         """A few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn,
