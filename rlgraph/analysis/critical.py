@@ -45,14 +45,16 @@ class Stretch:
 
 def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     """The works that the step is made of, first to last; their seconds add up to those of the step."""
-    home = problem.colocation(found.blocks).home
+    colocation = problem.colocation(found.blocks)
+    home, pools = colocation.home, colocation.pools
     chosen = dict(enumerate(found.options))
     syncs = [problem.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
-    seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs)
-    pools = problem.colocation(found.blocks).pools
+    trips = problem.trips(colocation, {number: (option,) for number, option in chosen.items()})
+    seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs, trips)
     begun = starts(problem.order, seconds, pools)
     return tuple(
-        _stretch(problem, found, job, begun[job], seconds[job]) for job in _chain(problem.order, begun, seconds, pools)
+        _stretch(problem, found, job, begun[job], seconds[job], trips.get(job - len(syncs), 0.0))
+        for job in _chain(problem.order, begun, seconds, pools)
     )
 
 
@@ -78,17 +80,20 @@ def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools
     return chain[::-1]
 
 
-def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float) -> Stretch:
+def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float, trips: float) -> Stretch:
     count = len(problem.syncs)
     if job < count:
         component = problem.components[problem.syncs[job][1]]
         return Stretch(f"weights of {component.model}", "weights", start, seconds, _brought(problem, found, job))
     task, number = problem.tasks[job - count], problem.component_of[job - count]
     if number is None:
-        return Stretch(task.name, "host", start, seconds, {"overhead": seconds} if seconds else {})
+        own = {"overhead": seconds - trips, "communication": trips}
+        return Stretch(task.name, "host", start, seconds, {name: each for name, each in own.items() if each})
     parts = parts_of(problem, problem.components[number], found.options[number], task)
     if answered := problem.answered.get(job - count):
         parts["overhead"] = parts.get("overhead", 0.0) + answered
+    if trips:
+        parts["communication"] = parts.get("communication", 0.0) + trips
     return Stretch(task.name, kind_of(task), start, seconds, parts)
 
 

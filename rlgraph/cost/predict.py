@@ -107,15 +107,23 @@ def onload(operation: str, held: float, deployment: Deployment, synced: bool) ->
     return Cost(memory=trips * held / deployment.island.device.host)
 
 
-def order(ranks: int, constants: Constants) -> Cost:
-    """Until a group of so many processes has its orders and has answered, beside the work."""
-    return Cost(overhead=constants.host.order + constants.host.order_rank * ranks)
+def order(ranks: int, constants: Constants, apart: tuple[float, float] | None = None) -> Cost:
+    """Until a group of so many processes has its orders and has answered, beside the work. apart: of the link to its
+    island, from that of the process that gives orders."""
+    both_ways = 2 * apart[1] if apart else 0.0
+    return Cost(overhead=constants.host.order + constants.host.order_rank * ranks, communication=both_ways)
 
 
 def rows(tokens: float, island: Island, constants: Constants) -> Cost:
     """Until the rows are there that a copy works on, which get to it while others get theirs."""
     sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
+
+
+def sent_apart(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
+    """Until the rows are there that one copy, or the host, sends to one on another island."""
+    bandwidth, latency = apart
+    return Cost(communication=tokens * ROW_BYTES / (bandwidth * constants.transfer) + latency)
 
 
 def host(op: str, count: float, constants: Constants) -> Cost:
@@ -135,13 +143,17 @@ class Predictor:
         self.threads = threads
         self._pools = {pool.name: pool for pool in plan.pools}
 
+    def island(self, group: Group) -> Island:
+        """Where a group is: what needs no devices is beside the first ones."""
+        first = self._pools[group.pool].first if group.models else 0
+        return self.cluster.islands[self.cluster.island(first)]
+
     def deployment(self, model: str, group: Group) -> Deployment:
         """Where and how a group works with a model."""
         how = self.plan.holding(model, group.name)
-        island = self.cluster.islands[self.cluster.island(self._pools[group.pool].first)]
         return Deployment(
             group.engine,
-            island,
+            self.island(group),
             group.mesh,
             how.micro_tokens,
             how.recompute,
@@ -173,11 +185,16 @@ class Predictor:
         """Until a group, or so many of its copies, has its orders and has answered."""
         found = self.plan.group(group)
         ranks = found.mesh.size if copies is None else copies * found.mesh.copy_size
-        return order(1 if found.code else ranks, self.constants)
+        apart = self.cluster.apart(self.cluster.islands[0], self.island(found))
+        return order(1 if found.code else ranks, self.constants, apart)
 
     def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         """An edge between two groups, or to so many copies of the second."""
-        found = self.plan.group(target)
+        sending, found = self.plan.group(source), self.plan.group(target)
+        if apart := self.cluster.apart(self.island(sending), self.island(found)):
+            # Each copy has a link of its own; the host, and a process that runs a function, is one.
+            ends = [group.mesh.length("dp") if group.models else 1 for group in (sending, found)]
+            return sent_apart(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
         if found.code:
             # Nobody says where its cpus are: beside the first devices, and another machine than the rows'.
             return rows(tokens, self.cluster.islands[0], self.constants)

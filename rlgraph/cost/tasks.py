@@ -17,7 +17,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.time import Batch
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, at_once, attr, code_of, rows_each
+from rlgraph.ops.nodes import NODES, at_once, attr, chosen_from, code_of, needed, rows_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,22 @@ def usual(limit: int) -> Lengths:
     return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
 
 
+Maker = tuple[str, bool] | None
+"""Who makes values: a model, and whether it generates them; None: the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that a task reads, that others have made, and that has not come to its own model before."""
+
+    value: str
+    maker: Maker
+    tokens: float
+    """In a step."""
+    orders: float
+    """In which it is fetched, in a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     name: str
@@ -66,6 +82,7 @@ class Task:
     """Processes over which its calls are spread, where the code has no pool of its own."""
     turns: int = 0
     """How often an environment may answer each row."""
+    reads: tuple[Read, ...] = ()
 
     @property
     def tokens(self) -> float:
@@ -92,6 +109,8 @@ class _Scope:
     """For each axis that is sliced, how much of it there is."""
     after: frozenset[int] = frozenset()
     """Tasks that the loop waits for."""
+    epochs: float = 1.0
+    """How often it sees the same rows."""
 
 
 def turns_of(node: Node) -> int:
@@ -106,6 +125,10 @@ class _Laying:
         self.found: list[Task] = []
         self.made: dict[str, frozenset[int]] = {}
         """For each value the tasks after which it is there."""
+        self.lies: dict[str, tuple[str, Maker]] = {}
+        """For each value with rows the one that these were made as, and who made them."""
+        self.came: set[tuple[Maker, str]] = set()
+        """Who has been sent which rows."""
         self.readers: dict[Type, list[int]] = {}
         """For each model or other thing that lives across steps, who reads its present state."""
         self.rows: dict[str, float] = {}
@@ -135,6 +158,7 @@ class _Laying:
             done = frozenset({self.add(node, scope, after)})
         for value in node.outputs:
             self.made[value.name] = done
+        self.lay(node)
         for name in node.inputs:
             kind = self.types[name]
             if isinstance(kind, Handle) and kind not in replaced:
@@ -144,11 +168,11 @@ class _Laying:
 
     def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
         region, first = node.region, len(self.found)
-        times, shares = scope.times, dict(scope.shares)
+        times, shares, epochs = scope.times, dict(scope.shares), scope.epochs
         op = NODES[node.op]
         if op.loop == "slices":
             parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
-            times *= parts * node.attr("epochs")
+            times, epochs = times * parts * node.attr("epochs"), epochs * node.attr("epochs")
             shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
         elif op.on_steps:
             times /= op.on_steps.period(node.attr("steps"))
@@ -156,10 +180,12 @@ class _Laying:
             times *= self.rounds(node, scope)
         for value in region.inputs:
             self.made[value.name] = after
-        self.graph(region, _Scope(times, shares, after))
+        self.graph(region, _Scope(times, shares, after, epochs))
         made = frozenset(range(first, len(self.found)))
         for inner, outer in node.exported:
             self.adopt(self.types[inner], outer.type, 1.0)
+            if inner in self.lies:
+                self.lies[outer.name] = self.lies[inner]
         if op.loop == "rounds" and (kept := self.rows.get(node.attr("axis"), 0.0)):
             # However many batches it reads, what it gives is as many rows as were asked for.
             exported = {above.key for _, outer in node.exported for own in axes_of(outer.type) for above in own.path()}
@@ -195,8 +221,49 @@ class _Laying:
             ]
             rows = max((self.count(axis.row.key, scope) for axis in axes), default=1.0)
             task = replace(task, rows=rows, code=code_of(node), workers=self.program.workers(code_of(node)))
-        self.found.append(task)
+        self.found.append(replace(task, reads=tuple(self.sent(node, self.maker(node), scope))))
         return len(self.found) - 1
+
+    # Where rows lie
+
+    def maker(self, node: Node) -> Maker:
+        """Who does a node's work."""
+        if not NODES[node.op].with_model:
+            return None
+        held = self.types[node.inputs[0]]
+        assert isinstance(held, Handle)
+        return held.name, NODES[node.op].generates
+
+    def lay(self, node: Node) -> None:
+        """Where what a node makes lies: with who makes it, but rows that are only chosen from stay where they are."""
+        if NODES[node.op].loop:
+            return
+        old = chosen_from(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
+        for at, value in enumerate(node.outputs):
+            if not isinstance(value.type, Handle):
+                before = old[at] if old else value.name
+                self.lies[value.name] = self.lies.get(before, (value.name, self.maker(node)))
+
+    def sent(self, node: Node, own: Maker, scope: _Scope) -> Iterator[Read]:
+        """What comes to who does a node's work, each value once."""
+        times = scope.times / scope.epochs
+        for name in needed(node):
+            root, maker = self.lies.get(name, (name, own))
+            tokens = self.entries(self.types[name], scope)
+            if tokens and maker != own and (own, root) not in self.came:
+                self.came.add((own, root))
+                yield Read(root, maker, tokens * times, times)
+
+    def entries(self, kind: Type, scope: _Scope) -> float:
+        """Tokens of a value; one that has a number for each row counts as one for each."""
+        axis = axis_of(kind)
+        if axis is None:
+            return 0.0
+        rows = self.count(axis.row.key, scope)
+        if isinstance(kind, Table):
+            known = self.lengths.get(kind.token.key) if kind.token else None
+            return rows * sum(each.mean for each in known or (self.workload.prompt,))
+        return rows * self.lengths[axis.key][1].mean if axis.key in self.lengths else rows
 
     # Rows
 

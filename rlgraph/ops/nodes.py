@@ -485,6 +485,12 @@ def code_of(node: Node) -> str:
     return str(node.attr(name)) if name else ""
 
 
+def needed(node: Node) -> tuple[str, ...]:
+    """The values that a node's work reads: rows that are only chosen from stay where they are."""
+    chooses = NODES[node.op].chooses
+    return node.inputs if chooses is None else (node.inputs[chooses],)
+
+
 def chosen_from(node: Node) -> tuple[str, ...]:
     """Of a node that chooses rows: the inputs that they are chosen from, one for each output."""
     at = NODES[node.op].chooses

@@ -107,7 +107,8 @@ def problem_of(question: Question) -> Problem:
     }
     step = tuple(tasks(question.program, main_step(question.program), question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step)
-    options = Options(step, question.constants, question.engines, offload=question.offload)
+    apart = len(question.cluster.islands) > 1
+    options = Options(step, question.constants, question.engines, offload=question.offload, apart=apart)
     return Problem(own, question.cluster, options, question.goal, placed)
 
 

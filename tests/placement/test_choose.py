@@ -9,6 +9,7 @@ import pytest
 
 import rlgraph
 from rlgraph.analysis.choice import show_choice
+from rlgraph.analysis.critical import critical_path
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
@@ -17,6 +18,7 @@ from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
+from rlgraph.cost.predict import ROW_BYTES
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
 from rlgraph.placement.search.refuse import MOST_NODES
@@ -85,6 +87,29 @@ def test_weights_go_over_the_link_between_groups() -> None:
         seconds.append(found.choice.found.seconds)
     weights = 1.5e9 * 2 / (8 * 0.1e9 / 8)
     assert seconds[1] > seconds[0] + weights
+
+
+def test_rows_and_orders_go_over_the_link_between_groups() -> None:
+    """The search and the simulator count the way of each task's rows alike, and of its orders; the copies have a link
+    each, as far as there are as many at both ends."""
+    pins = "schedule grpo\npool learn = 8 devices\npool play = 8 devices\nplace actor.train on learn(tp=1)\n"
+    pins += "place ref on learn(tp=2)\nplace actor.generate on play(tp=4)\n"
+    found = chosen("grpo", "1x8:h100-80gb + 1x8:h20-96gb ~ 0.01Gb/s, 500ms", schedule=pins)
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    spent: dict[str, float] = {}
+    for work in seen.works:
+        spent[work.name] = spent.get(work.name, 0.0) + work.parts.get("transfer", 0.0) + work.parts.get("order", 0.0)
+    problem, best = found.choice.problem, found.choice.found
+    trips = problem.trips(problem.colocation(best.blocks), {at: [each] for at, each in enumerate(best.options)})
+    own = {problem.tasks[number].name: seconds for number, seconds in trips.items()}
+    assert {"ref_logp", "train actor"} <= own.keys()
+    assert {name: spent[name] for name in own} == pytest.approx(own, rel=0.02)
+    # Two copies sample, at 10 Mb/s each.
+    sampled = 8192 * (300 + LENGTHS.answers(1024).mean) * ROW_BYTES
+    assert own["ref_logp"] > sampled / (2 * 0.01e9 / 8)
+    stretches = {each.name: each for each in critical_path(problem, best)}
+    assert stretches["ref_logp"].parts["communication"] > own["ref_logp"]
+    assert stretches["ref_logp"].seconds == pytest.approx(sum(stretches["ref_logp"].parts.values()))
 
 
 def test_one_more_device_is_never_slower() -> None:

@@ -20,7 +20,7 @@ from rlgraph.clusters.cluster import Cluster, Device, Island
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Task
+from rlgraph.cost.tasks import Read, Task
 from rlgraph.cost.time import Batch
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Placement
@@ -104,7 +104,7 @@ def attempted(dice: random.Random, nodes: Nodes, between: float) -> Case | None:
     need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
     islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
     cluster = replace(cluster, islands=islands)
-    return Case(Problem(found, cluster, Options(step, CONSTANTS, engines), goal), fixed)
+    return Case(Problem(found, cluster, Options(step, CONSTANTS, engines, apart=len(islands) > 1), goal), fixed)
 
 
 def island(dice: random.Random, shapes: Nodes) -> Island:
@@ -137,7 +137,11 @@ def tasks(dice: random.Random, names: Sequence[str]) -> list[Task]:
         batch = Batch(rows, Lengths((float(dice.choice((16, 128))),)), Lengths((32.0, float(dice.choice((32, 256))))))
         batches = (batch,) if model else ()
         times = dice.choice((1.0, 1.0, 2.0)) if op == "train" else 1.0
-        found.append(Task(f"{op} {model}", op, model, batches, dice.choice((1.0, 500.0)), times, after))
+        makers = {(found[at].model or "", found[at].op == "generate") for at in after if found[at].model != model}
+        reads = tuple(
+            Read("rows", maker if maker[0] else None, batch.tokens().tokens, times) for maker in sorted(makers)
+        )
+        found.append(Task(f"{op} {model}", op, model, batches, dice.choice((1.0, 500.0)), times, after, reads=reads))
     return found
 
 
@@ -227,7 +231,8 @@ def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequenc
     colocation = problem.colocation(blocks)
     syncs = [problem.sync(a, chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs]
     durations = {number: option.seconds for number, option in enumerate(chosen)}
-    return problem.value(problem.step(durations, syncs, colocation), blocks, devices)
+    only = {number: (option,) for number, option in enumerate(chosen)}
+    return problem.value(problem.step(durations, syncs, colocation, only), blocks, devices)
 
 
 def brute(case: Case) -> dict[Blocks, float]:
@@ -327,7 +332,7 @@ def tight(case: Case, best: Found | None) -> bool:
     """Whether the best plan would be better with more memory."""
     islands = tuple(replace(each, device=replace(each.device, memory=1 << 60)) for each in case.problem.cluster.islands)
     old = case.problem
-    options = Options(old.tasks, CONSTANTS, old.options.engines)
+    options = Options(old.tasks, CONSTANTS, old.options.engines, apart=old.options.apart)
     cluster = replace(old.cluster, islands=islands)
     free = Search(Problem(old.components, cluster, options, old.goal), 0.0).run(case.candidates)
     return free is not None and (best is None or best.value > free.value * (1 + 1e-9))
@@ -344,5 +349,7 @@ def test_the_random_problems_are_of_all_kinds() -> None:
     assert sum(tight(case, each) for case, each in zip(cases, found, strict=True)) > 60
     assert sum(bool(case.fixed) for case in cases) > 30
     assert sum(len(case.problem.cluster.islands) > 1 for case in cases) > 15
+    apart = [case for case in cases if any(case.problem.colocation(blocks).trips for blocks in case.candidates)]
+    assert len(apart) > 15
     assert sum(case.problem.goal == "cost" for case in cases) > 30
     assert sum(bool(case.problem.syncs) for case in cases) > 60

@@ -14,7 +14,7 @@ from rlgraph.backends.placed.transport import Order
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import share
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
-from rlgraph.ops.nodes import NODES
+from rlgraph.ops.nodes import NODES, needed
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,6 @@ def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) ->
         assert isinstance(kind, Table)
         about[kind.axis.key] = kind.axis
     return Needs(names, row_axes(frame, names, about.values()), not op.scores and (notes or not op.trains))
-
-
-def needed(node: Node) -> tuple[str, ...]:
-    """The values that a node's work reads: rows that are only chosen from stay where they are."""
-    chooses = NODES[node.op].chooses
-    return node.inputs if chooses is None else (node.inputs[chooses],)
 
 
 def split_axis(node: Node) -> str | None:

@@ -18,7 +18,6 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.shares import needed
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
@@ -36,7 +35,7 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, code_of, model_of, rows_each, table_of
+from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each, table_of
 
 
 @dataclass

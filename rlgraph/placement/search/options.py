@@ -126,11 +126,18 @@ class Options:
     """The options of all components, worked out once for each number of devices."""
 
     def __init__(
-        self, tasks: Sequence[Task], constants: Constants, engines: Sequence[str], *, offload: bool = True
+        self,
+        tasks: Sequence[Task],
+        constants: Constants,
+        engines: Sequence[str],
+        *,
+        offload: bool = True,
+        apart: bool = False,
     ) -> None:
         """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
-        while they are not at work."""
+        while they are not at work. apart: rows may travel between islands, where more copies have more links."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
+        self.apart = apart
         self._strategies: dict[tuple[int, int], list[Strategy]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
@@ -148,7 +155,8 @@ class Options:
             front = (number, *map(id, found))
             if front not in self._fronts:
                 fit = usable(island, self.constants)
-                self._fronts[front] = tuple(_undominated([option for option in found if option.peak <= fit], component))
+                fitting = [option for option in found if option.peak <= fit]
+                self._fronts[front] = tuple(_undominated(fitting, component, self.apart))
             self._found[key] = self._fronts[front]
         return self._found[key]
 
@@ -333,15 +341,15 @@ def _copies(component: Component, units: Sequence[float], most: int) -> Iterator
         most = fewest - 1
 
 
-def _undominated(found: Sequence[Option], component: Component) -> list[Option]:
-    """Those that no other one beats in every task's time and memory, and, if the model's weights are brought from here
-    or to here, in how fast they come."""
+def _undominated(found: Sequence[Option], component: Component, apart: bool) -> list[Option]:
+    """Those that no other one beats in every task's time and memory, in how fast the model's weights come if they are
+    brought from here or to here, and in how many links rows have to other islands."""
     kept: list[Option] = []
     keys: dict[object, list[tuple[float, ...]]] = {}
     for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
         group, more = _brought(option, component)
         others = keys.setdefault(group, [])
-        key = (*option.key, *more)
+        key = (*option.key, *more, -option.copies) if apart else (*option.key, *more)
         if not any(all(map(le, other, key)) for other in others):
             kept.append(option)
             others.append(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -12,7 +12,7 @@ from typing import Literal
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import time
 from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import host
+from rlgraph.cost.predict import host, sent_apart
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
@@ -47,6 +47,25 @@ class Colocation:
     pools: Pools
     """For each job."""
     chained: Chains
+    trips: tuple[Trip, ...]
+    """What travels between islands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Orders of a task, or rows of a value that it reads, which go over the link between two islands, in a step."""
+
+    task: int
+    ends: tuple[int | None, int | None]
+    """Components that send and receive; None: the host, which is one process."""
+    latency: float
+    """Of the messages."""
+    seconds: float = 0.0
+    """Of the bytes, if one copy sends them to one."""
+
+
+Candidates = Mapping[int, Sequence[Option]]
+"""For each component the options of which it may have one."""
 
 
 class Problem:
@@ -67,6 +86,8 @@ class Problem:
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
+        self.own: Mapping[tuple[str, bool], int] = own
+        """By model, and whether it generates."""
         self.component_of = [own[task.model, NODES[task.op].generates] if task.model else None for task in self.tasks]
         """For each task its component; None: the host does it."""
         self.syncs = [
@@ -134,6 +155,11 @@ class Problem:
         return [0.0 if task.model else task.times * self._hosted(task) for task in self.tasks]
 
     @cached_property
+    def opening(self) -> float:
+        """Seconds of all that the host does before anything else is done: until then what needs no model may wait."""
+        return sum(seconds for number, seconds in enumerate(self.host) if not self._waits(number))
+
+    @cached_property
     def answered(self) -> dict[int, float]:
         """Seconds in which a pool of cpus answers the rows of a task with a model, which waits meanwhile."""
         found = {}
@@ -159,20 +185,44 @@ class Problem:
                 for task, component in zip(self.tasks, self.component_of, strict=True)
             ]
             count = 1 + max((pool for own in pools for pool in own), default=0)
-            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count))
+            trips = tuple(self._trips({at: self.island(blocks[block]) for at, block in home.items()}))
+            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count), trips)
         return self._colocations[blocks]
+
+    def _trips(self, islands: Mapping[int, Island]) -> Iterator[Trip]:
+        """islands: of the components. The host is beside the first devices."""
+        first = self.cluster.islands[0]
+        for number, (task, component) in enumerate(zip(self.tasks, self.component_of, strict=True)):
+            here = first if component is None else islands[component]
+            if link := self.cluster.apart(first, here):
+                _, latency = link
+                yield Trip(number, (None, component), 2 * latency * task.times)
+            for read in task.reads:
+                source = None if read.maker is None else self.own[read.maker]
+                link = self.cluster.apart(first if source is None else islands[source], here)
+                if link:
+                    _, latency = link
+                    whole = sent_apart(read.tokens, link, self.constants).seconds - latency
+                    yield Trip(number, (source, component), read.orders * latency, whole)
 
     def _place(self, task: Task, host: int) -> int:
         number, _ = self.code.get(task.code, (-1, 1))
         return host + 1 + number
 
-    def seconds(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float]) -> list[float]:
-        """Of each job, from those of each component's tasks."""
+    def seconds(
+        self,
+        durations: Mapping[int, Sequence[float]],
+        syncs: Sequence[float],
+        trips: Mapping[int, float] = MappingProxyType({}),
+    ) -> list[float]:
+        """Of each job, from those of each component's tasks. trips: what tasks take beside."""
         found = [*syncs, *self.host]
         for number, own in durations.items():
             for task, length in zip(self.components[number].tasks, own, strict=True):
                 found[len(syncs) + task] = length
         for task, length in self.answered.items():
+            found[len(syncs) + task] += length
+        for task, length in trips.items():
             found[len(syncs) + task] += length
         return found
 
@@ -190,6 +240,23 @@ class Problem:
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
         return time.sync(config, source.deployment, target.deployment, together, self.constants, apart)
 
+    def trips(self, colocation: Colocation, candidates: Candidates) -> dict[int, float]:
+        """Seconds that orders and rows of tasks are on their way between islands, at least."""
+        found: dict[int, float] = {}
+        most: dict[tuple[int, int | None], float] = {}
+        for trip in colocation.trips:
+            lanes = min(1.0 if end is None else self._lanes(end, candidates[end]) for end in trip.ends)
+            # What is computed for a row travels with it.
+            key, seconds = (trip.task, trip.ends[0] if trip.seconds else -1), trip.seconds / lanes + trip.latency
+            found[trip.task] = found.get(trip.task, 0.0) + max(0.0, seconds - most.get(key, 0.0))
+            most[key] = max(seconds, most.get(key, 0.0))
+        return found
+
+    def _lanes(self, component: int, candidates: Sequence[Option]) -> float:
+        """How many copies send or receive at most, as long as the one that has most rows."""
+        rows = self.options.units(self.components[component])[-1]
+        return rows / ceil(rows / max(option.copies for option in candidates))
+
     def price(self, blocks: Blocks, devices: Sequence[int]) -> float:
         """Dollars a second of the devices of all pools."""
         found = 0.0
@@ -204,13 +271,26 @@ class Problem:
         """What is minimized."""
         return seconds if self.goal == "time" else seconds * self.price(blocks, devices)
 
-    def least(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
+    def least(
+        self,
+        durations: Mapping[int, Sequence[float]],
+        syncs: Sequence[float],
+        colocation: Colocation,
+        candidates: Candidates,
+    ) -> float:
         """Seconds that no order of the jobs can beat."""
-        return bound(self.served, self.seconds(durations, syncs), colocation.chained)
+        seconds = self.seconds(durations, syncs, self.trips(colocation, candidates))
+        return bound(self.served, seconds, colocation.chained)
 
-    def step(self, durations: Mapping[int, Sequence[float]], syncs: Sequence[float], colocation: Colocation) -> float:
-        """Seconds of a step."""
-        return makespan(self.order, self.seconds(durations, syncs), colocation.pools)
+    def step(
+        self,
+        durations: Mapping[int, Sequence[float]],
+        syncs: Sequence[float],
+        colocation: Colocation,
+        chosen: Candidates,
+    ) -> float:
+        """Seconds of a step. chosen: one option of each component."""
+        return makespan(self.order, self.seconds(durations, syncs, self.trips(colocation, chosen)), colocation.pools)
 
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""

@@ -389,6 +389,8 @@ class Search:
             brought = [self.problem.sync(source, own[0], option, together) for option, _ in ends]
             sums = [[wait + each for each in least] for wait, (_, least) in zip(brought, ends, strict=True)]
             key = (min(brought), *_least(sums), *_least([option.seconds for option in own]))
+            if self.problem.options.apart:
+                key = (*key, -own[0].copies)
             if not any(all(map(le, other, key)) for other in known):
                 known.append(key)
                 found.append(own)
@@ -410,7 +412,7 @@ class Search:
             together = colocation.home[source] == colocation.home[target]
             sync, durations[target] = self.brought(source, target, candidates, durations[target], together, known)
             syncs.append(sync)
-        return self.problem.value(self.problem.least(durations, syncs, colocation), blocks, devices)
+        return self.problem.value(self.problem.least(durations, syncs, colocation, candidates), blocks, devices)
 
     def brought(
         self,
@@ -443,10 +445,11 @@ class Search:
         sync = min(fastest.values())
         if target not in self.problem.leading:
             return sync, durations
-        # What brings the weights fast may generate slowly: no option has both. One task is told so.
-        least = list(durations)
+        # What brings the weights fast may generate slowly: no option has both. One task is told so. The host may be at
+        # work for longer than the weights are on their way.
+        least, host = list(durations), self.problem.opening
         whole = [
-            min(fastest[id(own.split)] + own.seconds[at] for own in candidates[target]) - sync
+            min(max(host, fastest[id(own.split)]) + own.seconds[at] for own in candidates[target]) - max(host, sync)
             for at in range(len(least))
         ]
         at = max(range(len(least)), key=lambda place: whole[place] - least[place])
@@ -544,7 +547,8 @@ class _Fathoming:
             )
             for source, target in self.problem.syncs
         ]
-        seconds = self.problem.step(durations, syncs, self.colocation)
+        only = {number: (option,) for number, option in chosen.items()}
+        seconds = self.problem.step(durations, syncs, self.colocation, only)
         value = self.problem.value(seconds, self.blocks, self.devices)
         if self.search.best is None or value < self.search.best.value:
             options = tuple(chosen[number] for number in range(len(chosen)))
