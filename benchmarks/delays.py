@@ -6,9 +6,10 @@
     python benchmarks/delays.py --exact
 
 Each run draws by its seed a program (answers, or episodes of an environment) with `async(staleness=K, span=...)`, and a
-plan whose weights are taken over while rows are sampled (`refresh ... by=reread`). Every process sleeps again and
-again, as `delayed.py` says: who trains, who samples, before each token and between its orders, both ends of every
-transfer, the functions and the environment of the user, the rows of the data, the controller. Of each run is asked that
+plan whose weights are taken over while rows are sampled (`refresh ... by=reread`, with vLLM also `keep`). Every process
+sleeps again and again, as `delayed.py` says: who trains, who samples, before each token and between its orders, both
+ends of every transfer, the functions and the environment of the user, the rows of the data, the controller. Of each run
+is asked that
 
     sampled     each row is sampled once, and all that was sampled was trained on or left over in the end: none is lost,
                 none is trained on twice, none is too old, as `rlgraph trace check` says
@@ -169,12 +170,13 @@ def plan(
         f"pool play = {copies} devices",
         f"place actor.train{also and f', {also}'} on learn(engine=late_transformers)",
         f"place actor.{'interact' if acts else 'generate'} on play(engine=late_{generates}, dp={copies})",
-        "refresh actor on play(by=reread)",
     ]
     if chance.random() < 0.5:
         lines += ["pool judges = 2 cpus", f"place {user} on judges"]
     if block:
         lines.append(f"stream rollout(block={block})")
+    by = chance.choice(["reread", "keep"]) if generates == "vllm" else "reread"
+    lines.append(f"refresh actor on play(by={by})")
     return "\n".join(lines) + "\n"
 
 

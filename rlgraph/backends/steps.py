@@ -107,7 +107,7 @@ class Steps:
     left: Things | None = None
     """What it left; None before the first one."""
 
-    def steps(self, wanted: int | None) -> Iterator[StepResult]:
+    def steps(self, wanted: int | None) -> Generator[StepResult]:
         """Runs phase after phase, then the main step `wanted` times (None: for ever). Asked again, it goes on: phases
         that are over do not come again.
 

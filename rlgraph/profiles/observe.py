@@ -107,6 +107,8 @@ class Stopwatch(Silent):
         self._done: list[TimedWork] = []
         self._inside: dict[int, float] = {}
         """For each thread the longest work that it was told of since its last node was done."""
+        self._behind: set[int] = set()
+        """Threads whose node waits for weights that were sent before its order."""
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
@@ -117,9 +119,13 @@ class Stopwatch(Silent):
 
     def firing(self, node: Node, pool: str = "") -> None:
         self._begun[threading.get_ident()] = self.cores.waits()
+        self._behind.discard(threading.get_ident())
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         inside = self._inside.pop(threading.get_ident(), seconds)
+        if threading.get_ident() in self._behind:
+            # The order was there before its weights: nobody waited for it.
+            seconds = inside
         if not NODES[node.op].loop:
             waited = self.cores.since(self._begun[threading.get_ident()])
             self.add(title(node), node.op, seconds, inside, waited)
@@ -128,6 +134,7 @@ class Stopwatch(Silent):
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         self._inside.pop(threading.get_ident(), None)
+        self._behind.add(threading.get_ident())
         self.add(f"sync {model}", "sync", seconds, seconds)
 
     def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
@@ -167,7 +174,11 @@ def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
         watch.cores.others = _processes(backend)
         steps = backend.steps(None)
         watch.taken()
-        yield TimedRun(steps, watch)
+        try:
+            yield TimedRun(steps, watch)
+        finally:
+            # What is under way ends before the processes do.
+            steps.close()
 
 
 def _processes(backend: object) -> list[int]:

@@ -237,7 +237,9 @@ class _Overheads:
                 self.syncs.append(inside)
                 continue
             record = NODES[op]
-            self.orders.append((most if record.with_model else 1, quiet([each.seconds - each.inside for each in done])))
+            order = quiet([each.seconds - each.inside for each in done])
+            if order > 0:
+                self.orders.append((most if record.with_model else 1, order))
             if (record.foreign or record.body) and "_" in name:
                 rows = float(probe.prompts * probe.points[int(name.rsplit("_")[-1])].samples)
                 (self.calls if record.foreign else self.nodes).append((rows, inside))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """Runs a program; it is open from its construction on."""
 
-    def steps(self, wanted: int | None) -> Iterator[StepResult]: ...
+    def steps(self, wanted: int | None) -> Generator[StepResult]: ...
 
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""

@@ -15,7 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import TimedStep, TimedWork
+from rlgraph.profiles.observe import Stopwatch, TimedStep, TimedWork
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 
 POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
@@ -43,6 +43,26 @@ def test_constants_are_positive(file: Path) -> None:
     assert found.device.flops["float32"] > 1e9
     assert found.device.bandwidth > 1e8
     assert json.loads(file.read_text())["machine"]["cores"]
+
+
+def test_an_order_that_was_sent_behind_weights_says_nothing_of_orders(tmp_path: Path) -> None:
+    """Its process has it before it can begin: what passes until the weights are there is theirs."""
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
+    node = next(iter(compile(tmp_path / "p.rlf").program.phases[0].graph.nodes))
+    watch = Stopwatch()
+
+    def took(behind: bool) -> TimedWork:
+        watch.firing(node)
+        if behind:
+            watch.span("play", 0, "sync m0", "sync", 0.0, 5.0)
+            watch.synced("m0", "learn", "play", 5.0, 0, 0)
+        watch.span("play", 0, node.name, node.op, 5.0, 6.0)
+        watch.fired(node, 8.0, 0)
+        return watch.taken()[-1]
+
+    waiting, behind = took(False), took(True)
+    assert waiting.seconds - waiting.inside == pytest.approx(7, abs=0.5)
+    assert behind.seconds == behind.inside == pytest.approx(1, abs=0.5)
 
 
 def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Dispatch:
             told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
             self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
         self.begun(order, frames)
-        order.arrived()
+        began += arrived(order)
         answers = self.answers(calls, node)
         seconds = time.perf_counter() - began
         receipts = {
@@ -218,7 +218,7 @@ class Dispatch:
                         self.tell(calls, each, Worker.next_part)
                         deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
             self.begun(order, [copy for copy, ranks in enumerate(copies) if dealt[ranks[0]]])
-            order.arrived()
+            began += arrived(order)
             # Of each copy what it tells of next.
             left = [list(mine) for mine in dealt.values() if mine]
             while left:
@@ -306,6 +306,13 @@ class Dispatch:
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
             values[value.name] = Single(ref) if size is None else Remote.of(ref)
         return Made(values, rows, receipt.metrics)
+
+
+def arrived(order: Order) -> float:
+    """Waits for the weights that were sent before an order: for how long."""
+    began = time.perf_counter()
+    order.arrived()
+    return time.perf_counter() - began
 
 
 def _model(node: Node) -> str:
