@@ -11,9 +11,11 @@ exact expression.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
@@ -29,8 +31,14 @@ class Source:
 
     def line(self, number: int) -> str:
         """Line `number`, counted from 1, without its end; empty past the end."""
-        lines = self.text.splitlines()
+        lines = _lines(self.text)
         return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+@lru_cache(maxsize=8)
+def _lines(text: str) -> list[str]:
+    """Kept: each diagnostic shows one of them, and there may be many."""
+    return text.splitlines()
 
 
 NOWHERE = Source("<none>", "")
@@ -91,12 +99,12 @@ class Diagnostic:
 
     def render(self) -> str:
         """As text: the message, the place, the source line with a caret under the expression, the hint."""
-        head = f"{self.severity}[{self.code}]: {self.message}"
+        head = f"{self.severity}[{self.code}]: {visible(self.message)}"
         parts = [head, *_excerpt(self.span)]
         for other in self.related:
-            parts += [f"note: {other.message}", *_excerpt(other.span)]
+            parts += [f"note: {visible(other.message)}", *_excerpt(other.span)]
         if self.hint:
-            parts.append(f"help: {self.hint}")
+            parts.append(f"help: {visible(self.hint)}")
         return "\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -109,6 +117,23 @@ class Diagnostic:
             **_place(self.span),
             "related": [{"message": other.message, **_place(other.span)} for other in self.related],
         }
+
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal would obey, and what turns the direction of a text, so that it reads as something else."""
+
+
+def visible(text: str) -> str:
+    """A text that may hold anything, for a terminal: what it would obey is written out, as `\\x1b`."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def ordered(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Each once, as they stand in their files."""
+    unique = {(d.span.source.path, d.span, d.code, d.message): d for d in reversed(list(found))}
+    return sorted(unique.values(), key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
 
 
 def listed(names: Sequence[str], word: str) -> str:
@@ -127,6 +152,10 @@ def _place(span: Span) -> dict[str, Any]:
     }
 
 
+_WIDEST = 200
+"""Characters of a line that are shown; of a longer one those around the place."""
+
+
 def _excerpt(span: Span) -> list[str]:
     if not span.line:
         return []
@@ -134,12 +163,19 @@ def _excerpt(span: Span) -> list[str]:
     pad = " " * len(number)
     text = span.source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(text) + 1
-    # A tab is one column to the lexer: it is drawn as one blank so that the caret stays under its character.
+    first, last = span.column - 1, max(span.column, end - 1)
+    # A tab is one column to the lexer, and so is what cannot be shown: each is drawn as one, so that the caret stays
+    # under its character.
+    shown, cut = _UNSEEN.sub("\ufffd", text.replace("\t", " ")), 0
+    if len(text) > _WIDEST:
+        cut = max(0, min(first - _WIDEST // 4, len(text) - _WIDEST))
+        shown = f"{'…' * (cut > 0)}{shown[cut : cut + _WIDEST]}{'…' * (cut + _WIDEST < len(text))}"
+        last, cut = min(last, cut + _WIDEST), cut - (cut > 0)
     return [
-        f"{pad}--> {span}",
+        f"{pad}--> {visible(str(span))}",
         f"{pad} |",
-        f"{number} | {text.replace(chr(9), ' ')}".rstrip(),
-        f"{pad} | {' ' * (span.column - 1)}{'^' * max(1, end - span.column)}",
+        f"{number} | {shown}".rstrip(),
+        f"{pad} | {' ' * (first - cut)}{'^' * (last - first)}",
     ]
 
 

@@ -136,9 +136,9 @@ error[E0806]: `picture.rlf` is no text in UTF-8: line 2 has the byte 0xff
 help: save it as UTF-8
 
 error[E0805]: `huge.rlf` is too large for a program
-help: a program is a text of at most 1 MiB
+help: a program is a text of at most 128 KiB
 
-error[E0805]: `a\0b` cannot be read: embedded null byte
+error[E0805]: `a\\x00b` cannot be read: embedded null byte
 
 7 files: 7 errors
 """,

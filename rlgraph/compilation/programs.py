@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rlgraph.foreign.files import Folders
     from rlgraph.ir.graph import Record
 
-LARGEST_BYTES = 1 << 20
 ENDINGS = (".rlf", ".rls")
 _ALIKE = 0.7
 """How much the name of a file has to look like another, where many are alike."""
@@ -52,6 +51,8 @@ def open_program(program: str | Path, name: str = "<text>") -> Opened:
 
 def open_file(path: str) -> Opened:
     """The program in a file."""
+    from rlgraph.dsl.use import LARGEST_BYTES
+
     try:
         with open(path, "rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
@@ -63,7 +64,8 @@ def open_file(path: str) -> Opened:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable(path, f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
     if len(raw) > LARGEST_BYTES:
-        raise _unreadable(path, f"`{path}` is too large for a program", "a program is a text of at most 1 MiB")
+        hint = f"a program is a text of at most {LARGEST_BYTES >> 10} KiB"
+        raise _unreadable(path, f"`{path}` is too large for a program", hint)
     return Opened(decoded(path, raw), Path(path).parent)
 
 

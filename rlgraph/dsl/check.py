@@ -21,7 +21,7 @@ from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, StateName, Stop, Wrong
 from rlgraph.dsl.training import chosen_inside
 from rlgraph.dsl.use import Read, assemble
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, ordered
 from rlgraph.ir.graph import Outside, Program, Record
 from rlgraph.ir.schedule import Schedule
 
@@ -67,7 +67,7 @@ def check_all(
     file = assemble(parse(source), source, context, read)
     if any(d.code != "E0803" for d in context.diagnostics):
         # Without the used file, what else is wrong cannot be known.
-        raise ProgramError(_ordered(context.diagnostics))
+        raise ProgramError(ordered(context.diagnostics))
     program = _program(context, file, source, changes or {})
     # A value that nobody uses may be used in what is wrong: warnings wait until all is right.
     _refuse(context.diagnostics)
@@ -78,18 +78,13 @@ def check_all(
         found += error.diagnostics
     _refuse(found)
     comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return Checked(program, allowed(_ordered(found), comments), schedule, context.scope)
+    return Checked(program, allowed(ordered(found), comments), schedule, context.scope)
 
 
 def _refuse(found: Sequence[Diagnostic]) -> None:
     errors = [d for d in found if d.severity == "error"]
     if errors:
-        raise ProgramError(_ordered(errors))
-
-
-def _ordered(found: Sequence[Diagnostic]) -> list[Diagnostic]:
-    unique = {(d.span.source.path, d.span, d.code, d.message): d for d in reversed(found)}
-    return sorted(unique.values(), key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
+        raise ProgramError(ordered(errors))
 
 
 def new_context(columns: Columns = lambda record: None, faults: Faults = lambda record: []) -> Context:

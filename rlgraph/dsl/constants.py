@@ -13,13 +13,12 @@ from rlgraph.errors import Related, Span, closest, counted, nearest
 from rlgraph.ir.attributes import Attribute, Required, fits
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
+from rlgraph.ops.tensor import LARGEST
 
 _ARITHMETIC = {op.sign: op.python for op in TENSOR.values() if op.sign and op.args == 2 and op.python}
 
 LARGEST_PARTS = 100_000
 """Characters of a text, entries of a list with all that lies in them."""
-LARGEST = 2**63
-"""Constants beyond this are a mistake, and would be slow to compute with."""
 
 
 def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:

@@ -19,7 +19,7 @@ OPENING = {"LPAR": "RPAR", "LSQB": "RSQB"}
 SIGNS = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]"}
 
 _NUMBER = re.compile(r"(\d+(_\d+)*)?(\.(\d+(_\d+)*)?)?([eE][+-]?\d+(_\d+)*)?")
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(slots=True)

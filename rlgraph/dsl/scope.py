@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
-from rlgraph.errors import Diagnostic, Related, Span
+from rlgraph.errors import Diagnostic, ProgramError, Related, Span, ordered
 from rlgraph.ir.graph import Apply, Const, Constant, Model, Outside, Record, Ref, State
 from rlgraph.ir.types import Table
+
+MAX_ERRORS = 100
+"""That are told of a program: a text that was made to be checked for ever has more."""
 
 
 class Stop(Exception):
@@ -102,11 +105,17 @@ class Reporter:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     below: dict[str, Span] = field(default_factory=dict)
     """Names that are declared further down."""
+    errors: int = 0
+    """How many of them; after so many nothing more is looked at."""
     call_site: Span | None = None
     """Where the user called the def whose body is being checked."""
 
     def say(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
         self.diagnostics.append(Diagnostic(code, message, span, hint, related))
+        if not code.startswith("W"):
+            self.errors += 1
+            if self.errors == MAX_ERRORS:
+                raise ProgramError(ordered(self.diagnostics))
 
     def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
         """An error after which the statement cannot be understood: `raise context.stop(...)`.

@@ -21,7 +21,8 @@ from rlgraph.errors import ProgramError, Related, Source, Span, nearest
 Read = Callable[[str], str]
 """Text of a file by the path that `use` gives; raises OSError."""
 
-LARGEST_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 17
+"""Of a program, and of all that it uses: a hundred times what one takes, and read in seconds."""
 MOST_FILES = 32
 
 
@@ -31,7 +32,7 @@ def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | N
     changes = [item for item in file.declarations if isinstance(item, tree.Change)]
     own = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
     base: list[tree.Decl] = []
-    budget = [MOST_FILES]
+    budget = [MOST_FILES, LARGEST_BYTES]
     for use in uses:
         base += _load(use, source, reporter, read, (_normal(source.path),), budget)
     if changes and not uses:
@@ -62,6 +63,10 @@ def _load(
         reporter.say(
             "E0801", f'"{path}" cannot be used: {reason[:1].lower()}{reason[1:]}', use.path.span, _near(path, source)
         )
+        return []
+    budget[1] -= len(found.text)
+    if budget[1] < 0:
+        reporter.say("E0802", f"the files that are used have more than {LARGEST_BYTES >> 10} KiB", use.path.span)
         return []
     if _normal(found.path) in trail:
         reporter.say("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")

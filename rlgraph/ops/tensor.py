@@ -59,6 +59,9 @@ def _sign(
     return TensorOp(name, "elementwise", args, dtype, doc, False, sign, precedence, **more)
 
 
+LARGEST = 2**63
+"""Whole numbers of a program are less: those that a run computes with have 64 bits."""
+
 _COMPARED = 4
 """The precedence of comparisons, which have it for themselves: they cannot be chained."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Program
 from rlgraph.ir.types import Tensor
 from rlgraph.ops import TENSOR
+from rlgraph.ops.tensor import LARGEST
 
 
 def fold(program: Program) -> Program:
@@ -34,13 +35,14 @@ def fold_expr(expr: Expr) -> Expr:
     expr, python = replace(expr, args=args), TENSOR[expr.op].python
     if python and all(isinstance(arg, Const) for arg in args) and expr.type.axis is None:
         values = [arg.value for arg in args if isinstance(arg, Const) and not isinstance(arg.value, str)]
+        # As it is computed in a run: a power of whole numbers is a real number, of a size that can be written down.
+        kind = {"float": float, "bool": bool}.get(expr.type.dtype, int)
         try:
-            value = python(*values)
+            value = python(*map(float, values)) if kind is float else python(*values)
         except (ArithmeticError, TypeError, ValueError):
             return expr
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            exact = {"float": float, "bool": bool}.get(expr.type.dtype, int)(value)
-            return Const(exact, Tensor(expr.type.dtype), expr.span)
+        if isinstance(value, float) and math.isfinite(value) or isinstance(value, int) and abs(value) < LARGEST:
+            return Const(kind(value), Tensor(expr.type.dtype), expr.span)
         return expr
     kept = _neutral(expr)
     return kept if kept is not None and kept.type == expr.type else expr
