@@ -172,12 +172,11 @@ class Training(_Fed):
         sharded = deployment.spec.shards_optimizer
         micro = self.micro(rows)
         kept = _activations(config, deployment, micro)
-        scores = _scores(config, deployment, micro)
         shared_out = Bytes()
         if deployment.spec.memory.gradients_stay:
             wide_gradients = weights * state.gradient
             own += Bytes((("gradients", wide_gradients),))
-            active = _pipeline(config, deployment, kept, scores.total, blocks)
+            active = _pipeline(config, deployment, kept, blocks)
             # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
             update = Bytes((("buffers", wide_gradients),))
             if sharded and not _on_cpu(deployment):
@@ -187,7 +186,6 @@ class Training(_Fed):
         else:
             active = _passes(config, deployment, kept, blocks, weights * config.item)
             active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]))
-        own += scores
         return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
 
 
@@ -197,27 +195,21 @@ class Reading(_Fed):
     def needs(self, load: Load) -> Needs:
         rows, blocks = load
         config, deployment = self.config, self.deployment
-        shape, item, flash = config.shape, config.item, deployment.spec.memory.flash
+        shape, item, spec = config.shape, config.item, deployment.spec
         weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
         own = Bytes((("weights", weights * item),))
         micro = self.micro(rows)
-        layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, flash=flash)
-        logits = work.logits_bytes(shape, config.kind, micro, item, deployment.tp, flash)
+        layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs)
+        logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item
         active = _larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
         )
-        return Needs(own + _scores(config, deployment, micro), active.times(min(deployment.threads, blocks)))
-
-
-def _scores(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
-    """The matrix of attention scores that stays, of engines that have one."""
-    if deployment.spec.memory.flash:
-        return Bytes()
-    return Bytes((("buffers", work.scores_bytes(config.shape, micro, itemsize=config.item, tp=deployment.tp)),))
+        return Needs(own, active.times(min(deployment.threads, blocks)))
 
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Activations:
+    memory = deployment.spec.memory
     return work.activation_bytes(
         config.shape,
         config.kind,
@@ -225,18 +217,19 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         itemsize=config.item,
         tp=deployment.tp,
         recompute=deployment.recompute,
-        flash=deployment.spec.memory.flash,
-        fused_norms=deployment.spec.memory.fused_norms(deployment.island.device.kind, config.dtype),
+        fused_norms=memory.fused_norms(deployment.island.device.kind, config.dtype),
+        network=memory.network,
+        packed=deployment.spec.packs,
+        split_head=memory.split_head,
     )
 
 
-def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, scores: float, blocks: float) -> Bytes:
+def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float) -> Bytes:
     """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
     as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
     layers = config.shape.layers / deployment.pp
     first = Bytes((("activations", layers * kept.layer * min(deployment.pp, blocks) + kept.working),))
-    ends = kept.ends - scores
-    return _larger(first, _turn(layers * kept.layer + ends, kept))
+    return _larger(first, _turn(layers * kept.layer + kept.ends, kept))
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:

@@ -64,9 +64,12 @@ class Batch:
         """The rows of the copy that gets most of them; samples of one prompt stay together."""
         return min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
 
-    def blocks(self, budget: float) -> tuple[float, Tokens]:
+    def blocks(self, budget: float, packed: bool = False) -> tuple[float, Tokens]:
         """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
-        padding: the longest rows come first, and those of a micro-batch are as long as its longest."""
+        padding: the longest rows come first, and those of a micro-batch are as long as its longest. packed: rows have
+        no padding."""
+        if packed:
+            return max(1 / max(self.rows, 1.0), min(1.0, self.row.tokens / budget)), self.row
         blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
@@ -179,9 +182,9 @@ def latency(
     flops = tokens = blocks = 0.0
     for batch in batches:
         part = batch.rows / whole
-        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS)
+        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS, deployment.spec.packs)
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
-        parts = deployment.spec.memory.flash and work.in_parts(shape, config.kind, row.scored / made)
+        parts = work.in_parts(shape, config.kind, row.scored / made, deployment.tp)
         head_passes = min(passes, 3.0) + (parts and kind == "train")
         layers_flops, head_flops = work.layers_flops(shape, row), work.head_flops(shape, config.kind, row)
         flops += part * (passes * layers_flops / deployment.pp + head_passes * head_flops)

@@ -125,7 +125,11 @@ def _layer_weights(shape: Shape) -> int:
 
 
 LOGITS = 1 << 25
-"""Of which engines with flash attention compute at most so many at a time."""
+"""Of which a rank computes at most so many at a time."""
+
+
+NETWORK = 4
+"""Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
 
 
 def kv_bytes(shape: Shape, itemsize: int) -> int:
@@ -161,8 +165,10 @@ def activation_bytes(
     itemsize: int,
     tp: int = 1,
     recompute: bool = False,
-    flash: bool = True,
     fused_norms: bool = True,
+    network: int = NETWORK,
+    packed: bool = False,
+    split_head: bool = False,
     entropy: bool = False,
     logits: int = LOGITS,
 ) -> Activations:
@@ -170,69 +176,58 @@ def activation_bytes(
     RMS norms, grouped queries and gated networks; without sequence parallelism the residual stream is whole on each
     tensor-parallel rank.
 
-    micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone. flash:
-    layers whose attention keeps no weights; without it those of tensor-parallel layers in plain torch, which keep them.
+    micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    entropy: the loss asks for it, too. logits: with flash attention, those that are there at a time.
+    network, split_head: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the other. entropy:
+    the loss asks for it, too. logits: those that are there at a time.
     """
-    layer = _LayerShard(shape, micro, itemsize, tp, flash, fused_norms)
+    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize
     if recompute:
         kept, working = stream, kept + working
-    head = _head(shape, kind, micro, itemsize, tp, logits if flash else 0, entropy)
+    head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
     return Activations(kept, working, layer.ends(), head)
 
 
 def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
-    """What one layer keeps of one token on a rank, with flash attention and fused norms."""
+    """What one layer keeps of one token on a rank, with fused norms."""
     token = Tokens(1.0, 1.0, 1.0, 0.0)
     return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
 
 
-def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, flash: bool = True) -> float:
+def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, packed: bool = False) -> float:
     """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
-    parts. flash: as in `activation_bytes`."""
-    return _LayerShard(shape, micro, itemsize, tp, flash, False).forward()
+    parts. packed: as in `activation_bytes`."""
+    return _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed).forward()
 
 
-def logits_bytes(
-    shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int = 4, tp: int = 1, flash: bool = True
-) -> float:
+def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
     """What the head has at its peak where no gradient is kept, in float32: logits and their softmax,
-    of at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices, and narrow
-    logits."""
+    of at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices."""
     if kind != "causal_lm":
         return 0.0
     numbers = micro.scored * shape.vocab / tp
-    return 8.0 * min(numbers, LOGITS) if flash else (16.0 + itemsize * (itemsize < 4)) * numbers
+    return (16.0 if split else 8.0) * min(numbers, LOGITS)
 
 
-def in_parts(shape: Shape, kind: ModelKind, scored: float) -> bool:
+def in_parts(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
     """Whether a head with so many places to score is computed in parts."""
-    return kind == "causal_lm" and scored * shape.vocab > LOGITS
+    return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
 
 
-def scores_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1) -> float:
-    """Of the one matrix of attention scores that all layers write to, and that stays."""
-    return shape.heads / tp * micro.squares * itemsize
-
-
-def _head(shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, most: int, entropy: bool) -> float:
+def _head(
+    shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, most: int, split: bool, entropy: bool
+) -> float:
     """Three float32 matrices of a loss over the whole vocabulary: log-softmax, and the gradients behind and before it;
-    with the entropy, which has a log-softmax of its own, six. Of more than `most` logits so many at a time are computed
-    again, beside the gradients so far of the head and of what it reads.
-
-    most: 0 for a loss that is split by vocabulary, which has four matrices, whatever it asks for: logits, those less
-    the largest, their exponentials and a product; and narrow logits.
-    """
+    with the entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it
+    asks for: logits, those less the largest, their exponentials and a product. Of more than `most` logits so many at a
+    time are computed again, beside the gradients so far of the head and of what it reads."""
     if kind != "causal_lm":
         return 0.0
     numbers = micro.scored * shape.vocab / tp
-    if not most:
-        return (16 + itemsize * (itemsize < 4)) * numbers
     so_far = (shape.vocab / tp + micro.scored) * shape.hidden * itemsize if numbers > most else 0
-    return 12 * (1 + entropy) * min(numbers, most) + so_far
+    return (16 if split else 12 * (1 + entropy)) * min(numbers, most) + so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,40 +238,29 @@ class _LayerShard:
     micro: Tokens
     itemsize: int
     tp: int
-    flash: bool
     fused_norms: bool
+    network: int
+    packed: bool
 
     def kept(self) -> float:
-        token = 2 * self._norm() + self._network()
-        if self.flash:
-            return self.micro.tokens * (token + self._flash_attention())
-        return self.micro.tokens * (token + self._attention()) + self._weights() + 2 * self._angles()
+        return self.micro.tokens * (2 * self._norm() + self._network() + self._attention())
 
     def working(self) -> float:
-        """The backward pass of the feed-forward network, of a norm that is written out, or of attention that keeps
-        weights; before the last the layer has given back what its network and a norm had kept."""
+        """The backward pass of the feed-forward network, or of a norm that is written out."""
         stream = self.shape.hidden * self.itemsize
-        network = stream + 2 * _ffn(self.shape) / self.tp * self.itemsize
+        # What a network did not keep is computed again.
+        network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
         norm = 0 if self.fused_norms else 20 * self.shape.hidden + stream
-        found = self.micro.tokens * max(network, norm)
-        if self.flash:
-            return found
-        back = self.micro.tokens * (self._network() + self._norm() - stream)
-        return max(found, self._scores() * (12 + self.itemsize) - self._weights() - back)
+        return self.micro.tokens * max(network, norm)
 
     def forward(self) -> float:
-        """The feed-forward network, the rotation of queries and keys, scores and their softmax, or a norm that is
-        written out, beside the residual stream, what entered this layer and the first, and what came out of a norm."""
+        """The feed-forward network, the rotation of queries and keys, or a norm that is written out, beside the
+        residual stream, what entered this layer and the first, and what came out of a norm."""
         queries, keys, _ = self._sizes()
         item, hidden = self.itemsize, self.shape.hidden
         experts = self.shape.experts_per_token
-        each = 4 if experts else 3 if self.flash else 5
         # Ranks that share a layer add up what comes out of it in one more.
-        network = (4 + experts + (self.tp > 1)) * hidden + each * _ffn(self.shape) / self.tp
-        if not self.flash:
-            attention = (4 * hidden + 7 * queries + 2 * keys) * item
-            scores = self._scores() * (8 if item >= 4 else 12)
-            return max(self.micro.tokens * network * item, self.micro.tokens * attention + scores)
+        network = (4 + experts + (self.tp > 1)) * hidden + (4 if experts else 3) * _ffn(self.shape) / self.tp
         attention = 3 * hidden + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
@@ -286,8 +270,9 @@ class _LayerShard:
     def ends(self) -> float:
         last = self._norm() - self.shape.hidden * self.itemsize
         found = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
-        # Without flash attention there is one matrix of scores that all layers write to.
-        return found + (self._angles() if self.flash else self._scores() * self.itemsize)
+        # Sines and cosines of all places of a row; half as many, of all rows, where these are packed.
+        angles = self.micro.tokens if self.packed else 2 * self.micro.longest
+        return found + angles * self.shape.head_dim * self.itemsize
 
     def _norm(self) -> float:
         """For each token: what comes in, its normal form where the norm is written out, what goes out, and a float32
@@ -296,50 +281,22 @@ class _LayerShard:
         return self.shape.hidden * (wide + 2 * self.itemsize) + 4
 
     def _network(self) -> float:
-        """For each token: gate, up, SiLU of the gate, and product; without flash attention 0 is added to `up`, and the
-        sum kept, too. Experts also keep a token's copy for each of them, and what they make of it."""
-        each = 4 if self.flash else 5
+        """For each token what a feed-forward network keeps. Experts also keep a token's copy for each of them, and what
+        they make of it."""
         copies = 2 * self.shape.experts_per_token * self.shape.hidden
-        return (each * _ffn(self.shape) / self.tp + copies) * self.itemsize
+        return (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
 
-    def _flash_attention(self) -> float:
-        """For each token: queries, keys, values, what comes out, and a float32 for each head."""
+    def _attention(self) -> float:
+        """For each token: queries, keys, values, what comes out, and a float32 for each head. What comes out of packed
+        rows is there for each row, and put together."""
         queries, keys, heads = self._sizes()
-        found = (2 * queries + 2 * keys) * self.itemsize + 4 * heads
+        several = self.packed and self.micro.rows > 1
+        found = ((2 + several) * queries + 2 * keys) * self.itemsize + 4 * heads
         if self.shape.qk_norm:
             # As `_norm`, but what goes out is not kept.
             wide = 0 if self.fused_norms else 4
             found += (queries + keys) * (wide + self.itemsize + 4 / self.shape.head_dim)
         return found
-
-    def _attention(self) -> float:
-        """For each token beside the weights: queries, what comes out, and keys and values, repeated for each query of a
-        group. The fused projection stays where one of its parts is used as it is: values of ungrouped queries, or keys
-        that are normalized."""
-        queries, keys, _ = self._sizes()
-        grouped = self.shape.heads != self.shape.kv_heads
-        found = queries * (4 if grouped else 3)
-        if self.shape.qk_norm or not grouped:
-            found += queries + 2 * keys
-        norms = 0.0
-        if self.shape.qk_norm:
-            # Keys are normalized as they lie in the fused projection; queries of several groups are copied for it.
-            found += queries * (self.shape.kv_heads > self.tp)
-            found += 0 if self.fused_norms else queries + keys
-            norms = 4 * (queries + keys) / self.shape.head_dim
-        return found * self.itemsize + norms
-
-    def _weights(self) -> float:
-        """Softmax in float32, and narrow as the values are multiplied with it."""
-        return self._scores() * (4 + self.itemsize * (self.itemsize < 4))
-
-    def _scores(self) -> float:
-        """How many pairs of a query and a key there are, in all heads of this rank."""
-        return self.shape.heads / self.tp * self.micro.squares
-
-    def _angles(self) -> float:
-        """Sines and cosines of all places of a row."""
-        return 2 * self.micro.longest * self.shape.head_dim * self.itemsize
 
     def _sizes(self) -> tuple[float, float, float]:
         """Columns of the queries and of the keys, and heads, of this rank."""

@@ -6,40 +6,40 @@ import torch
 from torch import Tensor
 
 
-def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1) -> list[Tensor]:
+def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1, *, packed: bool = False) -> list[Tensor]:
     """Cut N rows into blocks of row indices, the longest rows first.
 
     lengths: int64 [N]. A block's padded size (rows times its longest row) is at most `token_budget`, but for
-    a single row that is longer. There are at least `threads` blocks where there are that many rows, of about
-    the same size, and as far as the budget allows a multiple of `threads` of them, so that no thread waits at
-    the end.
+    a single row that is longer; of packed rows, the sum of their lengths. There are at least `threads` blocks where
+    there are that many rows, of about the same size, and as far as the budget allows a multiple of `threads` of them,
+    so that no thread waits at the end.
     """
     count = lengths.shape[0]
     if not count:
         return []
     order = lengths.argsort(descending=True, stable=True)
     sizes = lengths[order].tolist()
-    wanted = -(-len(_fill(sizes, token_budget)) // threads) * threads
+    wanted = -(-len(_fill(sizes, token_budget, packed)) // threads) * threads
     # The smallest budget that still makes no more blocks than wanted: so they are of about the same size.
     low, high = 0, max(token_budget, sizes[0])
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(_fill(sizes, middle)) <= wanted else (middle, high)
-    cuts = _fill(sizes, min(high, token_budget))
+        low, high = (low, middle) if len(_fill(sizes, middle, packed)) <= wanted else (middle, high)
+    cuts = _fill(sizes, min(high, token_budget), packed)
     if len(cuts) < min(threads, count):
         return list(order.tensor_split(min(threads, count)))
     return list(torch.split(order, cuts))
 
 
-def _fill(sizes: list[int], budget: int) -> list[int]:
+def _fill(sizes: list[int], budget: int, packed: bool) -> list[int]:
     """How many rows, longest first, go into each block."""
     cuts: list[int] = []
-    longest = rows = 0
+    longest = rows = total = 0
     for size in sizes:
-        if rows and (rows + 1) * max(longest, 1) > budget:
+        if rows and (total + size if packed else (rows + 1) * max(longest, 1)) > budget:
             cuts.append(rows)
-            rows = 0
+            rows = total = 0
         if not rows:
             longest = size
-        rows += 1
+        rows, total = rows + 1, total + size
     return [*cuts, rows]

@@ -84,9 +84,10 @@ class Grown:
 class Memory:
     """What an engine holds beside weights, activations and moments."""
 
-    flash: bool = True
-    """Attention keeps no scores; without it all layers write to one matrix of scores, which stays, and logits are split
-    by vocabulary."""
+    network: int = 4
+    """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
+    split_head: bool = False
+    """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
     fused_norms: Callable[[DeviceKind, str], bool] = _written_out
     """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
     gradients_stay: bool = False
@@ -140,6 +141,8 @@ class EngineSpec:
 
     # How it works
 
+    packs: bool = False
+    """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
     threads: bool = False
     """It computes micro-batches side by side in one process, as many as there are threads."""
     streams: bool = False

@@ -21,6 +21,7 @@ CASES = [
     Case("qwen2", scored=64),
     Case("qwen2", scored=64, entropy=True),
     Case("qwen3", rows=2, length=300),
+    Case("qwen2", rows=1, length=1024, scored=800),
     Case("llama", "value_lm", scored=64),
     Case("llama", fields=(("num_key_value_heads", 4),)),
 ]
@@ -57,7 +58,9 @@ def measured(over: Mesh, case: Case) -> list[int]:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_megatron_keeps(ranks: Ranks, case: Case, tp: int) -> None:
-    found = activation_bytes(case.shape(), case.kind, case.tokens(), itemsize=4, tp=tp, flash=False, fused_norms=False)
+    found = activation_bytes(
+        case.shape(), case.kind, case.tokens(), itemsize=4, tp=tp, network=3, packed=True, split_head=True
+    )
     for two, four in ranks.run(mesh(tp=tp), measured, case):
         assert found.layer == pytest.approx((four - two) / 2, rel=0.001)
         assert found.peak(2) == pytest.approx(two, rel=0.1)

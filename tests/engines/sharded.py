@@ -146,10 +146,10 @@ class Trained:
     layout: Sequence[Local]
 
 
-def train(mesh: Mesh, spec: ModelSpec, task: Task, distributed: bool = True) -> Trained:
+def train(mesh: Mesh, spec: ModelSpec, task: Task, distributed: bool = True, logit_numbers: int = 1 << 25) -> Trained:
     from rlgraph.engines.megatron.engine import MegatronEngine
 
-    engine = MegatronEngine.open(spec, mesh, distributed_optimizer=distributed)
+    engine = MegatronEngine.open(spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers)
     own = task.blocks[mesh.at(dist.get_rank(), "dp")]
     return Trained(elsewhere(updates, engine, spec.kind, task, own), engine.state(), engine.layout())
 

@@ -210,6 +210,23 @@ def test_splits_agree_beyond_float32(ranks: Ranks, folder: Path) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
 
 
+def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path) -> None:
+    spec, packed = replace(spec_of(folder, "qwen3", "value_lm"), dtype="float64"), task_for(MESHES["tp1"])
+    packed = replace(packed, options=replace(OPTIONS, clip_norm=None))
+    alone = replace(packed, blocks=(tuple((row,) for row in range(12)),))
+    like = TransformersEngine.open(spec).state()
+    expected = whole(ranks.run(MESHES["tp1"], train, spec, alone), like)
+    for name, tensor in whole(ranks.run(MESHES["tp1"], train, spec, packed), like).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("split", ["tp2", "tp2pp2"])
+def test_a_head_in_parts_trains_as_a_whole_one(ranks: Ranks, folder: Path, split: str) -> None:
+    """Three tokens at a time, of a vocabulary that two ranks share."""
+    spec, task = spec_of(folder, "tied"), task_for(MESHES[split])
+    check(spec, task, ranks.run(MESHES[split], train, spec, task, True, 64))
+
+
 def recomputed(mesh: Mesh, spec: ModelSpec, task: Task) -> list[Trained]:
     """A task with everything kept, and by a copy of a model whose layers are computed again."""
     from rlgraph.engines.megatron.engine import MegatronEngine

@@ -1,4 +1,4 @@
-"""Calls as a pass over the model takes them: one batch of padded rows, and the answers read off its output."""
+"""Calls as a pass over the model takes them: rows one behind the other, and the answers read off its output."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from rlgraph.engines.base import Call, EngineError
 from rlgraph.engines.sequences import Sequences
 
-Softmax = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""From logits, [M, n], M tokens and a temperature to log-probabilities and entropies, [M] each."""
+Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""From hidden states, [M, size], M tokens and a temperature to log-probabilities and entropies, [M] each."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +21,30 @@ class Batch:
 
     calls: tuple[Call, ...]
     ids: Tensor
-    """int64 [N, T], padded on the right; at least one row and one column."""
-    rows: Tensor
-    columns: Tensor
-    """int64 [M]: the places whose hidden states the answers are made of; at least one."""
+    """int64 [1, T]: what is fed of the rows, at least one token."""
+    lengths: list[int]
+    """Tokens of each row that is fed, none of them 0."""
+    places: Tensor
+    """int64 [M]: those of the T whose hidden states the answers are made of; at least one."""
     tokens: Tensor
     """int64 [M]: what follows there; less where a place was only made up for a pass to have one."""
     spans: dict[int, slice]
     """Among the M places those of a table of sequences, by its `id`."""
 
-    def answers(self, output: Tensor, softmax: Softmax) -> list[Tensor]:
-        """What the model says to each call, from the output at the places, [M, outputs]."""
+    def answers(self, output: Tensor, head: Head) -> list[Tensor]:
+        """What the model says to each call, from its output at the places: hidden states, [M, size], or [M, 1] scalars;
+        float32 at least."""
         both: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         found = []
         for call in self.calls:
             table = id(call.sequences)
             part = output[self.spans[table]]
             if call.op in ("values", "score"):
-                found.append(part[:, 0])
+                found.append(part[:, 0].to(torch.promote_types(part.dtype, torch.float32)))
                 continue
             key = table, call.temperature
             if key not in both:
-                both[key] = softmax(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
+                both[key] = head(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
             found.append(both[key][call.op == "entropy"])
         return found
 
@@ -51,26 +53,24 @@ def batch_of(calls: Sequence[Call], pad_id: int) -> Batch:
     """Raises EngineError for a scored token with nothing before it, and for the score of a row without tokens."""
     tables = {id(call.sequences): call.sequences for call in calls}
     ops = {id(call.sequences): call.op for call in calls}
-    rows, columns, tokens, spans = [], [], [], {}
+    ids, lengths, places, tokens, spans = [], [], [], [], {}
     above = at = 0
     for key, table in tables.items():
-        row, column, token = _places(table, ops[key])
-        rows.append(row + above)
-        columns.append(column)
+        rows, columns, token = _places(table, ops[key])
+        # What follows a row's last place need not be fed.
+        fed = torch.zeros_like(table.lengths).scatter_reduce_(0, rows, columns + 1, "amax")
+        starts = fed.cumsum(0) - fed
+        ids.append(table.tokens[table.column_of < fed[table.row_of]])
+        lengths += [length for length in fed.tolist() if length]
+        places.append(starts[rows] + columns + above)
         tokens.append(token)
-        spans[key] = slice(at, at + len(row))
-        above, at = above + len(table), at + len(row)
+        spans[key] = slice(at, at + len(rows))
+        above, at = above + len(ids[-1]), at + len(rows)
     if not at:
         # All ranks take part in a pass, whether it has something to say or not.
-        rows, columns = [torch.zeros(1, dtype=torch.long)], [torch.zeros(1, dtype=torch.long)]
-    column = torch.cat(columns)
-    ids = Sequences.concat(list(tables.values())).padded(pad_id)[0]
-    if not ids.numel():
-        ids = torch.full((1, 1), pad_id)
-    # What follows the last place need not be fed.
-    ids = ids[:, : int(column.max()) + 1]
+        ids, lengths, places = [torch.full((1,), pad_id)], [1], [torch.zeros(1, dtype=torch.long)]
     none = torch.zeros(0, dtype=torch.long)
-    return Batch(tuple(calls), ids, torch.cat(rows), column, torch.cat([none, *tokens]), spans)
+    return Batch(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([none, *tokens]), spans)
 
 
 def _places(table: Sequences, op: str) -> tuple[Tensor, Tensor, Tensor]:

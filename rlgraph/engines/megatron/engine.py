@@ -17,7 +17,7 @@ from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.batches import batch_of
 from rlgraph.engines.megatron.groups import settle
 from rlgraph.engines.megatron.layout import layout
-from rlgraph.engines.megatron.model import build, dtype_of
+from rlgraph.engines.megatron.model import angles, build, dtype_of
 from rlgraph.engines.megatron.pipeline import Pipeline
 from rlgraph.engines.megatron.shim import device, on_cpu
 from rlgraph.engines.megatron.training import Trainer
@@ -50,6 +50,7 @@ class MegatronEngine:
         *,
         distributed_optimizer: bool,
         block_tokens: int,
+        logit_numbers: int,
         recompute: bool,
     ) -> None:
         """With weights that are all zeros; `open` reads them."""
@@ -57,7 +58,10 @@ class MegatronEngine:
         self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute)
         self._shape, self._mesh, self._rank = shape, mesh, rank
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
-        self._pipeline = Pipeline(self.model, shape.vocab, codec.pad_id)
+        self._logit_numbers = logit_numbers
+        self._pipeline = Pipeline(
+            self.model, angles(shape, self.model.config), shape.vocab, codec.pad_id, logit_numbers
+        )
         self._trainer: Trainer | None = None
         self._loss = 0.0
         """Of the gradients that were added up."""
@@ -71,11 +75,12 @@ class MegatronEngine:
         *,
         distributed_optimizer: bool = True,
         block_tokens: int = 2048,
+        logit_numbers: int = 1 << 25,
         recompute: bool = False,
     ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.engines.joining.join`.
 
-        distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: padded tokens in a
+        distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: tokens in a
         micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises
         EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
         or this process.
@@ -91,6 +96,7 @@ class MegatronEngine:
             rank,
             distributed_optimizer=distributed_optimizer,
             block_tokens=block_tokens,
+            logit_numbers=logit_numbers,
             recompute=recompute,
         )
         fill(engine.tensors(), engine.layout(), weights)
@@ -154,7 +160,7 @@ class MegatronEngine:
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices; at least one for each stage, where there are as many rows."""
-        return plan_blocks(lengths, token_budget or self._block_tokens, self._mesh.length("pp"))
+        return plan_blocks(lengths, token_budget or self._block_tokens, self._mesh.length("pp"), packed=True)
 
     def state(self) -> State:
         """A copy of this rank's weights."""
@@ -214,6 +220,7 @@ class MegatronEngine:
             self._rank,
             distributed_optimizer=self._distributed,
             block_tokens=self._block_tokens,
+            logit_numbers=self._logit_numbers,
             recompute=self._recompute,
         )
         other.load_state(self.tensors())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.megatron.layout import padded_vocab
+from rlgraph.engines.megatron.modules import Angles, Scalar, Unread, layers
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.enginespec.legal import problems
@@ -33,25 +31,31 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         found.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
     if found:
         raise EngineError("; ".join(found))
-    scaling = dict(shape.rope_scaling)
+    config = _config(shape, mesh, dtype, recompute)
     model = GPTModel(
-        _config(shape, mesh, dtype, recompute),
-        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm),
+        config,
+        layers(config),
         vocab_size=rows,
         max_sequence_length=shape.positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
-        position_embedding_type="rope",
-        rotary_base=shape.rope_theta,
-        rope_scaling=bool(scaling),
-        rope_scaling_factor=scaling.get("factor", 1.0),
+        # Attention rotates what it is given.
+        position_embedding_type="none",
     )
-    if model.post_process and kind != "causal_lm":
-        model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
+    if model.post_process:
+        if kind == "causal_lm":
+            model.output_layer.__class__ = Unread
+        else:
+            model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
     if model.pre_process and shape.pad_id is not None:
         _freeze_token(model, shape.pad_id)
     return model.to(device(), dtype)
+
+
+def angles(shape: Shape, config: TransformerConfig) -> Angles:
+    """Of a model's rotary positions."""
+    return Angles(config, shape.rope_theta, dict(shape.rope_scaling).get("factor"))
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
@@ -72,39 +76,6 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
     return known[spec.dtype]
 
 
-class Scalar(nn.Linear):
-    """One number for each hidden state, in place of the vocabulary's projection. Each tensor-parallel rank has all of
-    it."""
-
-    def __init__(self, hidden: int, bias: bool) -> None:
-        super().__init__(hidden, 1, bias)
-        nn.init.zeros_(self.weight)
-
-    def forward(  # type: ignore[override]
-        self, hidden: Tensor, weight: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor, None]:
-        """As Megatron calls an output layer."""
-        return super().forward(hidden), None
-
-
-class Places:
-    """Lets an output layer read the hidden states of some places only: most of a row has nothing to say to the
-    vocabulary."""
-
-    def __init__(self, model: GPTModel) -> None:
-        self._at: tuple[Tensor, Tensor] | None = None
-        if model.post_process:
-            model.output_layer.register_forward_pre_hook(self._pick)
-
-    def set(self, rows: Tensor, columns: Tensor) -> None:
-        """int64 [M] each: those that the next pass reads; its output is [1, M, outputs]."""
-        self._at = columns.to(device()), rows.to(device())
-
-    def _pick(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, *more = args  # [columns, rows, hidden]
-        return (hidden[self._at][:, None], *more)
-
-
 def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:
     return TransformerConfig(
         num_layers=shape.layers,
@@ -118,6 +89,8 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=nn.functional.silu,
+        # The module in its place that layers name: ours.
+        use_te_activation_func=True,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
         hidden_dropout=0.0,
@@ -132,7 +105,7 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=mesh.length("tp"),
         pipeline_model_parallel_size=mesh.length("pp"),
-        # Each micro-batch is as long as its longest row.
+        # Each micro-batch is as long as its rows together.
         variable_seq_lengths=True,
         # Nothing is dispatched to experts, but the default is refused beside lengths that vary.
         moe_token_dispatcher_type="alltoall",

@@ -13,8 +13,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from rlgraph.engines.base import Micro
-from rlgraph.engines.megatron.batches import Batch, Softmax, batch_of
-from rlgraph.engines.megatron.model import Places
+from rlgraph.engines.chunks import in_chunks
+from rlgraph.engines.megatron.batches import Batch, Head, batch_of
+from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.megatron.vocabulary import logprobs_and_entropy
 
@@ -22,17 +23,17 @@ from rlgraph.engines.megatron.vocabulary import logprobs_and_entropy
 class Pipeline:
     """The schedule of one model; every rank of a pipeline calls it with the same rows."""
 
-    def __init__(self, model: GPTModel, vocab: int, pad_id: int) -> None:
-        self._model, self._pad_id = model, pad_id
+    def __init__(self, model: GPTModel, angles: Angles, vocab: int, pad_id: int, logit_numbers: int) -> None:
+        self._model, self._angles, self._pad_id = model, angles, pad_id
         self._places = Places(model)
-        self._softmax = _softmax_of(vocab)
+        self._head = _head_of(model, vocab, logit_numbers)
 
     @torch.no_grad()
     def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
         """The answers to each batch's calls; nothing on ranks before the last stage."""
 
         def read(batch: Batch, output: Tensor, non_loss_data: bool = True) -> list[Tensor]:
-            return batch.answers(_wide(output), self._softmax)
+            return batch.answers(output[0], self._head)
 
         def forward(left: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(left)
@@ -47,7 +48,7 @@ class Pipeline:
         the losses' sum, 0 on ranks before the last stage."""
 
         def loss(batch: Batch, part: Micro, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            value = part.loss(batch.answers(_wide(output), self._softmax))
+            value = part.loss(batch.answers(output[0], self._head))
             if not value.requires_grad:
                 # The stages before wait for a gradient, even if it is 0.
                 value = value + 0 * output[0, 0, 0]
@@ -64,12 +65,9 @@ class Pipeline:
 
     def _run(self, model: nn.Module, batch: Batch) -> Tensor:
         """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]."""
-        self._places.set(batch.rows, batch.columns)
-        ids = batch.ids.to(device())
-        length = ids.shape[1]
-        positions = torch.arange(length, device=ids.device).expand_as(ids)
-        later = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids.device).triu(1)
-        output: Tensor = model(ids, positions, later)
+        self._places.set(batch.places.to(device()))
+        packed = self._angles.of(batch.lengths, device())
+        output: Tensor = model(batch.ids.to(device()), None, None, packed_seq_params=packed)
         return output
 
     def _schedule(
@@ -86,21 +84,21 @@ class Pipeline:
         return done
 
 
-def _softmax_of(vocab: int) -> Softmax:
-    """Over this rank's part of the vocabulary, without the rows that pad it."""
+def _head_of(model: GPTModel, vocab: int, numbers: int) -> Head:
+    """Over this rank's part of the vocabulary, without the rows that pad it; with at most so many logits at a time."""
     group = parallel_state.get_tensor_model_parallel_group()
-    rank = parallel_state.get_tensor_model_parallel_rank()
 
-    def softmax(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        first = rank * logits.shape[1]
-        logits = logits[:, : vocab - first]
-        # Temperature 0, greedy decoding, is scored at temperature 1.
-        tempered = logits if temperature in (0, 1) else logits / temperature
-        return logprobs_and_entropy(tempered, tokens, first, group)
+    def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        weight, first = vocabulary_weight(model, vocab)
 
-    return softmax
+        def read(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            logits = hidden @ weight.t()
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            # Temperature 0, greedy decoding, is scored at temperature 1.
+            tempered = logits if temperature in (0, 1) else logits / temperature
+            return logprobs_and_entropy(tempered, tokens, first, group)
 
+        logprobs, entropy = in_chunks(read, max(1, numbers // weight.shape[0]), hidden, tokens)
+        return logprobs, entropy
 
-def _wide(output: Tensor) -> Tensor:
-    """[M, outputs] of the last stage's output, in float32 at least."""
-    return output[0] if output.dtype == torch.float64 else output[0].float()
+    return head

@@ -39,7 +39,7 @@ def _tensors(shape: Shape, tp: int) -> list[str]:
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
-    return device != "cpu"
+    return device != "cpu" or dtype == "float32"
 
 
 SPEC = EngineSpec(
@@ -53,7 +53,8 @@ SPEC = EngineSpec(
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
     accumulates=True,
     shards_optimizer=True,
-    memory=Memory(flash=False, fused_norms=_fused_norms, gradients_stay=True),
+    packs=True,
+    memory=Memory(network=3, split_head=True, fused_norms=_fused_norms, gradients_stay=True),
     # Shares of what the largest products and long copies reach: for training fitted to MA01 to MA07 of
     # docs/accuracy.md, models of 1.7 to 145 billion parameters on A100. What only reads is assumed to reach as much.
     rates={

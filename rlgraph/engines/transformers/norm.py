@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from rlgraph.engines.norm import rms_norm
 
 
 def use_lean_norms(model: nn.Module) -> int:
@@ -30,33 +30,13 @@ def use_lean_norms(model: nn.Module) -> int:
 
 
 class _Lean(nn.Module):
+    weight: Tensor
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         if not torch.is_grad_enabled() or hidden_states.dtype != torch.float32:
             plain: Tensor = super().forward(hidden_states)
             return plain
-        lean: Tensor = _RmsNorm.apply(hidden_states, self.weight, _epsilon(self))  # type: ignore[no-untyped-call]
-        return lean
-
-
-class _RmsNorm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps) * weight along the last dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        scale: Tensor = square.div_(x.shape[-1]).add_(eps).rsqrt_()
-        normal = x * scale
-        ctx.save_for_backward(normal, weight, scale)
-        return normal * weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        (gradient,) = gradients
-        normal, weight, scale = ctx.saved_tensors
-        product = (gradient * normal).flatten(0, -2)
-        mean = torch.mv(product, weight).view(scale.shape).mul_(-1 / normal.shape[-1])
-        to_x = torch.addcmul(gradient * weight, normal, mean).mul_(scale)
-        return to_x, product.sum(0), None
+        return rms_norm(hidden_states, self.weight, _epsilon(self))
 
 
 def _epsilon(module: nn.Module) -> float:
@@ -80,7 +60,7 @@ def _fits(module: nn.Module) -> bool:
     kept = weight.clone()
     try:
         weight.copy_(torch.linspace(0.5, 1.5, weight.shape[0]))
-        lean = _RmsNorm.apply(x, weight, _epsilon(module))  # type: ignore[no-untyped-call]
+        lean = rms_norm(x, weight, _epsilon(module))
         same = torch.allclose(module(x), lean, rtol=1e-5, atol=1e-6)
     except (TypeError, RuntimeError):
         return False
