@@ -1,0 +1,122 @@
+"""The search beside brute force over the simulator: all plans of small problems are stepped in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.steady import run_steps
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.predict import Predictor
+from rlgraph.cost.tasks import Workload
+from rlgraph.placement.choose import Choice, candidates, planned
+from rlgraph.placement.search import options as searched
+from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.partitions import packed, sizes
+from rlgraph.placement.search.search import Found
+
+ONLINE = """algorithm small
+model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
+data prompts = jsonl("prompts.jsonl", batch=32)
+func correct = python("rlgraph.rewards:exact_match")
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=256)
+    score   = correct(rollout)
+    minibatch prompts(parts=2):
+        train actor(lr=1e-6):
+            minimize mean(-actor.logprobs(rollout) * score)
+"""
+COLLECTED = """algorithm small
+model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
+data prompts = jsonl("prompts.jsonl", batch=16)
+func correct = python("rlgraph.rewards:exact_match")
+step:
+    collect prompts(16, rest=drop):
+        rollout = actor.generate(prompts, n=4, max_tokens=256)
+        hit     = correct(rollout)
+        keep prompts where std(hit, by=prompts) > 0
+    train actor(lr=1e-6):
+        minimize mean(-actor.logprobs(rollout) * hit)
+"""
+WITH_A_REFERENCE = (
+    ONLINE.replace("data", "model ref = frozen(actor)\ndata", 1)
+    .replace("    score ", "    old = ref.logprobs(rollout)\n    score ", 1)
+    .replace("* score)", "* score + old * 0)")
+)
+SUPERVISED = """algorithm small
+model actor = causal_lm("Qwen/Qwen2.5-1.5B")
+data texts  = jsonl("prompts.jsonl", batch=64)
+step:
+    answer = encode(texts.prompt, texts.answer)
+    train actor(lr=1e-6):
+        minimize mean(-actor.logprobs(answer))
+"""
+ROWS = Workload(Lengths((200.0,)), Lengths.lognormal(mean=100, p99=250), kept=0.5)
+
+PROBLEMS = {
+    "one device": (ONLINE, "1x1:h100-80gb"),
+    "one device, with a reference": (WITH_A_REFERENCE, "1x1:h100-80gb"),
+    "an uneven node": (ONLINE, "1x3:h100-80gb"),
+    "uneven nodes": (SUPERVISED, "2x3:rtx4090"),
+    "a slow link": (ONLINE, "1x2:h100-80gb + 1x1:h200-141gb ~ 2Gb/s, 100ms"),
+    "optimizers shared out": (ONLINE, "1x2:rtx4090"),
+    "collect": (COLLECTED, "1x2:h100-80gb"),
+}
+
+
+def every(choice: Choice) -> Iterator[Found]:
+    """All plans that fit: partitions, sizes of pools, options with any number of copies."""
+    problem, islands = choice.problem, choice.problem.cluster.islands
+    for blocks in candidates(problem, choice.question):
+        for devices in product(*(sizes(islands[block.island]) for block in blocks)):
+            used = [0] * len(islands)
+            for block, count in zip(blocks, devices, strict=True):
+                used[block.island] += count
+            room = all(count <= island.devices for count, island in zip(used, islands, strict=True))
+            if not room or not packed(islands, blocks, devices):
+                continue
+            own: list[list[Option]] = [[] for _ in problem.components]
+            for block, count in zip(blocks, devices, strict=True):
+                for number in block.components:
+                    own[number] = list(ways(choice, number, block.island, count))
+            for options in product(*own):
+                pools = [[options[number] for number in block.components] for block in blocks]
+                if all(problem.fits(pool, problem.island(at)) for pool, at in zip(pools, blocks, strict=True)):
+                    yield Found(blocks, devices, options, 0.0, 0.0, 0.0, 0)
+
+
+def ways(choice: Choice, number: int, island: int, devices: int) -> Iterator[Option]:
+    problem = choice.problem
+    component, made = problem.components[number], problem.options
+    for split in made.splits(component, problem.cluster.islands[island]):
+        for full in made.knobs(component, split):
+            strategy = made.strategy(component, full)
+            for copies in range(1, strategy.room(devices) + 1):
+                yield from made.options(component, strategy, copies)
+
+
+def simulated(choice: Choice, found: Found) -> float:
+    """Seconds of a step in the middle of a run."""
+    asked, plan = choice.question, planned(choice.question, choice.problem, found)
+    predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
+    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), 1).seconds
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fewer settings of each split: what is tried is where things are.
+    monkeypatch.setattr(searched, "MICROS", (2,))
+    monkeypatch.setattr(searched, "SLOTS_AT_ONCE", (64,))
+    text, cluster = PROBLEMS[name]
+    program = tmp_path / "small.rlf"
+    program.write_text(text)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    choice = rlgraph.compile(program, cluster=cluster, workload=ROWS).choice
+    tried = [simulated(choice, found) for found in every(choice)]
+    assert max(tried) > 1.05 * min(tried)
+    assert simulated(choice, choice.found) <= 1.03 * min(tried)
