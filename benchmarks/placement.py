@@ -57,7 +57,7 @@ def main() -> None:
 def found(problem: Problem, gap: float, among: Sequence[Blocks] | None = None) -> Found | None:
     """Our search, among all partitions or among some."""
     every = list(partitions(problem.components, problem.cluster, ()))
-    return Search(problem, gap).run([blocks for blocks in every if among is None or blocks in among])
+    return Search(problem, [blocks for blocks in every if among is None or blocks in among], gap).run()
 
 
 def cases(options: argparse.Namespace, devices: Sequence[int]) -> Iterator[Case]:

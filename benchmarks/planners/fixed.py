@@ -21,7 +21,8 @@ from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import footprint
 from rlgraph.ir.mesh import mesh
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import MICROS, Option
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.options import MICROS
 from rlgraph.placement.search.problem import Block, Blocks, Problem
 
 WIDTH = 2049

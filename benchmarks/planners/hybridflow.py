@@ -15,7 +15,7 @@ from math import inf
 
 from planners.plans import Chosen, fastest_that_fit
 
-from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Block, Problem
 
 Sets = tuple[tuple[str, ...], ...]

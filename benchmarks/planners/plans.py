@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.peak import usable
-from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Blocks, Problem
 
 

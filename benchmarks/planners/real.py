@@ -15,7 +15,7 @@ from math import exp, inf
 
 from planners.plans import Chosen
 
-from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.partitions import sizes
 from rlgraph.placement.search.problem import Block, Problem
 

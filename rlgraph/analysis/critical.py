@@ -10,9 +10,9 @@ from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops import work_of
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.incumbent import Found
+from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Problem
-from rlgraph.placement.search.search import Found
 
 KINDS = ("generation", "reading", "training", "weights", "host")
 """Of works: sampling, forward passes, training, new weights that are brought, what needs no model."""
@@ -49,7 +49,7 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     home, pools = colocation.home, colocation.pools
     chosen = dict(enumerate(found.options))
     syncs = [problem.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
-    trips = problem.trips(colocation, {number: (option,) for number, option in chosen.items()})
+    trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
     seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs, trips)
     begun = starts(problem.order, seconds, pools)
     return tuple(

@@ -17,8 +17,9 @@ from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.placement.choose import Choice, candidates, problem_of
+from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.problem import Problem
-from rlgraph.placement.search.search import Found, Search
+from rlgraph.placement.search.search import Search
 from rlgraph.viz.plot import Row, bars
 
 COARSE = 0.03
@@ -203,7 +204,7 @@ def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None) -> C
     problem = problem_of(other.question)
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
-    found = Search(problem, COARSE, other.question.search_seconds).run(some)
+    found = Search(problem, some, COARSE, other.question.search_seconds).run()
     if other.helps and (found is None or found.value > choice.found.value):
         found, problem = choice.found, choice.problem
     if found is None:

@@ -16,9 +16,9 @@ from rlgraph.cost.peak import usable
 from rlgraph.ir.graph import Program
 from rlgraph.placement.choose import Choice, candidates, search
 from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.partitions import sizes
 from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.search.search import Found
 
 Sharing = frozenset[frozenset[int]]
 """The components of each pool."""

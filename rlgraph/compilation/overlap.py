@@ -3,8 +3,6 @@ out one after the other is done side by side, and in small orders. Its seconds a
 
 from __future__ import annotations
 
-from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import FEWEST, run_steps
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import main_step
 from rlgraph.errors import ProgramError
@@ -22,6 +20,10 @@ def overlapped(choice: Choice) -> float | None:
     """Seconds of a step in the middle of a run. None: nothing overlaps, or it cannot be simulated."""
     if not overlaps(choice):
         return None
+    # Most plans do not overlap, and need no simulator.
+    from rlgraph.backends.sim.backend import SimBackend
+    from rlgraph.backends.sim.steady import FEWEST, run_steps
+
     asked = choice.question
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
     try:

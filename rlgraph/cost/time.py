@@ -70,6 +70,16 @@ class Batch:
         no padding."""
         if packed:
             return max(1 / max(self.rows, 1.0), min(1.0, self.row.tokens / budget)), self.row
+        if budget not in self._blocks:
+            self._blocks[budget] = self._cut(budget)
+        return self._blocks[budget]
+
+    @cached_property
+    def _blocks(self) -> dict[float, tuple[float, Tokens]]:
+        """By the budget: a search asks for the same few with every split."""
+        return {}
+
+    def _cut(self, budget: float) -> tuple[float, Tokens]:
         blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.at(1 - done))

@@ -44,9 +44,15 @@ def _table() -> dict[str, Any]:
 
 def _stored(name: str) -> Path | None:
     try:
-        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub import constants
     except ImportError:
         return None
+    # The client takes longer to load than many searches take: first whether it has the model's folder at all.
+    folder = "--".join(("models", *name.split("/")))
+    if not (Path(constants.HF_HUB_CACHE) / folder).is_dir():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
     try:
         found = try_to_load_from_cache(name, "config.json")
     except ValueError:

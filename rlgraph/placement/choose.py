@@ -20,11 +20,13 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
-from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.incumbent import Found
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import distinct, located, partitions
 from rlgraph.placement.search.problem import Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
-from rlgraph.placement.search.search import Found, Search
+from rlgraph.placement.search.search import Search
 
 SMALL = (64, 5)
 """Devices and components up to which the best plan is found; beyond, one that is within `NEAR` of it."""
@@ -116,8 +118,8 @@ def search(problem: Problem, question: Question, only: Sequence[Blocks] | None =
     """The best of some partitions, or of all."""
     small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
     gap = 0.0 if small else NEAR
-    found = Search(problem, gap, question.search_seconds)
-    return found.run(candidates(problem, question) if only is None else only)
+    among = candidates(problem, question) if only is None else only
+    return Search(problem, among, gap, question.search_seconds).run()
 
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:
@@ -130,7 +132,7 @@ def candidates(problem: Problem, question: Question) -> list[Blocks]:
 def fits(question: Question) -> bool:
     """Whether any plan fits."""
     problem = problem_of(question)
-    return Search(problem, 1.0).run(candidates(problem, question)) is not None
+    return Search(problem, candidates(problem, question), 1.0).run() is not None
 
 
 # The plan

@@ -18,7 +18,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
-from rlgraph.placement.search.options import Option
+from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Problem, peak
 from tests.placement.test_search import everything, random_case
 

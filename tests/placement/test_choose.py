@@ -100,7 +100,7 @@ def test_rows_and_orders_go_over_the_link_between_groups() -> None:
     for work in seen.works:
         spent[work.name] = spent.get(work.name, 0.0) + work.parts.get("transfer", 0.0) + work.parts.get("order", 0.0)
     problem, best = found.choice.problem, found.choice.found
-    trips = problem.trips(problem.colocation(best.blocks), {at: [each] for at, each in enumerate(best.options)})
+    trips = problem.trips(problem.colocation(best.blocks), {at: each.copies for at, each in enumerate(best.options)})
     own = {problem.tasks[number].name: seconds for number, seconds in trips.items()}
     assert {"ref_logp", "train actor"} <= own.keys()
     assert {name: spent[name] for name in own} == pytest.approx(own, rel=0.02)

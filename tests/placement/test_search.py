@@ -26,11 +26,14 @@ from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search import watch
+from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option, Options, Strategy
+from rlgraph.placement.search.incumbent import Found
+from rlgraph.placement.search.option import Option, Strategy
+from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import packed, partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.search.search import Box, Found, Search
+from rlgraph.placement.search.search import Search
 
 CONSTANTS = replace(defaults("gpu"), reserved=0)
 MOST = 6000
@@ -231,8 +234,8 @@ def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequenc
     colocation = problem.colocation(blocks)
     syncs = [problem.sync(a, chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs]
     durations = {number: option.seconds for number, option in enumerate(chosen)}
-    only = {number: (option,) for number, option in enumerate(chosen)}
-    return problem.value(problem.step(durations, syncs, colocation, only), blocks, devices)
+    copies = {number: option.copies for number, option in enumerate(chosen)}
+    return problem.value(problem.step(durations, syncs, colocation, copies), blocks, devices)
 
 
 def brute(case: Case) -> dict[Blocks, float]:
@@ -259,7 +262,7 @@ def compare(case: Case) -> None:
     """The search, of all and of each partition, with brute force."""
     best = brute(case)
     for candidates in (case.candidates, *([blocks] for blocks in case.candidates)):
-        found = Search(case.problem, 0.0).run(candidates)
+        found = Search(case.problem, candidates, 0.0).run()
         least = min(best[blocks] for blocks in candidates)
         if found is None:
             assert least == inf
@@ -272,7 +275,7 @@ def compare(case: Case) -> None:
 @pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_the_gap_is_kept(seed: int) -> None:
     case = random_case(seed)
-    found = Search(case.problem, 0.1).run(case.candidates)
+    found = Search(case.problem, case.candidates, 0.1).run()
     least = min(brute(case).values())
     if found is not None:
         assert found.bound <= least * (1 + 1e-9)
@@ -288,7 +291,7 @@ def test_a_search_that_is_ended_says_how_far_it_is(seed: int, monkeypatch: pytes
     for seconds in (2, 4, 8, 16, 64):
         monkeypatch.setattr(watch, "monotonic", count_up().__next__)
         try:
-            found = Search(case.problem, 0.0, seconds).run(case.candidates)
+            found = Search(case.problem, case.candidates, 0.0, seconds).run()
         except ProgramError as error:
             assert [each.code for each in error.diagnostics] == ["E0938"]
             continue
@@ -307,25 +310,31 @@ def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: p
     monkeypatch.setattr(watch, "monotonic", count_up().__next__)
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
-    Search(case.problem, 0.0).run(case.candidates)
+    Search(case.problem, case.candidates, 0.0).run()
     first, *others, last = shown.getvalue().split("\r\x1b[K")[1:]
     assert first == "searching, 1 s: no plan yet" and last == ""
     assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", others[-1])
 
 
-class Stopped(Search):
+class Stopped(Boxes):
     """Ctrl-C once there is a plan."""
 
+    def __init__(self, search: Search) -> None:
+        super().__init__(search.problem.cluster, search.candidates)
+        self.incumbent = search.incumbent
+
     def halves(self, blocks: Blocks, box: Box) -> list[Box]:
-        if self.best is not None:
+        if self.incumbent.best is not None:
             signal.raise_signal(signal.SIGINT)
         return super().halves(blocks, box)
 
 
 def test_ctrl_c_says_what_there_is_and_how_to_get_it() -> None:
     case = random_case(3)
+    search = Search(case.problem, case.candidates, 0.0)
+    search.boxes = Stopped(search)
     with pytest.raises(KeyboardInterrupt, match=r"s a step, at most .* from the best there is; `--search-seconds 1`"):
-        Stopped(case.problem, 0.0).run(case.candidates)
+        search.run()
 
 
 def tight(case: Case, best: Found | None) -> bool:
@@ -334,7 +343,7 @@ def tight(case: Case, best: Found | None) -> bool:
     old = case.problem
     options = Options(old.tasks, CONSTANTS, old.options.engines, apart=old.options.apart)
     cluster = replace(old.cluster, islands=islands)
-    free = Search(Problem(old.components, cluster, options, old.goal), 0.0).run(case.candidates)
+    free = Search(Problem(old.components, cluster, options, old.goal), case.candidates, 0.0).run()
     return free is not None and (best is None or best.value > free.value * (1 + 1e-9))
 
 
@@ -342,7 +351,7 @@ def test_the_random_problems_are_of_all_kinds() -> None:
     """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are
     sampled."""
     cases = [random_case(seed) for seed in range(200)]
-    found = [Search(case.problem, 0.0).run(case.candidates) for case in cases]
+    found = [Search(case.problem, case.candidates, 0.0).run() for case in cases]
     assert sum(len(each.blocks) > 1 for each in found if each) > 30
     assert sum(any(option.offload for option in each.options) for each in found if each) > 30
     assert sum(not all(option.offload for option in each.options) for each in found if each) > 30

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
-from operator import le, lt
+from itertools import chain, groupby, pairwise, product
+from operator import lt
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment
-from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
@@ -25,6 +24,7 @@ from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.option import Option, Split, Strategy, undominated
 
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
@@ -34,92 +34,6 @@ EACH = 16
 
 SLOTS_AT_ONCE = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Longest rows that a generating engine's cache holds."""
-
-Split = tuple[str, int, Mesh, int]
-"""Engine, island, the mesh of a copy, and copies."""
-
-
-class Option:
-    """A component's work done on some devices."""
-
-    __slots__ = ("active", "copies", "key", "offload", "peak", "resident", "seconds", "split", "strategy")
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        copies: int,
-        split: Split,
-        offload: bool,
-        seconds: tuple[float, ...],
-        resident: float,
-        active: tuple[float, ...],
-    ) -> None:
-        self.strategy, self.copies, self.offload = strategy, copies, offload
-        self.seconds = seconds
-        """Of each of the component's tasks, as often as it is done in a step."""
-        self.resident = resident
-        """Bytes on each device while the pool does other work."""
-        self.active = active
-        """More bytes, during each of its tasks."""
-        self.peak = resident + max(active, default=0.0)
-        self.split = split
-        """What a transfer of its weights depends on; options of one split have the same object."""
-        self.key = (resident, *active, *seconds)
-
-    @property
-    def deployment(self) -> Deployment:
-        return self.strategy.deployment.copied(self.copies)
-
-    @property
-    def island(self) -> Island:
-        return self.strategy.deployment.island
-
-    @property
-    def devices(self) -> int:
-        """In a row that it lies among."""
-        island, tp = self.island, self.strategy.deployment.tp
-        return island.reach(tp, self.copies * (self.strategy.size // tp))
-
-
-class Strategy:
-    """A split and its settings, for any number of copies; `deployment` is of one."""
-
-    __slots__ = ("deployment", "idle", "memory", "size", "tasks")
-
-    def __init__(
-        self,
-        deployment: Deployment,
-        tasks: Sequence[TaskModel],
-        memory: Sequence[MemoryModel],
-        idle: Sequence[MemoryModel] = (),
-    ) -> None:
-        self.deployment = deployment
-        self.size = deployment.size
-        """Devices of a copy."""
-        self.tasks, self.memory = tuple(tasks), tuple(memory)
-        """What each of the component's tasks takes, and what it needs."""
-        self.idle = tuple(idle)
-        """Of what the component does outside of the step, for which it is there all the same."""
-
-    def room(self, devices: int) -> int:
-        """How many copies so many devices in a row have room for."""
-        tp = self.deployment.tp
-        return self.deployment.island.teams(tp, devices) // (self.size // tp)
-
-    def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
-        """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
-        totals = [each.totals(copies) for each in self.memory]
-        held = [each.totals(copies)[0] for each in self.idle] + [stays for stays, _ in totals]
-        return max(held, default=0.0), tuple(active for _, active in totals)
-
-    def least(self, copies: int) -> float:
-        """Bytes of a device that at most so many copies need at least."""
-        return max((each.least(copies) for each in self.memory), default=0.0)
-
-    def lighter(self, copies: int, more: int) -> bool:
-        """Whether so many copies may need less memory than more of them: the rows that each has may be cut into smaller
-        micro-batches."""
-        return any(any(map(lt, each.load(copies), each.load(more))) for each in self.memory)
 
 
 class Options:
@@ -138,10 +52,12 @@ class Options:
         while they are not at work. apart: rows may travel between islands, where more copies have more links."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self.apart = apart
-        self._strategies: dict[tuple[int, int], list[Strategy]] = {}
+        self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
-        self._fronts: dict[tuple[int, ...], tuple[Option, ...]] = {}
+        self._units: dict[int, list[float]] = {}
+        self._fitting: dict[tuple[int, int], list[Option]] = {}
+        self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
         self._lighter: dict[object, list[int]] = {}
 
@@ -150,31 +66,43 @@ class Options:
         everything, fastest first. More devices have all the options of fewer."""
         key = (number, id(island), devices)
         if key not in self._found:
-            found = list(self.all(number, component, island, devices))
             # Neighbouring numbers of devices often have the same options.
-            front = (number, *map(id, found))
+            known = self.known(number, component, island)
+            rooms = [self.room(component, island, own[0].room(devices)) for own in known]
+            front = (number, id(island), *rooms)
             if front not in self._fronts:
-                fit = usable(island, self.constants)
-                fitting = [option for option in found if option.peak <= fit]
-                self._fronts[front] = tuple(_undominated(fitting, component, self.apart))
+                found: list[Option] = []
+                for room, own in zip(rooms, known, strict=True):
+                    for strategy in own:
+                        found += self.fitting(number, component, strategy, room)
+                self._fronts[front] = tuple(undominated(found))
             self._found[key] = self._fronts[front]
         return self._found[key]
 
+    def room(self, component: Component, island: Island, most: int) -> int:
+        """The fewest copies that there can be room for instead of `most` with no other `numbers`."""
+        few = max(EACH, island.per_node) + 1
+        return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
+
+    def fitting(self, number: int, component: Component, strategy: Strategy, most: int) -> list[Option]:
+        """Those of a strategy that a device holds, where there is room for so many copies."""
+        key = (id(strategy), most)
+        if key not in self._fitting:
+            fit = usable(strategy.deployment.island, self.constants)
+            made = [self.made(component, strategy, each) for each in self.numbers(number, component, strategy, most)]
+            self._fitting[key] = [option for own in made for option in own if option.peak <= fit]
+        return self._fitting[key]
+
     def all(self, number: int, component: Component, island: Island, devices: int) -> Iterator[Option]:
         """All options that may be worth it, also those that do not fit beside others."""
-        if (number, id(island)) not in self._strategies:
-            self._strategies[number, id(island)] = list(self.strategies(component, island))
-        units = self.units(component)
-        for strategy in self._strategies[number, id(island)]:
-            for copies in self.numbers(number, component, strategy, units, strategy.room(devices)):
+        for strategy in chain.from_iterable(self.known(number, component, island)):
+            for copies in self.numbers(number, component, strategy, strategy.room(devices)):
                 yield from self.made(component, strategy, copies)
 
-    def numbers(
-        self, number: int, component: Component, strategy: Strategy, units: Sequence[float], most: int
-    ) -> list[int]:
+    def numbers(self, number: int, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory."""
-        alike = _alike(component, strategy.deployment)
+        units, alike = self.units(component), _alike(component, strategy.deployment)
         near = strategy.room(strategy.deployment.island.per_node)
         found: list[int] = []
         # What copies exchange takes a step less of time where all of them are on one node.
@@ -191,6 +119,14 @@ class Options:
                 before = seconds
         found += [each for each in self.lighter(number, component, strategy) if each <= most and each not in found]
         return found
+
+    def known(self, number: int, component: Component, island: Island) -> list[list[Strategy]]:
+        """The strategies of a component on an island, those of each split together, worked out once."""
+        key = (number, id(island))
+        if key not in self._strategies:
+            same = groupby(self.strategies(component, island), lambda each: each.deployment.mesh)
+            self._strategies[key] = [list(own) for _, own in same]
+        return self._strategies[key]
 
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """The options of so many copies, worked out once."""
@@ -275,7 +211,10 @@ class Options:
 
     def units(self, component: Component) -> list[float]:
         """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
-        return sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
+        key = id(component)
+        if key not in self._units:
+            self._units[key] = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
+        return self._units[key]
 
     # What does
 
@@ -294,9 +233,12 @@ class Options:
             again.append((once + moved) * times)
         split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
         split = self._splits.setdefault(split, split)
-        yield Option(strategy, copies, split, False, tuple(seconds), resident, active)
+        kind, sent = _sent(component, deployment, split)
+        more = (kind, (*sent, -copies) if self.apart else sent)
+        yield Option(strategy, copies, split, False, tuple(seconds), resident, active, *more)
         if away:
-            yield Option(strategy, copies, split, True, tuple(again), 0.0, tuple(resident + each for each in active))
+            held = tuple(resident + each for each in active)
+            yield Option(strategy, copies, split, True, tuple(again), 0.0, held, *more)
 
 
 @cache
@@ -341,33 +283,19 @@ def _copies(component: Component, units: Sequence[float], most: int) -> Iterator
         most = fewest - 1
 
 
-def _undominated(found: Sequence[Option], component: Component, apart: bool) -> list[Option]:
-    """Those that no other one beats in every task's time and memory, in how fast the model's weights come if they are
-    brought from here or to here, and in how many links rows have to other islands."""
-    kept: list[Option] = []
-    keys: dict[object, list[tuple[float, ...]]] = {}
-    for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
-        group, more = _brought(option, component)
-        others = keys.setdefault(group, [])
-        key = (*option.key, *more, -option.copies) if apart else (*option.key, *more)
-        if not any(all(map(le, other, key)) for other in others):
-            kept.append(option)
-            others.append(key)
-    return kept
-
-
-def _brought(option: Option, component: Component) -> tuple[object, tuple[float, ...]]:
-    """What decides how fast weights come from a component, or to it (`cost.time.sync`): of options of the same group,
-    they come at least as fast with the one that is the lesser in each number."""
+def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[object, tuple[float, ...]]:
+    """What decides how fast weights come from so many copies of a component, or to them (`cost.time.sync`): of options
+    of the same kind, they come at least as fast with the one that is the lesser in each number. deployment: of a
+    copy."""
     if not (component.trained and component.generates):
         return None, ()
-    deployment = option.strategy.deployment
-    reach, per_node = option.strategy.size, deployment.island.per_node
+    reach, per_node = deployment.size, deployment.island.per_node
     if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.
-        return option.split, ()
-    width = -min(option.devices, per_node)
+        return split, ()
+    _, _, _, copies = split
+    width = -min(reach * copies, per_node)
     if component.work == "generate":
         return deployment.tp, (width,)
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)

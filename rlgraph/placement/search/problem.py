@@ -18,7 +18,8 @@ from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
 
@@ -64,8 +65,8 @@ class Trip:
     """Of the bytes, if one copy sends them to one."""
 
 
-Candidates = Mapping[int, Sequence[Option]]
-"""For each component the options of which it may have one."""
+Copies = Mapping[int, int]
+"""For each component how many it has at most; needed where there are `Colocation.trips`."""
 
 
 class Problem:
@@ -240,22 +241,22 @@ class Problem:
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
         return time.sync(config, source.deployment, target.deployment, together, self.constants, apart)
 
-    def trips(self, colocation: Colocation, candidates: Candidates) -> dict[int, float]:
+    def trips(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
         """Seconds that orders and rows of tasks are on their way between islands, at least."""
         found: dict[int, float] = {}
         most: dict[tuple[int, int | None], float] = {}
         for trip in colocation.trips:
-            lanes = min(1.0 if end is None else self._lanes(end, candidates[end]) for end in trip.ends)
+            lanes = min(1.0 if end is None else self._lanes(end, copies[end]) for end in trip.ends)
             # What is computed for a row travels with it.
             key, seconds = (trip.task, trip.ends[0] if trip.seconds else -1), trip.seconds / lanes + trip.latency
             found[trip.task] = found.get(trip.task, 0.0) + max(0.0, seconds - most.get(key, 0.0))
             most[key] = max(seconds, most.get(key, 0.0))
         return found
 
-    def _lanes(self, component: int, candidates: Sequence[Option]) -> float:
+    def _lanes(self, component: int, copies: int) -> float:
         """How many copies send or receive at most, as long as the one that has most rows."""
         rows = self.options.units(self.components[component])[-1]
-        return rows / ceil(rows / max(option.copies for option in candidates))
+        return rows / ceil(rows / copies)
 
     def price(self, blocks: Blocks, devices: Sequence[int]) -> float:
         """Dollars a second of the devices of all pools."""
@@ -276,10 +277,10 @@ class Problem:
         durations: Mapping[int, Sequence[float]],
         syncs: Sequence[float],
         colocation: Colocation,
-        candidates: Candidates,
+        copies: Copies = MappingProxyType({}),
     ) -> float:
         """Seconds that no order of the jobs can beat."""
-        seconds = self.seconds(durations, syncs, self.trips(colocation, candidates))
+        seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
         return bound(self.served, seconds, colocation.chained)
 
     def step(
@@ -287,10 +288,10 @@ class Problem:
         durations: Mapping[int, Sequence[float]],
         syncs: Sequence[float],
         colocation: Colocation,
-        chosen: Candidates,
+        copies: Copies = MappingProxyType({}),
     ) -> float:
-        """Seconds of a step. chosen: one option of each component."""
-        return makespan(self.order, self.seconds(durations, syncs, self.trips(colocation, chosen)), colocation.pools)
+        """Seconds of a step."""
+        return makespan(self.order, self.seconds(durations, syncs, self.trips(colocation, copies)), colocation.pools)
 
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""

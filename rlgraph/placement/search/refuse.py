@@ -12,7 +12,8 @@ from rlgraph.enginespec.registry import axes
 from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
 from rlgraph.ir.schedule import Schedule
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option, Options
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.problem import Problem
 
 MOST_NODES = 4096

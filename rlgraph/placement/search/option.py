@@ -1,0 +1,120 @@
+"""One way to do a component's work on some devices: how it is split, what it takes, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import le, lt
+
+from rlgraph.clusters.cluster import Island
+from rlgraph.cost.deployment import Deployment
+from rlgraph.cost.memory import MemoryModel
+from rlgraph.cost.predict import TaskModel
+from rlgraph.ir.mesh import Mesh
+
+Split = tuple[str, int, Mesh, int]
+"""Engine, island, the mesh of a copy, and copies."""
+
+
+class Option:
+    """A component's work done on some devices."""
+
+    __slots__ = ("active", "copies", "key", "kind", "offload", "peak", "resident", "seconds", "split", "strategy")
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        copies: int,
+        split: Split,
+        offload: bool,
+        seconds: tuple[float, ...],
+        resident: float,
+        active: tuple[float, ...],
+        kind: object,
+        sent: tuple[float, ...],
+    ) -> None:
+        """kind, sent: what decides how fast weights and rows come from here, or to here."""
+        self.strategy, self.copies, self.offload = strategy, copies, offload
+        self.seconds = seconds
+        """Of each of the component's tasks, as often as it is done in a step."""
+        self.resident = resident
+        """Bytes on each device while the pool does other work."""
+        self.active = active
+        """More bytes, during each of its tasks."""
+        self.peak = resident + max(active, default=0.0)
+        self.split = split
+        """What a transfer of its weights depends on; options of one split have the same object."""
+        self.kind, self.key = kind, (resident, *active, *seconds, *sent)
+        """Of options of one kind the one that is the lesser in each number is at least as good."""
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.strategy.deployment.copied(self.copies)
+
+    @property
+    def island(self) -> Island:
+        return self.strategy.deployment.island
+
+    @property
+    def devices(self) -> int:
+        """In a row that it lies among."""
+        island, tp = self.island, self.strategy.deployment.tp
+        return island.reach(tp, self.copies * (self.strategy.size // tp))
+
+
+class Strategy:
+    """A split and its settings, for any number of copies; `deployment` is of one."""
+
+    __slots__ = ("deployment", "idle", "memory", "size", "tasks")
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        tasks: Sequence[TaskModel],
+        memory: Sequence[MemoryModel],
+        idle: Sequence[MemoryModel] = (),
+    ) -> None:
+        self.deployment = deployment
+        self.size = deployment.size
+        """Devices of a copy."""
+        self.tasks, self.memory = tuple(tasks), tuple(memory)
+        """What each of the component's tasks takes, and what it needs."""
+        self.idle = tuple(idle)
+        """Of what the component does outside of the step, for which it is there all the same."""
+
+    def room(self, devices: int) -> int:
+        """How many copies so many devices in a row have room for."""
+        tp = self.deployment.tp
+        return self.deployment.island.teams(tp, devices) // (self.size // tp)
+
+    def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
+        """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
+        totals = [each.totals(copies) for each in self.memory]
+        held = [each.totals(copies)[0] for each in self.idle] + [stays for stays, _ in totals]
+        return max(held, default=0.0), tuple(active for _, active in totals)
+
+    def least(self, copies: int) -> float:
+        """Bytes of a device that at most so many copies need at least."""
+        return max((each.least(copies) for each in self.memory), default=0.0)
+
+    def lighter(self, copies: int, more: int) -> bool:
+        """Whether so many copies may need less memory than more of them: the rows that each has may be cut into smaller
+        micro-batches."""
+        return any(any(map(lt, each.load(copies), each.load(more))) for each in self.memory)
+
+
+def undominated(found: Sequence[Option]) -> list[Option]:
+    """Those that no other one beats in every task's time and memory, in how fast the model's weights come if they are
+    brought from here or to here, and in how many links rows have to other islands; fastest first."""
+    kept: list[Option] = []
+    keys: dict[object, list[tuple[float, ...]]] = {}
+    for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
+        others, key = keys.setdefault(option.kind, []), option.key
+        for at, other in enumerate(others):
+            if all(map(le, other, key)):
+                # What beats one option often beats the next.
+                others.insert(0, others.pop(at))
+                break
+        else:
+            kept.append(option)
+            others.append(key)
+    return kept
