@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
@@ -122,25 +122,27 @@ class MemoryModel(ABC):
 # Training and reading
 
 
-class _Fed(MemoryModel):
-    """Rows are fed in micro-batches. A load is the rows of a micro-batch, and how many of these a copy has."""
+class _Feeding:
+    """Rows that are fed in micro-batches, whatever model reads them: many splits feed the same."""
 
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
-        super().__init__(config, deployment, batches)
+    def __init__(self, batches: tuple[Batch, ...], budget: int, side: int) -> None:
+        """budget: padded tokens of a micro-batch. side: how many are under way at a time."""
+        self.batches, self.budget, self.side = batches, budget, side
         self.widths = [batch.row.longest for batch in batches] or [1.0]
         self.usual = sum(batch.row.tokens for batch in batches) or 1.0
-        self.budget = deployment.micro_tokens or BLOCK_TOKENS
-        self.side = max(deployment.threads, deployment.pp)
+        self._known: dict[int, tuple[float, float]] = {}
 
-    def load(self, copies: int) -> Load:
-        """Of the largest micro-batch. As the engines do it, blocks are of about the same size, of the longest rows or
-        of usual ones."""
-        available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
-        longest = sum(self.widths)
-        rows, blocks = _block(available, self.budget, longest, self.side)
-        fuller, _ = _block(available, self.budget, self.usual, self.side)
-        # Of more micro-batches than are under way at a time only the last one's gradients are left.
-        return max(rows, fuller * self.usual / longest), min(blocks, self.side + 2.0)
+    def load(self, copies: int) -> tuple[float, float]:
+        """Rows of the largest micro-batch of one of so many copies, and how many of these it has. As the engines do it,
+        blocks are of about the same size, of the longest rows or of usual ones."""
+        if copies not in self._known:
+            available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
+            longest = sum(self.widths)
+            rows, blocks = _block(available, self.budget, longest, self.side)
+            fuller, _ = _block(available, self.budget, self.usual, self.side)
+            # Of more micro-batches than are under way at a time only the last one's gradients are left.
+            self._known[copies] = max(rows, fuller * self.usual / longest), min(blocks, self.side + 2.0)
+        return self._known[copies]
 
     def micro(self, rows: float) -> Tokens:
         """So many rows of each table, which go together, each as it is fed: without its last token."""
@@ -152,6 +154,21 @@ class _Fed(MemoryModel):
             rows * (sum(batch.response.longest for batch in self.batches) or 1.0),
             max(fed),
         )
+
+
+_feeding = lru_cache(1024)(_Feeding)
+
+
+class _Fed(MemoryModel):
+    """Rows are fed in micro-batches. A load is the rows of a micro-batch, and how many of these a copy has."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
+        super().__init__(config, deployment, batches)
+        budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
+        self.feeding = _feeding(tuple(batches), budget, side)
+
+    def load(self, copies: int) -> Load:
+        return self.feeding.load(copies)
 
 
 class Training(_Fed):
@@ -170,7 +187,7 @@ class Training(_Fed):
         own = Bytes((("weights", weights * config.item),))
         optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
         sharded = deployment.spec.shards_optimizer
-        micro = self.micro(rows)
+        micro = self.feeding.micro(rows)
         kept = _activations(config, deployment, micro)
         shared_out = Bytes()
         if deployment.spec.memory.gradients_stay:
@@ -198,7 +215,7 @@ class Reading(_Fed):
         shape, item, spec = config.shape, config.item, deployment.spec
         weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
         own = Bytes((("weights", weights * item),))
-        micro = self.micro(rows)
+        micro = self.feeding.micro(rows)
         layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs)
         logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item

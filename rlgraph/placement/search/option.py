@@ -18,7 +18,10 @@ Split = tuple[str, int, Mesh, int]
 class Option:
     """A component's work done on some devices."""
 
-    __slots__ = ("active", "copies", "key", "kind", "offload", "peak", "resident", "seconds", "split", "strategy")
+    __slots__ = (
+        *("_deployment", "active", "copies", "key", "kind", "offload", "peak", "resident", "seconds", "split"),
+        "strategy",
+    )
 
     def __init__(
         self,
@@ -45,10 +48,14 @@ class Option:
         """What a transfer of its weights depends on; options of one split have the same object."""
         self.kind, self.key = kind, (resident, *active, *seconds, *sent)
         """Of options of one kind the one that is the lesser in each number is at least as good."""
+        self._deployment: Deployment | None = None
 
     @property
     def deployment(self) -> Deployment:
-        return self.strategy.deployment.copied(self.copies)
+        """Of all copies."""
+        if self._deployment is None:
+            self._deployment = self.strategy.deployment.copied(self.copies)
+        return self._deployment
 
     @property
     def island(self) -> Island:

@@ -56,6 +56,7 @@ class Options:
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
+        self._copies: dict[tuple[int, int], list[int]] = {}
         self._fitting: dict[tuple[int, int], list[Option]] = {}
         self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
@@ -102,13 +103,13 @@ class Options:
     def numbers(self, number: int, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory."""
-        units, alike = self.units(component), _alike(component, strategy.deployment)
+        alike = _alike(component, strategy.deployment)
         near = strategy.room(strategy.deployment.island.per_node)
         found: list[int] = []
         # What copies exchange takes a step less of time where all of them are on one node.
         for start in (most, near) if near < most else (most,):
             before: tuple[float, ...] = ()
-            for copies in _copies(component, units, start):
+            for copies in self.copies(component, start):
                 if copies in found:
                     break
                 found.append(copies)
@@ -128,6 +129,13 @@ class Options:
             self._strategies[key] = [list(own) for _, own in same]
         return self._strategies[key]
 
+    def copies(self, component: Component, most: int) -> list[int]:
+        """`_copies`, worked out once."""
+        key = (id(component), most)
+        if key not in self._copies:
+            self._copies[key] = list(_copies(component, self.units(component), most))
+        return self._copies[key]
+
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """The options of so many copies, worked out once."""
         key = (id(strategy), copies)
@@ -141,8 +149,8 @@ class Options:
         # All that the loads of copies depend on.
         key = (number, id(deployment.island), deployment.engine, deployment.pp, deployment.micro_tokens)
         if key not in self._lighter:
-            numbers = list(_copies(component, self.units(component), deployment.island.devices))
-            self._lighter[key] = [fewer for more, fewer in pairwise(numbers) if strategy.lighter(fewer, more)]
+            numbers = pairwise(self.copies(component, deployment.island.devices))
+            self._lighter[key] = [fewer for more, fewer in numbers if strategy.lighter(fewer, more)]
         return self._lighter[key]
 
     # What does not depend on the number of devices
@@ -211,10 +219,10 @@ class Options:
 
     def units(self, component: Component) -> list[float]:
         """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
-        key = id(component)
-        if key not in self._units:
-            self._units[key] = sorted({batch.rows / batch.samples for batch in self.batches(component)}) or [1.0]
-        return self._units[key]
+        if id(component) not in self._units:
+            found = {batch.rows / batch.samples for batch in self.batches(component)}
+            self._units[id(component)] = sorted(found) or [1.0]
+        return self._units[id(component)]
 
     # What does
 
