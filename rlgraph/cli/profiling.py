@@ -8,6 +8,7 @@ import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
 from rlgraph.cli.shown import Format
+from rlgraph.cost.calibration import HeldOut
 from rlgraph.runs.options import LOCAL, need_installed
 
 
@@ -60,6 +61,12 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
         found = profile(wanted, threads=threads, quick=quick, note=lambda text: click.echo(f"  {text}", err=True))
     output.write_text(found.to_text(), "utf-8")
     for what, error in found.errors.items():
-        click.echo(f"{what:24}{error:6.1%} median error of the fit")
+        click.echo(f"{what:24}{error:6.1%} median error of the fit{_held_out(found.held_out.get(what))}")
     click.echo(f"wrote {output}", err=True)
     return FINE
+
+
+def _held_out(found: HeldOut | None) -> str:
+    if found is None:
+        return ""
+    return f"; {found.median:.1%} on a model that it was not fitted to, {found.worst:.1%} at worst"

@@ -37,6 +37,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Errors, relative, on the work of models that constants were not fitted to: of each model by those fitted to the
+    others."""
+
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     constants: Constants
     device: Measured
@@ -44,6 +53,8 @@ class Calibration:
     """What it was measured on, in words."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """For `ENGINE.KIND` the median error of the constants on what they were fitted to, relative."""
+    held_out: Mapping[str, HeldOut] = field(default_factory=dict)
+    """For `ENGINE.KIND`, where several models were measured."""
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster with the rates that were measured."""
@@ -69,6 +80,8 @@ class Calibration:
             "rates": rates,
             "errors": _short(self.errors),
         }
+        if self.held_out:
+            document["held_out"] = {name: _short(asdict(found)) for name, found in self.held_out.items()}
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 

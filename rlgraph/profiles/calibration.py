@@ -9,7 +9,7 @@ from typing import get_args
 
 from rlgraph.clusters.cluster import kind_of
 from rlgraph.clusters.devices import DTYPES
-from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, Measured, constants_of
+from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, HeldOut, Measured, constants_of
 from rlgraph.cost.constants import Host, defaults
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.errors import ProgramError
@@ -44,7 +44,7 @@ class _Reading:
         self.document, self.top, self.path = document, document.top, path
 
     def calibration(self) -> Calibration:
-        if not self.top.fields(KIND.field, *SECTIONS):
+        if not self.top.fields(KIND.field, *SECTIONS, optional=("held_out",)):
             self.document.done()
         device = self.device(self.top.field("device"))
         rates = dict(self.rates(self.top.field("rates")))
@@ -52,9 +52,13 @@ class _Reading:
         scalars = self.numbers(self.top.field("constants"), SCALARS)
         machine = {name: node.text() for name, node in self.top.field("machine").entries()}
         errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
+        held_out = {}
+        if isinstance(self.top.value, dict) and "held_out" in self.top.value:
+            for name, node in self.top.field("held_out").entries():
+                held_out[name] = HeldOut(**self.numbers(node, tuple(each.name for each in fields(HeldOut))))
         self.document.done()
         constants = constants_of(rates, Host(**host), scalars, self.path, defaults(kind_of(device.name)))
-        return Calibration(constants, device, machine, errors)
+        return Calibration(constants, device, machine, errors, held_out)
 
     def device(self, node: JsonNode) -> Measured:
         if not node.fields("name", "flops", "bandwidth"):

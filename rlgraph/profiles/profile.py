@@ -22,7 +22,7 @@ from rlgraph.clusters.cluster import Cluster, DeviceKind, kind_of
 from rlgraph.clusters.devices import names
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.cost.calibration import Calibration, Measured, constants_of
+from rlgraph.cost.calibration import Calibration, HeldOut, Measured, constants_of
 from rlgraph.cost.constants import Constants, Host, defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.predict import Predictor, TaskModel
@@ -250,16 +250,18 @@ class _Overheads:
 
 def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: Measured) -> Calibration:
     rates: dict[tuple[str, WorkKind], Rates] = {}
-    errors = {}
+    errors, held_out = {}, {}
     for engine in dict.fromkeys(sample.deployment.engine for sample in samples):
         for kind in get_args(WorkKind):
             mine = [each for each in samples if (each.deployment.engine, each.kind) == (engine, kind)]
             if mine:
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
+                if left := left_out(mine):
+                    held_out[f"{engine}.{kind}"] = left
     base = defaults(kind_of(device.name))
     scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
     constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
-    return Calibration(constants, device, machine(), errors)
+    return Calibration(constants, device, machine(), errors, held_out)
 
 
 def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
@@ -273,6 +275,20 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
     start = np.array([START.get(name, 1e-4) for name in names])
     found = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
     return _rates(names, found), float(np.median(np.abs(model(found) / seconds - 1)))
+
+
+def left_out(samples: Sequence[Sample]) -> HeldOut | None:
+    """How far off the work of one engine and kind is on each model by constants that are fitted to the others; None:
+    there is one model."""
+    shapes = dict.fromkeys(sample.config.shape for sample in samples)
+    if len(shapes) == 1:
+        return None
+    errors: list[float] = []
+    for shape in shapes:
+        rates, _ = fit_rates([sample for sample in samples if sample.config.shape != shape])
+        own = [sample for sample in samples if sample.config.shape == shape]
+        errors += [abs(predicted(sample, rates) / sample.seconds - 1) for sample in own]
+    return HeldOut(float(np.median(errors)), max(errors))
 
 
 def _matters(name: str, samples: Sequence[Sample]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,13 @@ import pytest
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api import compile
 from rlgraph.cli import status
+from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
+from rlgraph.cost.time import Batch
+from rlgraph.enginespec.rates import Rates
+from rlgraph.models.shape import Shape
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import Stopwatch, TimedStep, TimedWork
@@ -35,6 +40,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_constants_are_positive(file: Path) -> None:
     found = read_calibration(file)
     assert set(found.errors) == {"transformers.generate", "transformers.forward", "transformers.train"}
+    assert set(found.held_out) == set(found.errors)
+    assert all(0 <= each.median <= each.worst for each in found.held_out.values())
     for kind in ("generate", "forward", "train"):
         rates = asdict(found.constants.rates["transformers", kind])
         assert min(rates.values()) >= 0
@@ -106,6 +113,28 @@ def test_time_beside_all_nodes_counts_what_overlaps_once() -> None:
     )
     assert TimedStep(8.0, 0.5, done).beside == pytest.approx(3.5)
     assert TimedStep(8.0, 0.5, done).seconds == 7.5
+
+
+def test_a_model_is_held_out_from_the_constants_that_predict_it() -> None:
+    """Where all work takes what the cost model says, a model is predicted by the others; where one takes twice as long,
+    it is not."""
+    known, batch = Rates(0.5, 0.5, call=1e-3, layer=1e-4), Batch(8.0, Lengths((64.0,)), Lengths((64.0,)))
+    [island] = read_cluster("1x1:cpu").islands
+
+    def sample(hidden: int, rows: float, slower: float) -> profiling.Sample:
+        shape = Shape("llama", 128, hidden, 2 * hidden, 2, 4, 4, hidden // 4)
+        config = ModelConfig("m", shape, "causal_lm")
+        own = profiling.Sample("forward", config, Deployment("transformers", island), replace(batch, rows=rows), 1.0)
+        return replace(own, seconds=slower * profiling.predicted(own, known))
+
+    def grid(slower: float) -> list[profiling.Sample]:
+        sizes = ((64, 1.0), (256, 1.0), (512, slower))
+        return [sample(hidden, rows, factor) for hidden, factor in sizes for rows in (1.0, 4.0, 16.0)]
+
+    exact, odd, alone = (profiling.left_out(each) for each in (grid(1.0), grid(2.0), grid(1.0)[:3]))
+    assert alone is None
+    assert exact is not None and exact.worst < 0.02
+    assert odd is not None and odd.worst > 0.3 and odd.median > 0.02
 
 
 def test_a_probe_says_what_it_asks_for() -> None:
