@@ -45,6 +45,10 @@ class Crew(Protocol):
         """Waits until something is told."""
         ...
 
+    def adopt(self) -> None:
+        """From now on this thread runs the graph."""
+        ...
+
 
 class Clock(Protocol):
     together: bool
@@ -153,6 +157,8 @@ class _InLineCrew:
     def next(self) -> Event:
         raise AssertionError("work is over when it has begun: there is nothing to wait for")
 
+    def adopt(self) -> None: ...
+
 
 # Threads
 
@@ -207,6 +213,8 @@ class _ThreadCrew:
 
     def next(self) -> Event:
         return self.events.get()
+
+    def adopt(self) -> None: ...
 
 
 # Virtual time
@@ -364,6 +372,9 @@ class _VirtualCrew:
         while not self.events:
             self._await()
         return self.events.popleft()
+
+    def adopt(self) -> None:
+        self.owner = self.clock._me
 
     def _await(self) -> None:
         self.waits = True

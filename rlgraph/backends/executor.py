@@ -8,6 +8,7 @@ waits. A backend says what firing means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
@@ -107,10 +108,27 @@ class Executor:
         self.backend, self.lanes = backend, lanes
         self.clock = clock or InLine()
         self.blocks = blocks or Blocks()
+        self._crews, self._lasting = ExitStack(), dict[str, Crew]()
 
     def threads(self, graph: Graph) -> int:
         """That a graph needs at most; they are started as they are needed."""
         return len(graph.nodes) * self.lanes
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While somebody asks for steps. At the end what crews that last are at work on has come to its end, and been
+        told."""
+        with ExitStack() as self._crews:
+            try:
+                yield
+            finally:
+                self._lasting.clear()
+
+    def lasting(self, key: str, size: int) -> Crew:
+        """A crew that does not end with the node for which it works: the same for the same key."""
+        if key not in self._lasting:
+            self._lasting[key] = self._crews.enter_context(_until_told(self.clock, size))
+        return self._lasting[key]
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Runs every node; the values are in the frame afterwards."""
@@ -185,11 +203,13 @@ class GraphRun:
     def over(self) -> bool:
         return not self.waiting
 
-    def advance(self) -> bool:
-        """Fires all that can fire; whether anything could, or is over now."""
+    def advance(self, only: Sequence[str] | None = None) -> bool:
+        """Fires all that can fire; whether anything could, or is over now. only: values, where nobody else is to
+        work."""
         moved = False
         for task in self.waiting:
-            moved |= self.advance_task(task)
+            if only is None or any(value.name in only for value in task.node.outputs):
+                moved |= self.advance_task(task)
         left = [task for task in self.waiting if not task.finished]
         moved |= len(left) < len(self.waiting)
         self.waiting = left
@@ -447,6 +467,16 @@ class GraphRun:
     def before(self, child: Axis, ancestor: Axis, count: int) -> int:
         """How many rows of `child` lie in the first `count` rows of `ancestor`."""
         return int((self.frame.index(child.key, ancestor.key) < count).sum())
+
+
+@contextmanager
+def _until_told(clock: Clock, size: int) -> Iterator[Crew]:
+    """A crew whose last work is told to whoever ends it."""
+    with clock.crew(size) as crew:
+        yield crew
+        crew.adopt()
+    while crew.told:
+        crew.next()()
 
 
 def _raise(error: BaseException) -> None:

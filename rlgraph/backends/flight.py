@@ -91,7 +91,7 @@ class Flights:
         """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are
         under way. things: as the last step that is over left them."""
         more, wanted = iter(coming), deque[Coming]()
-        with self.executor.clock.crew(self.threads) as crew:
+        with self.executor.clock.crew(self.threads) as crew, self.executor.at_work():
             for flight in self.under_way:
                 flight.run.crew = crew
             try:

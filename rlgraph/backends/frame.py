@@ -18,6 +18,7 @@ from rlgraph.engines.ragged import ragged_places
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
+    from rlgraph.backends.batches import Batch
     from rlgraph.engines.base import Refresh
 
 Places = dict[str, np.ndarray]
@@ -184,6 +185,21 @@ class Frame:
         # Made in the slices: `order` says which of their joined rows each row of this frame is.
         sizes = [part.size(axis.key) for part, _ in parts]
         return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """What a `collect` leaves to the next step that takes batches as they end."""
+
+    rows: Frame | None
+    """Of batches that have ended, in the order in which they did."""
+    going: tuple[Batch, ...] = ()
+    """Batches that go on."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that began what goes on."""
+        return [batch.step for batch in self.going]
 
 
 def is_handle(kind: Type) -> bool:

@@ -7,16 +7,19 @@ What is carried from one run to the next is no business of most policies.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Made
-from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.batches import Batches
+from rlgraph.backends.endings import Endings
+from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.frame import Frame, Places, Surplus
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.step import Step
+from rlgraph.backends.step import Ended, Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, Table, axes_of
@@ -25,11 +28,25 @@ from rlgraph.ops.nodes import NODES, OnSteps, at_once, attr
 Run = Callable[[Graph, Frame], None]
 """Runs every node of a graph; the values are in the frame afterwards."""
 
-RunAll = Callable[[Graph, Sequence[Frame], Sequence[Any]], list[Any]]
-"""Runs a graph on each frame, given what is carried into the first one: what the last one leaves."""
 
-Choose = Callable[[Node, Frame], np.ndarray]
-"""Which rows of a frame a node leaves that chooses rows, int64."""
+class Host(Protocol):
+    """Who has loops run."""
+
+    executor: Executor
+    endings: Endings
+
+    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+        """Which rows of a frame a node leaves that chooses rows, int64."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Tells who watches how far it is."""
+        ...
+
+    def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+        """A `collect` has begun so many batches of new rows in a step, and taken notice of these that ended, one after
+        the other."""
+        ...
 
 
 def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) -> list[Any]:
@@ -70,10 +87,7 @@ class Loop:
     node: Node
     frame: Frame
     """Around it."""
-    execute: RunAll
-    note: Callable[[str], None]
-    """Tells who watches how far it is."""
-    choose: Choose
+    host: Host
     carried: list[Any]
     """As the last run left it."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -84,7 +98,7 @@ class Loop:
 
     def run_all(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
         """Runs the region once for each frame, side by side but for what is carried from one to the next."""
-        self.carried = self.execute(_body(self.node), bodies, self.carried)
+        self.carried = self.host.executor.run_all(_body(self.node), bodies, self.carried)
         for body in bodies:
             self.metrics.update(body.metrics)
         return bodies
@@ -103,11 +117,9 @@ class Policy:
     """Whether it does in a step; where not, what is carried stays as it is."""
 
 
-def run_loop(
-    policy: Policy, node: Node, frame: Frame, execute: RunAll, note: Callable[[str], None], choose: Choose
-) -> Made:
+def run_loop(policy: Policy, node: Node, frame: Frame, host: Host) -> Made:
     """What a loop makes."""
-    loop = Loop(node, frame, execute, note, choose, [frame.values[name] for name in node.carried_in])
+    loop = Loop(node, frame, host, [frame.values[name] for name in node.carried_in])
     whole = policy.run(loop) if policy.when(node, frame.step) else frame
     return made_of(node, frame, whole, loop.carried, loop.metrics)
 
@@ -138,10 +150,12 @@ def minibatch(loop: Loop) -> Frame:
 def collect(loop: Loop) -> Frame:
     """On fresh batches until enough rows are kept, the first of them in the order of the data. The surplus begins the
     next step's, or is asked again there, or is dropped; so are rows of it that are too old."""
+    if attr(loop.node, "order") != "data":
+        return collect_as_they_end(loop)
     node, frame, rest, late = loop.node, loop.frame, attr(loop.node, "rest"), attr(loop.node, "late")
     axis, wanted = node.attr("axis"), node.attr("rows")
-    place = next(at for at, value in enumerate(node.region.inputs) if _surplus(value.name))
-    name, names = node.region.inputs[place].name.rsplit(".surplus", 1)[0], _kept_names(node)
+    place, name = _surplus_of(node)
+    names = _kept_names(node)
     before, loop.carried[place] = loop.carried[place], None
     again = before if rest == "later" else None
     if late != "wait":
@@ -153,9 +167,7 @@ def collect(loop: Loop) -> Frame:
     while kept < wanted or again is not None:
         allowed, missing = node.attr("rounds") - rounds, wanted - kept
         if not allowed:
-            message = f"{kept} of {wanted} rows were kept after {rounds} batches"
-            hint = "keep more of them, raise `rounds`, or lower the number of rows"
-            raise RunError(Diagnostic("E0737", message, node.span, hint))
+            raise _too_few(node, kept, rounds)
         begun = [] if again is None else [_asked_again(loop, again)]
         if again is None or attr(node, "ahead") is not None:
             missing -= 0 if again is None else again.size(axis)
@@ -164,7 +176,7 @@ def collect(loop: Loop) -> Frame:
         # What is asked again was read before all others.
         parts = [*parts, *bodies] if again is None else [bodies[0], *parts, *bodies[1:]]
         kept, rounds, again = kept + sum(body.size(axis) for body in bodies), rounds + len(bodies), None
-        loop.note(f"{kept} of {wanted} rows kept")
+        loop.host.note(f"{kept} of {wanted} rows kept")
     whole = frame.child()
     whole.append(parts, names)
     top = list(whole.rows[axis].axis.path())[-1].key
@@ -184,21 +196,146 @@ def collect(loop: Loop) -> Frame:
     return now
 
 
+def collect_as_they_end(loop: Loop) -> Frame:
+    """On fresh batches until enough rows are kept: those of the batches that end first. The others go on, and the next
+    step's `collect` takes them; what is too much of those that have ended waits for it, too.
+
+    With `order=deadline` the oldest of the rows that are there go first. Who may wait for one step alone is waited
+    for in the next one. A recording that is replayed says which batches ended, one after the other.
+    """
+    node, frame, host = loop.node, loop.frame, loop.host
+    axis, wanted, late, once = node.attr("axis"), node.attr("rows"), attr(node, "late"), attr(node, "once")
+    (place, name), names, number = _surplus_of(node), _kept_names(node), frame.step.number
+    before: Surplus | None = loop.carried[place]
+    loop.carried[place] = None
+    most = at_once(node, wanted) + 1
+    batches = Batches(host.executor, _body(node), loop.carried, f"{frame.step.phase}.{name}", most)
+    for batch in before.going if before else ():
+        batches.go_on(batch, frame.step.attempt)
+    told = host.endings.told(number, name)
+    parts: list[tuple[Frame, bool]] = []
+    """Rows that are there, in their order, and whether an earlier step has begun them."""
+    ended, again, lost = list[Ended](), deque[Frame](), 0
+    begun, asked, kept = 0, 0, 0
+
+    def there(part: Frame, waited: bool) -> None:
+        nonlocal kept, lost
+        if waited and late != "wait":
+            part, old = _recent(loop, part)
+            lost += old.size(axis)
+            if late == "again" and old.size(axis):
+                again.append(old)
+        parts.append((part, waited))
+        kept += part.size(axis)
+
+    if before and before.rows:
+        there(before.rows, True)
+    while True:
+        while again and len(batches.going) < most:
+            asked += 1
+            batches.begin_with(_of_batch(_asked_again(loop, again.popleft()), -asked))
+        if told is not None:
+            more = told[0] - begun
+        else:
+            # Where one node runs at a time nothing ends before its turn.
+            side_by_side = at_once(node, max(0, wanted - kept)) if host.executor.clock.together else int(kept < wanted)
+            more = min(side_by_side - len(batches.going), node.attr("rounds") - begun)
+        for _ in range(more):
+            batches.begin(_of_batch(frame.child(), begun))
+            begun += 1
+        if kept < wanted and not batches.going:
+            raise _too_few(node, kept, begun)
+        # Nobody else waits for them after this step.
+        due = once and any(batch.step < number for batch in batches.going)
+        over = kept >= wanted and not due if told is None else len(ended) == len(told[1])
+        if over and not again and batches.read:
+            break
+        if told is not None:
+            turn = told[1][len(ended)] if len(ended) < len(told[1]) else None
+            if turn is None and kept < wanted or turn is not None and turn not in batches.under_way:
+                raise _not_so(node, frame.step)
+        for batch in batches.advance(None if told is None else turn):
+            ended.append((batch.step, batch.number))
+            there(batch.run.frame, batch.step < number)
+        host.note(f"{kept} of {wanted} rows kept")
+    whole = frame.child()
+    whole.append([part for part, _ in parts], names)
+    top = list(whole.rows[axis].axis.path())[-1].key
+    first = _in_turn(loop, whole)[:wanted]
+    taken = np.array(list(dict.fromkeys(whole.index(axis, top)[first].tolist())), dtype=np.int64)
+    now, _ = whole.slice(top, taken, names)
+    left = np.setdiff1d(np.arange(whole.size(top)), taken)
+    if once:
+        waited = np.repeat([waited for _, waited in parts], [part.size(top) for part, _ in parts])
+        left = left[~waited[left]]
+    later, _ = whole.slice(top, left, names)
+    if once:
+        loop.metrics[f"{name}.dropped"] = float(whole.size(axis) - now.size(axis) - later.size(axis))
+    if late != "wait":
+        loop.metrics[f"{name}.late"] = float(lost)
+    loop.carried = batches.left()
+    loop.carried[place] = Surplus(later if later.size(top) else None, tuple(batches.going))
+    host.ended(frame.step, name, begun, ended)
+    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
+    return now
+
+
+def _in_turn(loop: Loop, whole: Frame) -> np.ndarray:
+    """The rows of the axis of a `collect` in the order in which they are taken, int64."""
+    order = np.arange(whole.size(loop.node.attr("axis")))
+    for each in _looks(loop.node, "aged"):
+        found = whole.child()
+        columns = tuple(node for node in loop.node.region.nodes if node.op == "column" and node.name in each.inputs)
+        loop.host.executor.run(Graph((), columns, ()), found)
+        order = loop.host.choose(each, found)
+    return order
+
+
+def _of_batch(frame: Frame, number: int) -> Frame:
+    frame.step = replace(frame.step, batch=number)
+    return frame
+
+
+def _not_so(node: Node, step: Step) -> RunError:
+    message = f"the recording has other batches in step {step.number} than this run"
+    hint = "replay with the program, the data and the numbers of rows that were recorded"
+    return RunError(Diagnostic("E0816", message, node.span, hint))
+
+
+def _too_few(node: Node, kept: int, batches: int) -> RunError:
+    message = f"{kept} of {node.attr('rows')} rows were kept after {batches} batches"
+    hint = "keep more of them, raise `rounds`, or lower the number of rows"
+    return RunError(Diagnostic("E0737", message, node.span, hint))
+
+
 def _body(node: Node) -> Graph:
-    """What a loop runs; fresh rows need not be asked whether they are too old."""
-    return replace(node.region, nodes=tuple(each for each in node.region.nodes if each.op != "recent"))
+    """What a loop runs; of fresh rows nobody asks how old they are."""
+    return replace(node.region, nodes=tuple(each for each in node.region.nodes if each.op not in ("recent", "aged")))
+
+
+def _looks(node: Node, op: str) -> list[Node]:
+    """The nodes of its body by which a `collect` looks at rows that it has."""
+    return [each for each in node.region.nodes if each.op == op]
+
+
+def _surplus_of(node: Node) -> tuple[int, str]:
+    """Of a `collect`: at which place its surplus is carried, and the name of the data."""
+    names = [value.name for value in node.region.inputs]
+    place = next(at for at, name in enumerate(names) if _surplus(name))
+    return place, names[place].rsplit(".surplus", 1)[0]
 
 
 def _kept_names(node: Node) -> list[str]:
     """The values of its region that a `collect` keeps, and those by which it tells whether rows are too old."""
-    columns = [table for column, _ in _ages(node) for table in column.inputs]
-    return list(dict.fromkeys([*(inner for inner, _ in node.exported), *columns]))
+    asked = {name for op in ("recent", "aged") for each in _looks(node, op) for name in each.inputs}
+    tables = [each.inputs[0] for each in node.region.nodes if each.name in asked]
+    return list(dict.fromkeys([*(inner for inner, _ in node.exported), *tables]))
 
 
 def _ages(node: Node) -> list[tuple[Node, Node]]:
     """What tells whether rows that a `collect` carries over are too old: a column of theirs, and who chooses by it."""
     makers = {value.name: each for each in node.region.nodes for value in each.outputs}
-    return [(makers[each.inputs[0]], each) for each in node.region.nodes if each.op == "recent"]
+    return [(makers[each.inputs[0]], each) for each in _looks(node, "recent")]
 
 
 def _recent(loop: Loop, waiting: Frame) -> tuple[Frame, Frame]:
@@ -209,8 +346,8 @@ def _recent(loop: Loop, waiting: Frame) -> tuple[Frame, Frame]:
     for column, choosing in _ages(node):
         found = loop.frame.child()
         found.append([waiting], names)
-        loop.execute(Graph((), (column,), ()), [found], ())
-        recent = loop.choose(choosing, found)
+        loop.host.executor.run(Graph((), (column,), ()), found)
+        recent = loop.host.choose(choosing, found)
         waiting, _ = found.slice(axis, recent, names)
         late.append(found.slice(axis, np.setdiff1d(np.arange(found.size(axis)), recent), [data])[0])
     old = loop.frame.child()

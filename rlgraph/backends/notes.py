@@ -3,7 +3,7 @@
 Whoever has rows in hand notes what is done with them: who reads, samples, drops or trains on them. The notes of a step
 are put together when it is over, as plain data:
 
-    {"step": 3, "phase": "step", "changed": {"actor": 8},
+    {"step": 3, "phase": "step", "changed": {"actor": 8}, "ended": [["prompts", 2, 1], ["prompts", 3, 0]],
      "read":    [{"node": "prompts", "rows": [["prompts", 0, 17], ...]}],
      "sampled": [{"node": "rollout", "rows": [["prompts", 0, 17, 0], ...], "versions": [[[2, 64]], ...]}],
      "dropped": [{"node": "kept", "rows": [["prompts", 0, 21], ...]}],
@@ -13,7 +13,10 @@ A row is its identity: the data, the pass, the row, the sample. `versions` has f
 of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice stands
 there twice, by the weights that the body of the `train` is given. What a `collect` has carried over until it was too
 old, `recent` drops. Samples that `first=` gives up never were rows.
-`changed` are the models that have new weights after the step, with how often they were updated in it.
+`changed` are the models that have new weights after the step, with how often they were updated in it. `ended` is there
+where a `collect` takes batches as they end: those that it took notice of in this step, one after the other, each by the
+data, the step that began it and its number there. What is noted in such a batch says so, `"batch": [2, 1]`; it may be
+told in a later step than the one that began it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from threading import Lock
 from typing import Any, Literal
 
 from rlgraph.backends.rows import RowId
-from rlgraph.backends.step import Step
+from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Runs
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import ages
@@ -47,6 +50,8 @@ class Note:
     """Of sampled rows."""
     table: str = ""
     """Of those that are trained on, the value that has them."""
+    batch: int | None = None
+    """Of a `collect`, as the step has it."""
 
 
 class Notes:
@@ -56,6 +61,7 @@ class Notes:
         self.wanted = ages(program)
         self._notes: list[Note] = []
         self._changed: Counter[tuple[int, str]] = Counter()
+        self._ended: dict[int, list[tuple[str, int, int]]] = {}
         self._lock = Lock()
 
     def add(
@@ -68,7 +74,7 @@ class Notes:
         table: str = "",
     ) -> None:
         if self.wanted and rows:
-            self.extend([Note(step.number, kind, node, tuple(rows), tuple(versions), table)])
+            self.extend([Note(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
 
     def extend(self, notes: Iterable[Note]) -> None:
         with self._lock:
@@ -78,6 +84,11 @@ class Notes:
         """A model has new weights."""
         with self._lock:
             self._changed[step.number, model] += 1
+
+    def ended(self, step: Step, data: str, batches: Iterable[Ended]) -> None:
+        """Batches of a `collect` that takes them as they end, in the order in which they did; [] too."""
+        with self._lock:
+            self._ended.setdefault(step.number, []).extend((data, *each) for each in batches)
 
     def take(self) -> tuple[Note, ...]:
         """All that there are, which are forgotten here."""
@@ -90,27 +101,32 @@ class Notes:
         self.take()
         with self._lock:
             self._changed.clear()
+            self._ended.clear()
 
     def finish(self, step: Step) -> dict[str, Any] | None:
         """A step is over: what was done in it, as plain data; None where nobody wants to know."""
         with self._lock:
-            notes = [note for note in self._notes if note.step == step.number]
-            self._notes = [note for note in self._notes if note.step != step.number]
+            # A batch that a step before has begun may be at work in this one.
+            notes = [note for note in self._notes if note.step <= step.number]
+            self._notes = [note for note in self._notes if note.step > step.number]
             changed = {model: times for (number, model), times in self._changed.items() if number == step.number}
             for model in changed:
                 del self._changed[step.number, model]
+            ended = self._ended.pop(step.number, None)
         if not self.wanted:
             return None
         told: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": dict(sorted(changed.items()))}
+        told |= {} if ended is None else {"ended": ended}
         return told | {kind: _together(note for note in notes if note.kind == kind) for kind in KINDS}
 
 
 def _together(notes: Iterable[Note]) -> list[dict[str, Any]]:
-    """Those of the same node and table as one."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """Those of the same node, table and batch as one."""
+    found: dict[tuple[str, str, Ended | None], dict[str, Any]] = {}
     for note in notes:
-        table = {"table": note.table} if note.table else {}
-        entry = found.setdefault((note.node, note.table), {"node": note.node, **table, "rows": []})
+        batch = None if note.batch is None else (note.step, note.batch)
+        more = ({"table": note.table} if note.table else {}) | ({"batch": batch} if batch else {})
+        entry = found.setdefault((note.node, note.table, batch), {"node": note.node, **more, "rows": []})
         entry["rows"] += note.rows
         if note.versions:
             entry.setdefault("versions", []).extend(note.versions)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Ended = tuple[int, int]
+"""A batch of a `collect`: the step that began it, and its number there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -21,6 +24,9 @@ class Step:
     attempt: int = 0
     """How many steps of the run failed before it was begun: what they have left behind is not its own. No number
     depends on it."""
+    batch: int | None = None
+    """Of a `collect` that takes batches as they end: which of those that it has begun in this step. No number depends
+    on it."""
 
     def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
         """A random number for each row of the node that is called so, uint64."""

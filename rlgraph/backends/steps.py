@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS, Policy, run_loop
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.step import Step
+from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import is_model
@@ -96,6 +97,7 @@ class Steps:
     seed: int
     executor: Executor
     observer: Observer
+    endings = Endings()
     elsewhere = False
     """The values of its frames are in other processes."""
     first: Things
@@ -157,12 +159,19 @@ class Steps:
         """Does the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
-            return run_loop(policy, node, frame, self.executor.run_all, self.observer.opening, self.choose)
+            return run_loop(policy, node, frame, self)
         made = self.work(node, frame)
         for value in node.outputs:
             if is_model(value.type):
                 self.notes.changed(frame.step, value.type.name)
         return made
+
+    def note(self, text: str) -> None:
+        self.observer.opening(text)
+
+    def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+        self.notes.ended(step, data, batches)
+        self.endings.tell(step.number, data, begun, batches)
 
     # Of a backend
 

@@ -70,7 +70,9 @@ class Versions:
         last = self.at(model, step)
         if not node.attr("staleness", 0):
             return self.at(model, step, 1 + oldest(node))
-        return max(self.at(model, step, 1 + oldest(node)), min(last, self.newest[model]))
+        # A batch that goes on in later steps is trained on in one of these.
+        newest = self.newest[model] if step.batch is not None else min(last, self.newest[model])
+        return max(self.at(model, step, 1 + oldest(node)), newest)
 
     def made_in(self, model: str, version: int) -> int:
         """The step that made a version which `after` or `at` has told of; 0: it was there before the first one."""

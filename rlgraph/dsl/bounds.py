@@ -12,7 +12,7 @@ the `collect` says by which versions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -21,7 +21,7 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import Stop
 from rlgraph.errors import Related, counted
 from rlgraph.ir.graph import Constant, Graph, Node, Phase, Value
-from rlgraph.ir.types import Table, Type
+from rlgraph.ir.types import Handle, Table, Type
 from rlgraph.ops.nodes import NODES, attr, model_of, sampler
 
 
@@ -31,17 +31,23 @@ def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.
     for phase in made:
         options = {option.name: option for option in written[phase.name].options}
         late = options["late"].value.span.text if "late" in options else "wait"
+        order = options["order"].value.span.text if "order" in options else "data"
         try:
             if phase.staleness.updates is not None:
                 phase = _in_steps(context, phase, made, options)
             if "staleness" in options:
                 makers = {v.name: (node, at) for node in phase.graph.walk() for at, v in enumerate(node.outputs)}
-                bounds = _Bounds(context, phase.staleness.steps, options["staleness"], late, makers)
+                steps, said, types = phase.staleness.steps, options["staleness"], phase.graph.values()
+                bounds = _Bounds(context, steps, said, late, order, makers, types, _changing(made))
                 phase = replace(phase, graph=bounds.graph(phase.graph, 0, 1))
                 if late != "wait" and not any(node.attr("late") for node in phase.graph.walk()):
                     message = f"nothing waits for a later step here, so that `late={late}` has no rows to be about"
                     hint = "leave `late` out; rows that a `collect` carries over (`rest=carry`) may get too old"
                     raise context.stop("E0409", message, options["late"].value.span, hint)
+                if order != "data" and not any(node.attr("order") for node in phase.graph.walk()):
+                    message = f"no batches are under way side by side here that `order={order}` could be about"
+                    hint = "write `collect DATA(ROWS, ahead=1.5):`, and carry over what is left (`rest=carry`)"
+                    raise context.stop("E0409", message, options["order"].value.span, hint)
         except Stop:
             continue
         found.append(phase)
@@ -79,6 +85,11 @@ def _in_steps(context: Context, phase: Phase, made: Sequence[Phase], options: Ma
     return replace(phase, staleness=replace(phase.staleness, steps=steps, exact=not steps))
 
 
+def _changing(made: Sequence[Phase]) -> set[Type]:
+    """Models that have other weights after some step."""
+    return {node.outputs[0].type for each in made for node in each.graph.walk() if NODES[node.op].updates}
+
+
 def _updates(graph: Graph, times: int | None) -> Iterator[tuple[Node, int | None]]:
     """What updates models, and how often it does in a step, at most; None: nobody knows."""
     for node in graph.nodes:
@@ -101,8 +112,13 @@ class _Bounds:
     steps: int
     option: tree.Option
     late: str
+    order: str
     makers: Mapping[str, tuple[Node, int]]
     """Of each value of the phase who makes it, and as which output."""
+    types: Mapping[str, Type]
+    """Of each value of the phase."""
+    changing: Collection[Type]
+    """Models that the program changes."""
 
     def graph(self, graph: Graph, held: int, period: int) -> Graph:
         """held: steps that rows which are sampled here may wait. period: steps from one time that it runs to the
@@ -117,6 +133,9 @@ class _Bounds:
         if carries:
             waits += period
             said |= {"once": True} if self.late == "wait" else {"late": self.late}
+            if self.order != "data" and attr(node, "ahead") is not None:
+                self.goes_on(node)
+                said |= {"order": self.order}
         if waits > self.steps and op.loop == "rounds":
             message = f"what is left over is {counted(waits, 'step')} older when it is trained on, "
             message += f"and `staleness={self.option.value.span.text}` does not grant that"
@@ -129,14 +148,30 @@ class _Bounds:
             said = {"held": held} if self.steps and held else {}
         held = waits if self.late == "wait" else held
         regions = tuple(self.graph(region, held, period) for region in node.regions)
-        if carries and self.late != "wait":
-            regions = (self.looked_at(node, regions[0]),)
+        if carries:
+            regions = (self.looked_at(node, regions[0], str(said.get("order", "data"))),)
         return replace(node, attrs=(*attrs, *said.items()), regions=regions)
 
-    def looked_at(self, node: Node, region: Graph) -> Graph:
-        """The body of a `collect` that tells which rows of its surplus are too old: those of a table that was sampled
-        with weights whose age is bounded."""
+    def goes_on(self, node: Node) -> None:
+        """The body of a `collect` may be at work in the next step: so it leaves nothing to the next batch but where the
+        data are read on, and computes nothing with weights that another step has changed."""
+        hint = "leave `order` out: batches are then taken in the order of the data"
+        for value in node.region.inputs:
+            what = value.name.split("@")[0]
+            if not (isinstance(value.type, Handle) and value.type.kind == "cursor") and not what.endswith(".surplus"):
+                message = f"batches end in any order with `order={self.order}`, and each hands `{what}` on to the next"
+                raise self.context.stop("E0410", message, node.span, hint)
+        for inner in node.region.walk():
+            if NODES[inner.op].scores and self.types[model_of(inner)] in self.changing:
+                what = model_of(inner).split("@")[0]
+                message = f"a batch may go on when `{what}` has other weights, and `{inner.op}` is of those of one step"
+                raise self.context.stop("E0410", message, inner.span, "move it behind the `collect`")
+
+    def looked_at(self, node: Node, region: Graph, order: str) -> Graph:
+        """The body of a `collect` that tells which rows are too old, or the oldest, of a table that was sampled with
+        weights whose age is bounded."""
         made: list[Node] = []
+        columns: dict[str, str] = {}
         for table, value in node.exported:
             if not isinstance(value.type, Table) or not value.type.sampled:
                 continue
@@ -146,11 +181,16 @@ class _Bounds:
             name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)
             column = Value(name, value.type.columns()["version"])
             model = model_of(source).split("@")[0]
-            attrs = (("axis", node.attr("axis")), ("model", model), ("oldest", self.steps))
-            made += [
-                Node("column", (table,), (column,), (("name", "version"),), span=node.span),
-                Node("recent", (name,), (), attrs, span=node.span),
-            ]
+            columns[name] = model
+            made.append(Node("column", (table,), (column,), (("name", "version"),), span=node.span))
+            if self.late != "wait":
+                attrs = (("axis", node.attr("axis")), ("model", model), ("oldest", self.steps))
+                made.append(Node("recent", (name,), (), attrs, span=node.span))
+        if order == "deadline" and columns:
+            said = (("axis", node.attr("axis")), ("models", tuple(columns.values())))
+            made.append(Node("aged", tuple(columns), (), said, span=node.span))
+        elif self.late == "wait":
+            return region
         return replace(region, nodes=(*region.nodes, *made))
 
 

@@ -95,10 +95,11 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
     steps = found[first.name]
     assert isinstance(steps, int)
     span, updates = found["span"] or "row", found["unit"] == "update"
-    if found["late"] != "wait" and first.name == "lag":
-        place = next(option for option in item.options if option.name == "late")
-        message = f"with `lag` rows are as old as it says, and `late={found['late']}` is for a bound"
-        raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=2`")
+    for name, usual in (("late", "wait"), ("order", "data")) if first.name == "lag" else ():
+        if found[name] != usual:
+            place = next(option for option in item.options if option.name == name)
+            message = f"with `lag` rows are as old as it says, and `{name}={found[name]}` is for a bound"
+            raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=2`")
     if updates and first.name == "lag":
         place = next(option for option in item.options if option.name == "unit")
         message = "`lag` counts steps, and `unit=update` is for a bound"

@@ -9,8 +9,8 @@ are functions here:
     op.trains            an optimizer step of a model                              train
     op.with_model        any of the three: work that a plan gives to a group
     op.updates           a model has other weights afterwards                      train update
-    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent
-    op.chooses           which input says what rows stay, None where none does     keep pick recent
+    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent aged
+    op.chooses           which input says what rows stay, None where none does     keep pick recent aged
     op.region            it holds a graph
     op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
     op.body              it is written as expressions                              tensor
@@ -282,6 +282,18 @@ _ALL = (
         effect=True,
         free=True,
     ),
+    NodeOp(
+        "aged",
+        "tensor* -> ",
+        "batch",
+        "The rows that a `collect` has, those first whose oldest versions are the oldest; none is left out.",
+        "rows of several batches are compared",
+        attributes=(_AXIS, Attribute("models", "names", doc="that sampled them, for each input", by="checker")),
+        selects=True,
+        chooses=0,
+        effect=True,
+        free=True,
+    ),
     NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
     NodeOp(
         "assign",
@@ -413,6 +425,14 @@ _ALL = (
                 by="checker",
                 names=lambda: ("wait", "drop", "again"),
             ),
+            Attribute(
+                "order",
+                "word",
+                "data",
+                doc="which of the rows that are there it takes",
+                by="checker",
+                names=lambda: ("data", "arrival", "deadline"),
+            ),
             Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
             _AXIS,
         ),
@@ -488,7 +508,7 @@ def code_of(node: Node) -> str:
 def needed(node: Node) -> tuple[str, ...]:
     """The values that a node's work reads: rows that are only chosen from stay where they are."""
     chooses = NODES[node.op].chooses
-    return node.inputs if chooses is None else (node.inputs[chooses],)
+    return node.inputs if chooses is None or not node.outputs else (node.inputs[chooses],)
 
 
 def chosen_from(node: Node) -> tuple[str, ...]:

@@ -7,11 +7,13 @@ of a line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import ages
@@ -20,6 +22,9 @@ from rlgraph.runs.folder import GRAPH, TRACE
 
 Row = tuple[Any, ...]
 """The data, the pass, the row, the sample."""
+
+Batch = tuple[str, int, int]
+"""Of a `collect`: the data, the step that began it, its number there."""
 
 Runs = tuple[tuple[int, int], ...]
 """Which versions made a row's tokens: a version, and how many tokens."""
@@ -33,8 +38,12 @@ class TracedStep:
     changed: Mapping[str, int]
     """The models that have new weights after it, and how often each was updated."""
     read: tuple[Row, ...]
-    sampled: Mapping[str, tuple[tuple[Row, Runs], ...]]
-    """By the key of who sampled them."""
+    begun: Mapping[Batch, tuple[Row, ...]]
+    """Of `read` the rows of each batch that a `collect` takes when it ends."""
+    ended: tuple[Batch, ...]
+    """Such batches, one after the other."""
+    sampled: Mapping[str, tuple[tuple[Row, Runs, Ended | None], ...]]
+    """By the key of who sampled them; each with its batch."""
     dropped: Mapping[str, frozenset[Row]]
     """By who dropped them."""
     trained: Mapping[tuple[str, str], tuple[Row, ...]]
@@ -89,12 +98,36 @@ def _step(found: Mapping[str, Any]) -> TracedStep:
         {str(model): int(times) for model, times in found["changed"].items()},
         tuple(row for each in found["read"] for row in _rows(each["rows"])),
         {
-            each["node"]: tuple(zip(_rows(each["rows"]), map(_runs, each["versions"]), strict=True))
-            for each in found["sampled"]
+            (rows[0][0], *batch): rows
+            for each in found["read"]
+            if (batch := _batch(each)) is not None and (rows := _rows(each["rows"]))
         },
-        {each["node"]: frozenset(_rows(each["rows"])) for each in found["dropped"]},
+        tuple((str(data), int(step), int(number)) for data, step, number in found.get("ended", ())),
+        {
+            node: tuple(
+                (row, _runs(runs), _batch(each))
+                for each in entries
+                for row, runs in zip(_rows(each["rows"]), each["versions"], strict=True)
+            )
+            for node, entries in _by_node(found["sampled"])
+        },
+        {
+            node: frozenset(row for each in entries for row in _rows(each["rows"]))
+            for node, entries in _by_node(found["dropped"])
+        },
         {(each["node"], each["table"]): _rows(each["rows"]) for each in found["trained"]},
     )
+
+
+def _by_node(found: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
+    return groupby(sorted(found, key=lambda each: each["node"]), key=lambda each: each["node"])
+
+
+def _batch(found: Mapping[str, Any]) -> Ended | None:
+    if "batch" not in found:
+        return None
+    step, number = found["batch"]
+    return int(step), int(number)
 
 
 def _rows(found: Iterable[Any]) -> tuple[Row, ...]:

@@ -3,24 +3,26 @@
 It knows the program and the trace, and asks nothing of what runs programs. Every row that is sampled is of versions
 that the program grants it, of whole groups, and is trained on in its step, as often as the program says, or dropped, or
 left over by a `collect`; there it is dropped, or asked again, once it is too old, and not before. How many versions
-there are is counted in the trace.
+there are is counted in the trace. Where a `collect` takes batches as they end, the trace says in what order they did,
+and no row that was there then is passed over.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.rows import show_id
+from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, counted
 from rlgraph.ir.graph import Graph, Node, axes
 from rlgraph.ir.types import Axis, Handle, Table
 from rlgraph.ops.nodes import NODES, attr, model_of, rows_each, sampler, table_of, way_to
-from rlgraph.runs.trace import Row, Runs, Trace, TracedStep, read_trace
+from rlgraph.runs.trace import Batch, Row, Runs, Trace, TracedStep, read_trace
 
 
 @dataclass
@@ -101,6 +103,11 @@ class _Training:
     always: bool
     """In each step of its phase."""
 
+    @property
+    def as_they_end(self) -> bool:
+        """Its `collect` takes batches in another order than that of the data."""
+        return self.collect is not None and attr(self.collect, "order") != "data"
+
 
 class _Ways:
     """How rows come from who samples them to who is trained on them."""
@@ -129,6 +136,16 @@ class _Ways:
                 looks = [each for each in node.region.nodes if each.op == LATE]
                 sources = [sampler(each.inputs[0], self.makers) for each in looks]
                 yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
+
+    def ending(self) -> dict[str, Node]:
+        """By its data each `collect` that takes batches as they end."""
+        loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
+        return {_data(node): node for node in loops if attr(node, "order") != "data"}
+
+    def sources(self, collect: Node) -> set[str]:
+        """Who samples the rows by whose age it takes them."""
+        names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
+        return {node.attr("key") for node in (sampler(name, self.makers) for name in names) if node}
 
     def trainings(self) -> Iterator[_Training]:
         yield from self._inside(self.graph, ())
@@ -164,6 +181,11 @@ class _Ways:
         return None
 
 
+def _asked_in(batch: Ended | None, step: int) -> bool | None:
+    """Whether a batch is of rows that were given up in a step; None: it is none."""
+    return None if batch is None else batch[0] == step and batch[1] < 0
+
+
 def _data(collect: Node) -> str:
     """Whose rows it collects."""
     tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
@@ -195,6 +217,15 @@ class _Checker:
         """Of each model how often it had been updated when it became version 1, 2, and so on."""
         self.places: dict[Row, int] = {}
         """Of rows of the data in the order in which they were read."""
+        self.ends: dict[Row, tuple[int, int, int]] = {}
+        """Of rows of the data whose batch is taken when it ends: in which step it did, behind how many others, and the
+        place there."""
+        self.over = set[Batch]()
+        """Batches that have ended."""
+        self.at: list[Mapping[str, int]] = [{}]
+        """The versions that there were before each step; of step 0 nobody asks."""
+        self.batches: dict[Batch, dict[Row, None]] = {}
+        """The rows of those that are taken when they end."""
         self.made: dict[tuple[str, Row], tuple[int, int]] = {}
         """For each row and who sampled it: in which step, and its oldest version."""
         self.used: dict[tuple[tuple[str, str], Row], int] = {}
@@ -214,21 +245,42 @@ class _Checker:
         samplers = {name: dict(each.samplers()) for name, each in ways.items()}
         trainings = {name: list(each.trainings()) for name, each in ways.items()}
         carrying = {name: list(each.carrying()) for name, each in ways.items()}
+        self.sources = {id(each): way.sources(each) for way in ways.values() for each in way.ending().values()}
         ages: dict[tuple[str, Row], int] = {}
         for number, step in enumerate(self.trace.steps, 1):
+            self.at.append(dict(self.versions))
+            ending = ways[step.phase].ending()
             for row in step.read:
-                self.places.setdefault(row, len(self.places))
+                if row[0] not in ending:
+                    self.places.setdefault(row, len(self.places))
             for collect, looks in carrying[step.phase]:
-                self.check_late(number, step, collect, looks, trainings[step.phase])
+                if _data(collect) not in ending:
+                    self.check_late(number, step, collect, looks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
                 once = not ways[step.phase].again(node.name)
-                again = self.put_off.pop(key, set()) if rows else set()
-                self.check_sampled(number, step.phase, key, rows, node, model, again if once else None)
+                plain = [each for each in rows if each[2] is None]
+                again = self.put_off.pop(key, set()) if plain else set()
+                self.check_sampled(number, step, key, plain, node, model, again if once else None)
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
-                lost = again.difference((row[:3] for row, _ in rows), *dropped)
+                lost = again.difference((row[:3] for row, *_ in plain), *dropped)
                 granted = "it is asked first in the next step, or as soon as it is too old"
                 self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
+            self.batches |= {batch: dict.fromkeys(rows) for batch, rows in step.begun.items()}
+            # What is given up in this step can be asked again in it.
+            for asked_now in (False, True) if ending else ():
+                for key, (node, model) in samplers[step.phase].items():
+                    mine = [each for each in step.sampled.get(key, ()) if _asked_in(each[2], number) == asked_now]
+                    again = self.put_off.setdefault(key, set())
+                    self.check_sampled(number, step, key, mine, node, model, again)
+                    again.difference_update(row[:3] for row, *_ in mine)
+                    for training in trainings[step.phase]:
+                        if training.source == key and training.as_they_end:
+                            self.waiting.setdefault(training.key, []).extend(row for row, *_ in mine)
+                self.check_ended(number, step, ending, asked_now)
+                for collect, looks in carrying[step.phase] if not asked_now else ():
+                    if _data(collect) in ending:
+                        self.check_late(number, step, collect, looks, trainings[step.phase])
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
                     _, model = samplers[step.phase][training.source]
@@ -257,7 +309,9 @@ class _Checker:
 
         for training in own:
             ran |= training.always or training.key in done.trained
-            rows = self.waiting.get(training.key, ())
+            rows = list(self.waiting.get(training.key, ()))
+            if training.as_they_end:
+                rows = [row for row in rows if row[:3] in self.ends and self.made[training.source, row][0] < step]
             waiting.update(row[:3] for row in rows)
             late.update(row[:3] for row in rows if old(training.source, row))
         # It may be another row of theirs that is too old, on which nothing would have been trained.
@@ -271,10 +325,12 @@ class _Checker:
             self.fault(step, sorted(late - gone), "waits, is too old, and was not given up", granted)
         counts = set[tuple[str, Row]]()
         for training in own:
-            rows = self.waiting.get(training.key, ())
-            counts.update((training.source, row) for row in rows if row[:3] in gone)
-            self.waiting[training.key] = [row for row in rows if row[:3] not in gone]
+            waited = self.waiting.get(training.key, ())
+            counts.update((training.source, row) for row in waited if row[:3] in gone)
+            self.waiting[training.key] = [row for row in waited if row[:3] not in gone]
         self.result.late += len(counts)
+        for row in gone:
+            self.ends.pop(row, None)
         if attr(collect, "late") == "again":
             # They come before all others: they were read before.
             first = min(self.places.values(), default=0) - len(gone)
@@ -285,23 +341,28 @@ class _Checker:
     def check_sampled(
         self,
         step: int,
-        phase: str,
+        done: TracedStep,
         key: str,
-        rows: Iterable[tuple[Row, Runs]],
+        rows: Iterable[tuple[Row, Runs, Ended | None]],
         node: Node,
         model: str,
         again: set[Row] | None,
     ) -> None:
         """again: rows of the data that may be asked although they have been before; None: all may."""
-        now, lag, bound = self.versions[model], attr(node, "lag"), attr(node, "staleness")
-        oldest = max(0, now - lag - bound)
+        lag, bound = attr(node, "lag"), attr(node, "staleness")
         groups: Counter[Row] = Counter()
-        for row, runs in rows:
+        for row, runs, batch in rows:
+            # What goes on in a later step may be of the weights that this one has made.
+            began = step if batch is None else min(step, batch[0])
+            now = self.versions[model] + (1 if batch is not None and model in done.changed else 0)
+            oldest = max(0, self.at[began].get(model, 0) - lag - bound)
             versions = [version for version, _ in runs]
             if again is not None and row[:3] not in again and (key, row) in self.made:
                 before, _ = self.made[key, row]
                 self.fault(step, [row], f"of `{key}` was sampled twice", f"it was in step {before} before")
-            self.made[key, row] = step, min(versions)
+            self.made[key, row] = began, min(versions)
+            if batch is not None:
+                self.batches.setdefault((row[0], *batch), {})[row[:3]] = None
             groups[row[:-1]] += 1
             newest = max(versions)
             if newest > now:
@@ -310,7 +371,7 @@ class _Checker:
             elif lag and versions != [oldest]:
                 what = f"of `{key}` is of version {_listed(versions)}"
                 self.fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
-            elif min(versions) < oldest and self.bounds[phase].updates is None:
+            elif min(versions) < oldest and self.bounds[done.phase].updates is None:
                 what = f"of `{key}` has tokens of version {min(versions)}: too old"
                 granted = f"`staleness={bound}` grants versions {oldest} to {now} here"
                 self.fault(step, [row], what, granted)
@@ -325,6 +386,24 @@ class _Checker:
             if count != each:
                 what = f"has {counted(count, 'row')} of `{key}`"
                 self.fault(step, [group], what, f"a group of it has {each}")
+
+    def check_ended(self, step: int, done: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
+        """The batches that have ended. asked_now: of rows that were given up in this step; they come last."""
+        for position, batch in enumerate(done.ended):
+            data, began, number = batch
+            if asked_now != (began == step and number < 0):
+                continue
+            rows = self.batches.get(batch, {})
+            if batch in self.over or number >= 0 and not rows or data not in ending:
+                what = "of a batch that is told to have ended" + (" twice" if batch in self.over else "")
+                self.fault(step, rows or [(data, 0, 0)], what, "a batch ends once, and is begun before")
+            self.over.add(batch)
+            self.ends |= {row: (step, position, place) for place, row in enumerate(rows)}
+        for batch, rows in self.batches.items() if asked_now else ():
+            data, began, _ = batch
+            if began < step and batch not in self.over and data in ending and attr(ending[data], "once"):
+                what = f"is of a batch that step {began} began, and that has not ended"
+                self.fault(step, rows, what, "`late=wait` lets it go on for one step")
 
     def check_age(self, step: int, done: TracedStep, source: str, row: Row, model: str, age: int) -> None:
         """How old a row is that is trained on; where the program counts updates, at the last one of a step."""
@@ -344,10 +423,15 @@ class _Checker:
         """The rows that it was rightly trained on."""
         key, who = training.key, training.model
         counts = Counter(done.trained.get(key, ()))
-        fresh = [row for row, _ in done.sampled.get(training.source, ())]
-        if not counts and not training.always:
-            return []
+        fresh = [row for row, *_ in done.sampled.get(training.source, ())]
         before, after = (_Dropped(done, names) for names in (training.before, training.after))
+        if training.as_they_end:
+            # They wait already, all of them.
+            fresh, self.waiting[key] = [], [row for row in self.waiting.get(key, ()) if row not in before]
+        if not counts and not training.always:
+            if training.as_they_end:
+                self.take_unseen(training)
+            return []
         here = [*self.waiting.pop(key, ()), *(row for row in fresh if row not in before)]
         there, rightly = set(here), []
         for row, count in counts.items():
@@ -358,6 +442,9 @@ class _Checker:
                 self.fault(
                     step, [row], f"was trained on for `{who}`, and had been dropped", "a row is one or the other"
                 )
+            elif training.as_they_end and row in there and row[:3] not in self.ends:
+                granted = "it goes on with its batch, which has not ended"
+                self.fault(step, [row], f"was trained on for `{who}`", granted)
             elif row not in there:
                 made = self.made.get((training.source, row))
                 granted = f"it belongs to step {made[0]}" if made else f"`{training.source}` never sampled it"
@@ -379,11 +466,19 @@ class _Checker:
         missing = [row for row in here if row not in used and row not in after]
         if collect is not None:
             reached = [row for row in here if row in used or row in after]
-            last = max(map(self.place, reached), default=-1)
-            surplus = [row for row in missing if self.place(row) > last]
-            missing = [row for row in missing if self.place(row) <= last]
-            if attr(collect, "rest") == "carry":
-                fresh = {row for row, _ in done.sampled.get(training.source, ())}
+            place = self.turns(training, here) if training.as_they_end else self.place
+            surplus = missing
+            if place is not None:
+                last = max(map(place, reached), default=())
+                surplus = [row for row in missing if place(row) > last]
+            missing = [row for row in missing if row not in set(surplus)]
+            if training.as_they_end:
+                made = {row: self.made[training.source, row][0] for row in surplus}
+                self.waiting[training.key] = [
+                    row for row in surplus if made[row] == step or not attr(collect, "once") or row[:3] not in self.ends
+                ]
+            elif attr(collect, "rest") == "carry":
+                fresh = {row for row, *_ in done.sampled.get(training.source, ())}
                 self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
             elif attr(collect, "rest") == "later":
                 self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
@@ -402,8 +497,36 @@ class _Checker:
             granted = "others of its group were trained on" if with_others else "nothing in the program drops it"
             self.fault(step, [row], what, granted)
 
-    def place(self, row: Row) -> int:
-        return self.places.get(row[:3], len(self.places))
+    def place(self, row: Row) -> tuple[int, ...]:
+        return (self.places.get(row[:3], len(self.places)),)
+
+    def turns(self, training: _Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
+        """When it is whose turn, of rows whose batches are taken as they end: those come last that have not ended.
+        None: the trace does not tell, since several tables have a say in how old they are."""
+        collect = training.collect
+        assert collect is not None
+        oldest: dict[Row, int] = {}
+        if attr(collect, "order") == "deadline":
+            for row in rows:
+                version = self.made[training.source, row][1]
+                oldest[row[:3]] = min(version, oldest.get(row[:3], version))
+            if self.sources[id(collect)] != {training.source}:
+                return None
+
+        def turn(row: Row) -> tuple[int, ...]:
+            end = self.ends.get(row[:3])
+            return (1,) if end is None else (0, oldest.get(row[:3], 0), *end)
+
+        return turn
+
+    def take_unseen(self, training: _Training) -> None:
+        """Rows are collected in a step that does not train on them."""
+        rows = self.waiting[training.key]
+        assert training.collect is not None
+        length, place = self.depths[training.collect.attr("axis")] + 2, self.turns(training, rows)
+        groups = dict.fromkeys(row[:length] for row in sorted(rows, key=place)) if place else {}
+        taken = set(islice(groups, training.collect.attr("rows")))
+        self.waiting[training.key] = [row for row in rows if row[:length] not in taken]
 
 
 class _Dropped:

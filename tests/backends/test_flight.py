@@ -268,6 +268,43 @@ def test_rows_that_wait_until_they_are_too_old(folder: Path, late: str) -> None:
     assert left["prompts"] == kept + (sum(gone) if late == "drop" else 0)
 
 
+class Uneven(Seconds):
+    """Of the batches that are generated every third one takes long."""
+
+    def __init__(self) -> None:
+        super().__init__(10.0, 8.0)
+        self.batches = 0
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        self.batches += 1
+        takes = 40.0 if self.batches % 3 == 1 else 10.0
+        return Sampled(Cost(compute=takes), [takes] * len(answers))
+
+
+def test_batches_that_are_taken_as_they_end(folder: Path) -> None:
+    """A copy that is free goes on with the next batch, and a batch that takes long is of a later step: nobody who
+    generates waits, and each row is used once."""
+    sampling = "    rollout = actor.generate(prompts, n=2, max_tokens=4)\n"
+    text = BOUND.replace(sampling, f"    collect prompts(15, ahead=2):\n    {sampling}")
+    schedule = APART.replace("play = 1", "play = 2") + "stream rollout(block=10, deal=free)\n"
+    took, idle, batches = {}, {}, {}
+    for order in ("data", "arrival"):
+        made = program(folder, 2, schedule, text.replace("staleness=2", f"staleness=3, order={order}"))
+        backend = SimBackend(made.program, made.plan, Uneven(), WORKLOAD)
+        told = list(backend.steps(12))
+        took[order] = sum(step.seconds for step in told[2:])
+        works = [work for work in backend.works if work.op == "generate"]
+        end = sum(step.seconds for step in told)
+        idle[order] = 2 * end - sum(min(work.end, end) - work.start for work in works if work.start < end)
+        batches[order] = [batch for step in told for batch in (step.trace or {}).get("ended", ())]
+        assert backend.left is not None and backend.left["prompts"] == 5 * len(works)
+    assert took["arrival"] < 0.95 * took["data"] and idle["arrival"] < 0.25 * idle["data"]
+    ended = batches["arrival"]
+    assert not batches["data"] and len(ended) == len(set(ended)) and ended != sorted(ended)
+
+
 class Tokens(Seconds):
     """A generated token of the longest row takes as long as any other."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rlgraph.backends.blocks import Blocks
+from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
@@ -35,6 +36,7 @@ class LocalBackend(Steps):
         self.program, self.seed = program, settings.seed
         self.first = self.session.first
         self.notes = self.session.notes
+        self.endings = Endings(settings.record, settings.replay)
         self.executor = Executor(self, Blocks(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Sees the frame after each node, for tests and debugging."""

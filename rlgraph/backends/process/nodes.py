@@ -71,7 +71,8 @@ def column(node: Node, frame: Frame, session: Session) -> Made:
     assert isinstance(kind, Table)
     table = frame.values[node.inputs[0]]
     if node.attr("name") == "age" and kind.sampled and "age" not in table.columns:
-        found = session.versions.at(table.owner, frame.step) - table.columns["version"]
+        # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
+        found = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
         found = column_of(node, table, session, frame.rows[kind.axis.key])
     return Made({node.outputs[0].name: found})
@@ -268,6 +269,18 @@ def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
     return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
 
 
+def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
+    axis = node.attr("axis")
+    oldest = np.zeros(frame.size(axis), dtype=np.int64)
+    for name, model in zip(node.inputs, node.attr("models"), strict=True):
+        kind = axis_of(frame.types[name])
+        assert kind is not None
+        ages = session.versions.at(model, frame.step) - frame.values[name].numpy()
+        np.maximum.at(oldest, frame.index(kind.key, axis), ages)
+    return axis, np.argsort(-oldest, kind="stable")
+
+
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
     made = selected(node, frame, chosen_places(node, frame, session))
@@ -333,6 +346,7 @@ _CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] 
     "keep": _kept_places,
     "pick": _picked_places,
     "recent": _recent_places,
+    "aged": _aged_places,
 }
 """By operation."""
 

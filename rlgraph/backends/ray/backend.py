@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.backends.clocks import InLine, Threads
+from rlgraph.backends.endings import Endings
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
@@ -61,6 +62,7 @@ class RayBackend(Placed):
         # In this process a call is a call: nodes that are fired in line come out in the order of a debugger.
         clock = InLine() if debug else Threads()
         self.notes = Notes(program)
+        self.endings = Endings(settings.record, settings.replay)
         super().__init__(
             program,
             plan,

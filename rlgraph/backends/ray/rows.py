@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.placed.shares import Needs
 from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference
@@ -83,6 +83,8 @@ def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
     """The pieces that values need, by who has them."""
     found: dict[Address, set[Key]] = {}
     for value in values:
+        if isinstance(value, Surplus):
+            value = value.rows
         if isinstance(value, Frame):
             inner = [*value.values.values(), *(rows.ids for rows in value.rows.values())]
             for who, keys in live(inner).items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
+from rlgraph.backends.frame import Surplus
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
@@ -34,6 +36,8 @@ class RayTransport:
         self.transfers = Transfers(plan, processes, queues, observer)
         self._forgetting: Calls[None] | None = None
         """Of the last step that is over: its rows."""
+        self._over: list[Step] = []
+        """Steps whose rows have not been forgotten."""
 
     def fire(self, order: Order) -> Made:
         return self.dispatch.fire(order)
@@ -57,7 +61,16 @@ class RayTransport:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        self.dispatch.finish(step)
+        # What a step made is needed as long as batches go on that it has begun.
+        going = min(
+            (each for thing in things.values() if isinstance(thing, Surplus) for each in thing.steps), default=None
+        )
+        self._over.append(step)
+        if going is not None:
+            step = replace(step, number=min(step.number, going - 1))
+        for each in [each for each in self._over if each.number <= step.number]:
+            self.dispatch.finish(each)
+            self._over.remove(each)
         if self._forgetting is not None:
             self._forgetting.get("the end of the step before")
         needed, calls = live(things.values()), Calls[None](self.processes)

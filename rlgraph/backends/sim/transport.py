@@ -79,6 +79,8 @@ class SimTransport:
         """By the most tokens of an answer."""
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
+        self._over = 0
+        """The last step that is over."""
         self._sampling: dict[Seats, _Sampling] = {}
         """By devices, where newer weights come meanwhile."""
         self._onloaded: dict[tuple[str, int], tuple[str, str]] = {}
@@ -103,7 +105,7 @@ class SimTransport:
             model, step = order.frame.values[model_of(node)], order.step
             if self.versions.after(model, step.number):
                 assert order.version is not None
-                books.ages[self.versions.at(model, step) - order.version] += rows.rows
+                books.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
         if NODES[node.op].trains:
             books = self.books(order.step)
             for table in _tables(node, order.frame):
@@ -223,7 +225,8 @@ class SimTransport:
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
     def choose(self, order: Order) -> np.ndarray:
-        """A share of the rows for `keep`, one of each group for `pick`, and for `recent` those that are."""
+        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, and for `aged`
+        all of them, the oldest first."""
         node, frame = order.node, order.frame
         self.work(order, Made())
         if node.op == "keep":
@@ -237,6 +240,14 @@ class SimTransport:
             age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
             old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
             return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
+        if node.op == "aged":
+            oldest = np.zeros(frame.size(node.attr("axis")), dtype=np.int64)
+            for name, model in zip(node.inputs, node.attr("models"), strict=True):
+                own = axis_of(frame.types[name])
+                assert own is not None
+                ages = self.versions.at(model, frame.step) - frame.values[name].version
+                np.maximum.at(oldest, frame.index(own.row.key, node.attr("axis")), ages)
+            return np.argsort(-oldest, kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
@@ -252,12 +263,13 @@ class SimTransport:
         return f"{self.seed}/{step.number}/{node.name}"
 
     def books(self, step: Step) -> _Books:
-        return self._books.setdefault(step.number, _Books())
+        """Those of a step; what a batch does that goes on when it is over is told with the next one."""
+        return self._books.setdefault(max(step.number, self._over + 1), _Books())
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         """Rows and tokens that the step was about; of the rows, how many were trained on, and how many were of which
         age."""
-        books = self._books.pop(step.number, _Books())
+        books, self._over = self._books.pop(step.number, _Books()), step.number
         trained = sum(numbers.shape[0] for numbers in books.trained.values())
         found = {"rows": books.rows, "tokens": books.tokens, "trained": trained}
         return {name: float(value) for name, value in found.items()} | {
