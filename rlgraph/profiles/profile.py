@@ -44,7 +44,7 @@ SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
     ),
 }
 POINTS: Mapping[DeviceKind, tuple[ProbeWork, ...]] = {
-    "cpu": (ProbeWork(1, 8), ProbeWork(4, 8, 2), ProbeWork(4, 40, 2)),
+    "cpu": (ProbeWork(1, 8), ProbeWork(16, 8, 2), ProbeWork(4, 40, 2)),
     "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2)),
 }
 """On a GPU small ones would only show what a call takes."""
