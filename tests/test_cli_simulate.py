@@ -154,6 +154,21 @@ def test_calls_that_make_no_sense() -> None:
             simulate(program, **wrong)  # type: ignore[arg-type]
 
 
+def test_a_schedule_that_a_cluster_cannot_hold() -> None:
+    """By the count of the search, at the pool; a smaller model fits."""
+    schedule = "schedule grpo\npool all = 1 devices\nplace actor on all(engine=transformers)\n"
+    small, large = (
+        rlgraph.compile(ALGORITHMS / "grpo.rlf", {"base": f'"Qwen/Qwen2.5-{size}B"'}, schedule=schedule)
+        for size in ("0.5", "7")
+    )
+    lengths = Workload(Lengths((100.0,)), Lengths((100.0,)))
+    assert simulate(small, "1x1:h100-80gb", workload=lengths).seconds > 0
+    with pytest.raises(ProgramError) as found:
+        simulate(large, "1x1:h100-80gb", workload=lengths)
+    [wrong] = found.value.diagnostics
+    assert wrong.code == "E0958" and wrong.span.line == 2
+
+
 def test_groups_that_lost_all_rows() -> None:
     text = (
         (ALGORITHMS / "online_dpo.rlf")

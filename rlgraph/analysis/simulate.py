@@ -49,6 +49,7 @@ def simulate(
     plan = _laid_out(compiled.plan)
     if isinstance(cluster, str):
         cluster = read_cluster(cluster)
+    said = compiled.file is not None or cluster is not None and compiled.planned
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
@@ -56,7 +57,7 @@ def simulate(
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
-    if compiled.file is not None and (wrong := too_full(compiled, cluster, workload)):
+    if said and (wrong := too_full(compiled, cluster, workload, constants, plan)):
         raise ProgramError(wrong)
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants

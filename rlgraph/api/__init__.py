@@ -74,6 +74,7 @@ def compile(
     minimize: Literal["time", "cost"] = "time",
     offload: bool = True,
     search_seconds: float | None = None,
+    search_gap: float | None = None,
 ) -> Compiled:
     """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
 
@@ -84,6 +85,7 @@ def compile(
     one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
     offload: models may be in the host's memory while they are not at work; no engine can do that yet, so set it to
     False for a plan that is to run. search_seconds: after so long the search ends with the best plan that it has.
+    search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.compilation.compile import checked, compiled
@@ -98,7 +100,7 @@ def compile(
     if cluster is not None:
         from rlgraph.compilation.target import target
 
-        aim = target(cluster, workload, measured, minimize, offload, search_seconds)
+        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap)
     return Compiled.of(compiled(opened, texts, found, devices, aim))
 
 

@@ -89,12 +89,18 @@ _TARGET = (
         metavar="N",
         help="End the search by then, with the best plan so far and how far it may be from the best there is.",
     ),
+    click.option(
+        "--search-gap",
+        type=click.FloatRange(0, 1, max_open=True),
+        metavar="SHARE",
+        help="End the search at a plan so near to the best there is.  [default: 0.01, of small problems 0]",
+    ),
 )
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
-    `kept`, `calibration`, `search_seconds`."""
+    `kept`, `calibration`, `search_seconds`, `search_gap`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

@@ -88,6 +88,7 @@ def compile_(
     kept: float,
     calibration: Path | None,
     search_seconds: float | None,
+    search_gap: float | None,
     minimize: Literal["time", "cost"],
     no_offload: bool,
     explained: bool,
@@ -117,10 +118,11 @@ def compile_(
         raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
-    if cluster is None and (explained or what_if or calibration or search_seconds or no_offload or minimize != "time"):
+    searched = search_seconds is not None or search_gap is not None
+    if cluster is None and (explained or what_if or calibration or searched or no_offload or minimize != "time"):
         raise click.UsageError(
-            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--minimize` and `--no-offload` go with "
-            "`--cluster`"
+            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize` and "
+            "`--no-offload` go with `--cluster`"
         )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
@@ -148,6 +150,7 @@ def compile_(
                 minimize=minimize,
                 offload=not no_offload,
                 search_seconds=search_seconds,
+                search_gap=search_gap,
             )
         )
         show(compiled.diagnostics, form)

@@ -39,6 +39,7 @@ def simulate(
     kept: float,
     calibration: Path | None,
     search_seconds: float | None,
+    search_gap: float | None,
     steps: int,
     seed: int,
     trace: Path | None,
@@ -62,7 +63,8 @@ def simulate(
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
-        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, search_seconds)
+        ends = search_seconds, search_gap
+        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *ends)
         show(compiled.diagnostics, form)
         island = read_cluster(cluster) if cluster is not None else None
         given = rows if prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved else None
@@ -89,6 +91,7 @@ def _compiled(
     rows: Workload,
     calibration: Path | None,
     search_seconds: float | None,
+    search_gap: float | None,
 ) -> Compiled:
     """A program and its plan for a cluster, or what a plan file has of both."""
     from rlgraph.api import compile, load_plan
@@ -102,6 +105,7 @@ def _compiled(
             workload=rows,
             calibration=calibration,
             search_seconds=search_seconds,
+            search_gap=search_gap,
         )
     for name, given in (("--set", settings), ("SCHEDULE", schedule)):
         if given:

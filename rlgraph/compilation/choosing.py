@@ -30,13 +30,12 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
     """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape
     is not known, and where nothing fits."""
     asked = question(program, schedule, folders, target)
-    began = monotonic()
+    ends = monotonic() + asked.search_seconds
     found = choose(replace(asked, offload=False))
-    left = asked.search_seconds - (monotonic() - began)
-    if found is None and target.offload and left > 0:
+    if found is None and target.offload and (left := ends - monotonic()) > 0:
         found = choose(replace(asked, search_seconds=left))
     if found is None:
-        raise refused(asked)
+        raise refused(replace(asked, search_seconds=ends - monotonic()))
     return found
 
 
@@ -85,6 +84,7 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
         target.goal,
         target.offload,
         target.search_seconds,
+        target.search_gap,
     )
 
 

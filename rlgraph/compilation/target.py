@@ -30,6 +30,8 @@ class Target:
     """Models may be in the host's memory while they are not at work."""
     search_seconds: float = inf
     """After which a search ends with the best plan that it has."""
+    search_gap: float | None = None
+    """How far from the best plan is near enough, as a share; None: as `placement.choose` has it."""
 
     @property
     def on_cpus(self) -> bool:
@@ -55,12 +57,16 @@ def target(
     goal: str,
     offload: bool,
     search_seconds: float | None = None,
+    search_gap: float | None = None,
 ) -> Target:
-    """Raises ProgramError for a text that is no cluster, and for a goal that is none."""
+    """Raises ProgramError for a text that is no cluster, for a goal that is none, and for a gap that is no share."""
     from rlgraph.clusters.read import read_cluster
 
     if goal not in GOALS:
         raise ProgramError(Diagnostic("E0934", f"`{goal}` cannot be minimized", NO_SPAN, "`time` or `cost` can"))
+    if search_gap is not None and not 0 <= search_gap < 1:
+        hint = "a share from 0 on and less than 1: 0.05 ends the search at a plan at most 5% from the best there is"
+        raise ProgramError(Diagnostic("E0934", f"{search_gap:g} is no gap to end a search at", NO_SPAN, hint))
     found = read_cluster(cluster) if isinstance(cluster, str) else cluster
     found, constants = (
         (found, defaults(found.islands[0].device.kind))
@@ -68,7 +74,8 @@ def target(
         else (calibration.on(found), calibration.constants)
     )
     seconds = inf if search_seconds is None else search_seconds
-    return Target(found, workload or Workload(), constants, goal, offload, seconds)  # type: ignore[arg-type]
+    wanted: Goal = goal  # type: ignore[assignment]
+    return Target(found, workload or Workload(), constants, wanted, offload, seconds, search_gap)
 
 
 def assumed(compiled: Compilation) -> Workload:

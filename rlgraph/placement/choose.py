@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from time import monotonic
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
@@ -51,6 +52,8 @@ class Question:
     """Models may be in the host's memory while they are not at work."""
     search_seconds: float = inf
     """After which a search ends with the best plan that it has."""
+    search_gap: float | None = None
+    """How far from the best plan is near enough, as a share; None: 0 where the problem is `SMALL`, else `NEAR`."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,15 @@ def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice |
 
 
 def refused(question: Question) -> ProgramError:
-    """Why nothing fits, and what would. What is proposed needs no off-loading, which no engine can do."""
-    plain = replace(question, offload=False)
+    """Why nothing fits, and what would, as far as that is found within `search_seconds`. What is proposed needs no
+    off-loading, which no engine can do."""
+    plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
     return ProgramError(
         refuse(
             problem_of(plain),
             question.schedule,
-            lambda other: fits(replace(plain, cluster=other)),
-            lambda: fits(replace(plain, schedule=without_sizes(question.schedule))),
+            lambda other: fits(replace(plain, cluster=other), ends),
+            lambda: fits(replace(plain, schedule=without_sizes(question.schedule)), ends),
         )
     )
 
@@ -117,7 +121,8 @@ def problem_of(question: Question) -> Problem:
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
     """The best of some partitions, or of all."""
     small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
-    gap = 0.0 if small else NEAR
+    usual = 0.0 if small else NEAR
+    gap = usual if question.search_gap is None else question.search_gap
     among = candidates(problem, question) if only is None else only
     return Search(problem, among, gap, question.search_seconds).run()
 
@@ -129,10 +134,10 @@ def candidates(problem: Problem, question: Question) -> list[Blocks]:
     return list(distinct(found, problem.tasks, problem.components))
 
 
-def fits(question: Question) -> bool:
-    """Whether any plan fits."""
+def fits(question: Question, ends: float) -> bool:
+    """Whether any plan fits. Raises OutOfTime where that is not known by then."""
     problem = problem_of(question)
-    return Search(problem, candidates(problem, question), 1.0).run() is not None
+    return Search(problem, candidates(problem, question), 1.0, ends - monotonic()).fits()
 
 
 # The plan

@@ -1,4 +1,4 @@
-"""Whether the models of a plan file fit on a cluster: the count of the search, for a plan that was edited."""
+"""Whether the models of a plan fit on a cluster: the count of the search, for a plan that was not searched for."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.clusters.units import show
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.target import assumed
-from rlgraph.cost.constants import defaults
+from rlgraph.cost.constants import Constants, defaults
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.ir.plan import Plan
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import config_of
 from rlgraph.planfiles.document import Document
 
 
-def too_full(compiled: Compilation, other: Cluster | None = None, workload: Workload | None = None) -> list[Diagnostic]:
-    """What of a plan file does not fit on its cluster, or on another one, by the lengths that it was made for, or by
-    others. Models of unknown shape count as nothing."""
-    program, plan = compiled.program, compiled.plan
+def too_full(
+    compiled: Compilation,
+    other: Cluster | None = None,
+    workload: Workload | None = None,
+    constants: Constants | None = None,
+    plan: Plan | None = None,
+) -> list[Diagnostic]:
+    """What of a plan does not fit on its cluster, or on another one, by the lengths that it was made for, or by others.
+    Models of unknown shape count as nothing. constants: None: those that the plan was made with. plan: None: that of
+    the file or the schedule."""
+    program, plan = compiled.program, plan or compiled.plan
     try:
         cluster = other or read_cluster(plan.cluster)
         workload = workload or assumed(compiled)
@@ -30,7 +38,7 @@ def too_full(compiled: Compilation, other: Cluster | None = None, workload: Work
         return []
     if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return []
-    constants = defaults(cluster.islands[0].device.kind)
+    constants = constants or defaults(cluster.islands[0].device.kind)
     if compiled.told.get("assumptions", {}).get("constants", constants.source) != constants.source:
         # They were measured, and are not here: a device has no more than all of its memory.
         constants = replace(constants, reserved=0, fragmentation=0.0)
@@ -66,4 +74,8 @@ def _told(compiled: Compilation, cluster: Cluster, name: str, peak: Peak) -> Dia
         f"`{name}` needs {show(peak.bytes, 'bytes')} on each {device} {moment}, and {show(peak.capacity, 'bytes')} can "
         f"be used: the {what} of `{model}` are {show(size, 'bytes')} of it"
     )
-    return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)
+    if compiled.file is not None:
+        return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)
+    declared = (pool.span for pool in compiled.schedule.pools if pool.name == name)
+    hint = "give the pool more devices, or split its models further; `compile` with a cluster finds a plan that fits"
+    return Diagnostic("E0958", message, next(declared, compiled.schedule.span), hint)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rlgraph.analysis.critical import critical_path
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
+from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.planning import not_built
@@ -21,6 +24,7 @@ from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import ROW_BYTES
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
+from rlgraph.placement.choose import refused
 from rlgraph.placement.search.refuse import MOST_NODES
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -304,9 +308,9 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
 
     with pytest.raises(ProgramError) as found:
         compiled(cluster, schedule)
-    refused = found.value.diagnostics
-    assert {each.code for each in refused} == {"E0933" if "together" in case else "E0930"}
-    [hint] = {each.hint for each in refused}
+    wrong = found.value.diagnostics
+    assert {each.code for each in wrong} == {"E0933" if "together" in case else "E0930"}
+    [hint] = {each.hint for each in wrong}
     if schedule:
         assert "`learn`" in hint and not not_built(compiled(cluster, None).plan)
         return
@@ -320,6 +324,20 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     nodes, _, rest = larger.partition("x")
     with pytest.raises(ProgramError):
         compiled(f"{int(nodes) - 1}x{rest}", schedule)
+
+
+def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
+    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=4GiB)"))
+    for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
+        refusals = refused(replace(asked, search_seconds=seconds)).diagnostics
+        assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
+
+
+def test_a_search_ends_at_the_gap_that_was_asked_for() -> None:
+    best, near = (chosen("ppo", "2x8:h100-80gb", search_gap=gap).choice.found for gap in (0.0, 0.5))
+    assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
+    assert near.bound <= best.value <= near.value
+    assert codes("1x8:h100", search_gap=1.0) == ["E0934"]
 
 
 def test_a_model_of_unknown_size() -> None:

@@ -15,6 +15,7 @@ from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.problem import Problem
+from rlgraph.placement.search.watch import OutOfTime
 
 MOST_NODES = 4096
 """Nodes of a cluster that is still worth to be named as a way out."""
@@ -33,11 +34,14 @@ def refuse(
     problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
 ) -> list[Diagnostic]:
     """Of each component that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
-    cluster, and `free` whether one does where no pool has a size."""
+    cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where they cannot."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
         return [_too_many(wanted, problem.cluster, schedule)]
-    hint = _way_out(problem, schedule, fits, free)
+    try:
+        hint = _way_out(problem, schedule, fits, free)
+    except OutOfTime:
+        hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
     found = []
     for number, component in enumerate(problem.components):
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)

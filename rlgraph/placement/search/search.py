@@ -50,15 +50,25 @@ class Search:
         """The best plan; None if none fits. Raises ProgramError where the time is over before there is one, and on
         Ctrl-C KeyboardInterrupt with what there is."""
         try:
-            self.all()
+            self.watched()
         except OutOfTime:
             if self.incumbent.best is None:
                 raise self.watch.none() from None
+        return self.incumbent.found()
+
+    def fits(self) -> bool:
+        """Whether there is a plan. Raises OutOfTime where that is not known by then, and KeyboardInterrupt."""
+        self.watched()
+        return self.incumbent.best is not None
+
+    def watched(self) -> None:
+        """`all`, until the time is over, which raises OutOfTime."""
+        try:
+            self.all()
         except KeyboardInterrupt:
             raise self.watch.interrupted(*self.incumbent.state()) from None
         finally:
             self.watch.close()
-        return self.incumbent.found()
 
     def all(self) -> None:
         """Looks at all partitions until the best plan is near enough."""
