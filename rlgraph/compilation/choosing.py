@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Any
 
 from rlgraph.clusters.units import shown_seconds
-from rlgraph.compilation.overlap import overlapped
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.tasks import main_step
 from rlgraph.enginespec.registry import engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.foreign.files import Folders
@@ -19,6 +19,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Schedule
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
+from rlgraph.ops.nodes import NODES, at_once
 from rlgraph.ops.work import operations
 from rlgraph.placement.choose import Choice, Question, choose, refused
 
@@ -147,9 +148,21 @@ def hosted(choice: Choice) -> Hosted:
     return Hosted(total, dict(sorted(functions.items(), key=lambda each: -each[1])))
 
 
+def overlaps(choice: Choice) -> bool:
+    """Whether work is done side by side that the search lays out one after the other."""
+    phase = main_step(choice.question.program)
+    ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
+    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0
+
+
 def predicted(choice: Choice) -> Mapping[str, Any]:
     """What a plan file says of the prediction."""
-    seconds = overlapped(choice)
+    seconds = None
+    if overlaps(choice):
+        # It needs the simulator, which takes longer to load than many searches take.
+        from rlgraph.compilation.overlap import overlapped
+
+        seconds = overlapped(choice)
     return {
         "seconds": choice.found.seconds if seconds is None else seconds,
         "in_turn_seconds": None if seconds is None else choice.found.seconds,

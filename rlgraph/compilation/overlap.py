@@ -3,31 +3,53 @@ out one after the other is done side by side, and in small orders. Its seconds a
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
+
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.steady import FEWEST, run_steps
+from rlgraph.backends.steps import Silent
+from rlgraph.clusters.units import shown_seconds
 from rlgraph.cost.predict import Predictor
-from rlgraph.cost.tasks import main_step
 from rlgraph.errors import ProgramError
-from rlgraph.ops.nodes import NODES, at_once
+from rlgraph.ir.graph import Node
 from rlgraph.placement.choose import Choice
-
-
-def overlaps(choice: Choice) -> bool:
-    phase = main_step(choice.question.program)
-    ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
-    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0
+from rlgraph.placement.search.watch import Line
 
 
 def overlapped(choice: Choice) -> float | None:
-    """Seconds of a step in the middle of a run. None: nothing overlaps, or it cannot be simulated."""
-    if not overlaps(choice):
-        return None
-    # Most plans do not overlap, and need no simulator.
-    from rlgraph.backends.sim.backend import SimBackend
-    from rlgraph.backends.sim.steady import FEWEST, run_steps
-
+    """Seconds of a step in the middle of a run. None: it cannot be simulated, or Ctrl-C has ended that, which is
+    said."""
     asked = choice.question
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
-    try:
-        return run_steps(SimBackend(asked.program, choice.plan, predictor, asked.workload), FEWEST).seconds
-    except ProgramError:
-        # Rows of which so few are kept that a group has none: `simulate` says so.
-        return None
+    with closing(_Progress()) as progress:
+        try:
+            backend = SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=progress)
+            return run_steps(backend, FEWEST, progress.ended).seconds
+        except ProgramError:
+            # Rows of which so few are kept that a group has none: `simulate` says so.
+            return None
+        except KeyboardInterrupt:
+            progress.close()
+            print(f"interrupted after {progress.told()}: what overlaps does not count in the seconds", file=sys.stderr)
+            return None
+
+
+class _Progress(Silent):
+    """A line that says how far a simulation is."""
+
+    def __init__(self) -> None:
+        self.line, self.steps = Line("simulating what overlaps"), "no step done yet"
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.line.show(self.line.elapsed(), lambda: self.steps)
+
+    def ended(self, done: int, whole: int) -> None:
+        """So many steps are done."""
+        self.steps = f"{done} of {whole} steps"
+
+    def told(self) -> str:
+        return f"{shown_seconds(self.line.elapsed())} of simulating, {self.steps}"
+
+    def close(self) -> None:
+        self.line.close()

@@ -3,7 +3,7 @@ at least."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count, islice, pairwise
@@ -40,8 +40,9 @@ class Steps:
         return (self.ends[-1] - self.began) / len(self.ends)
 
 
-def run_steps(backend: SimBackend, steps: int) -> Steps:
-    """So many steps in the middle of a run, or as many of them as are steady. backend: one that has not run."""
+def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None) -> Steps:
+    """So many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended: is
+    told after each step how many are done, and of how many."""
     phase = main_step(backend.program)
     before = first_of(phase)
     coming = ((phase, number) for number in count(1))
@@ -51,6 +52,7 @@ def run_steps(backend: SimBackend, steps: int) -> Steps:
         for _, extra in islice(running, before + steps + 1):
             ends.append((backend.now(), len(backend.works)))
             told.append(extra)
+            ended(len(ends), before + steps + 1)
     seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
     skipped = settled(seconds) if steps >= FEWEST else None
     warm_up = before + (skipped or 0)

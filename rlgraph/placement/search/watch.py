@@ -22,28 +22,50 @@ class OutOfTime(Exception):
     """The search has to end with what it has."""
 
 
-class Watch:
-    """Of one search. It is asked often, and has to be closed."""
+class Line:
+    """What a terminal says of something that takes long. It is asked often, and has to be closed."""
 
-    def __init__(self, seconds: float) -> None:
-        """seconds: after which the search ends."""
-        self.seconds, self.began = seconds, monotonic()
+    def __init__(self, name: str) -> None:
+        """name: of what takes long, `searching`."""
+        self.name, self.began = name, monotonic()
         self._next = QUIET_S if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else math.inf
         self._shown = False
 
-    def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
-        """Shows the seconds of the best plan's step and its gap. Raises OutOfTime."""
-        elapsed = monotonic() - self.began
-        if elapsed >= self.seconds:
-            raise OutOfTime
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return monotonic() - self.began
+
+    def show(self, elapsed: float, told: Callable[[], str]) -> None:
+        """How far it is after so many seconds, now and then."""
         if elapsed >= self._next:
             self._next = elapsed + EVERY_S
-            self._write(f"searching, {elapsed:.0f} s: {_told(*state())}")
+            self._write(f"{self.name}, {elapsed:.0f} s: {told()}")
 
     def close(self) -> None:
-        """Takes its line off the terminal."""
+        """Takes the line off the terminal."""
         if self._shown:
             self._write("")
+
+    def _write(self, text: str) -> None:
+        # A carriage return, and nothing right of the text.
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        self._shown = bool(text)
+
+
+class Watch(Line):
+    """Of one search."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: after which the search ends."""
+        super().__init__("searching")
+        self.seconds = seconds
+
+    def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
+        """Shows the seconds of the best plan's step and its gap. Raises OutOfTime."""
+        elapsed = self.elapsed()
+        if elapsed >= self.seconds:
+            raise OutOfTime
+        self.show(elapsed, lambda: _told(*state()))
 
     def none(self) -> ProgramError:
         """The time is over, and there is no plan yet."""
@@ -52,14 +74,9 @@ class Watch:
 
     def interrupted(self, best: float | None, gap: float) -> KeyboardInterrupt:
         """Ctrl-C: what would have been found, and how to get it."""
-        elapsed = monotonic() - self.began
+        elapsed = self.elapsed()
         again = f"; `--search-seconds {math.ceil(elapsed)}` gives such a plan" if best is not None else ""
         return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_told(best, gap)}{again}")
-
-    def _write(self, text: str) -> None:
-        # A carriage return, and nothing right of the text.
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        self._shown = bool(text)
 
 
 def _told(best: float | None, gap: float) -> str:
