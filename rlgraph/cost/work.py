@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from rlgraph.models.families import ModelKind, count, tensors
@@ -185,7 +185,7 @@ def activation_bytes(
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize
     if recompute:
-        kept, working = stream, kept + working
+        kept, working = stream, layer.again()
     head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
     return Activations(kept, working, layer.ends(), head)
 
@@ -252,6 +252,12 @@ class _LayerShard:
         network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
         norm = 0 if self.fused_norms else 20 * self.shape.hidden + stream
         return self.micro.tokens * max(network, norm)
+
+    def again(self) -> float:
+        """Where it keeps its input alone: all that it would have kept, and its backward pass. A norm that is written
+        out goes back when the network has given back what it kept."""
+        network = replace(self, fused_norms=True).working()
+        return self.kept() + max(network, self.working() - self.micro.tokens * self._network())
 
     def forward(self) -> float:
         """The feed-forward network, the rotation of queries and keys, or a norm that is written out, beside the

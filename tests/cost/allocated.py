@@ -73,13 +73,15 @@ class Work:
     split: Mesh = mesh()
     response: int = 0
     """Of `generate`: tokens that are sampled; prompts have the case's length."""
+    recompute: bool = False
 
     def __str__(self) -> str:
         case = self.case
         split = "x".join(f"{name}{size}" for name, size in self.split.axes if size > 1)
         rows = f"{self.micros}x{case.rows}x{case.length + self.response}"
         threads = f"{self.threads} threads" if self.threads > 1 else ""
-        what = (self.operation, case.family, case.dtype, rows, f"L{self.layers}", threads, split)
+        again = "recomputed" if self.recompute else ""
+        what = (self.operation, case.family, case.dtype, rows, f"L{self.layers}", threads, split, again)
         return " ".join(filter(None, what))
 
     @property
@@ -91,7 +93,9 @@ class Work:
 
     def predicted(self, engine: str) -> Footprint:
         case, dp = self.case, self.split.length("dp")
-        deployment = Deployment(engine, CPU, self.split, micro_tokens=case.rows * case.length, threads=self.threads)
+        deployment = Deployment(
+            engine, CPU, self.split, case.rows * case.length, recompute=self.recompute, threads=self.threads
+        )
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
             return footprint(
@@ -105,7 +109,9 @@ def transformers(work: Work) -> tuple[int, int]:
     """Bytes that stay, and those that the work needs beside them."""
     case = work.case
     with Everywhere() as live:
-        engine = TransformersEngine.open(work.spec, threads=work.threads, block_tokens=case.rows * case.length)
+        engine = TransformersEngine.open(
+            work.spec, threads=work.threads, recompute=work.recompute, block_tokens=case.rows * case.length
+        )
         if work.threads > 1:
             engine._pool = live.pool(work.threads)
         return _done(engine, work, live)

@@ -27,9 +27,9 @@ CASES = [
 ]
 
 
-def measured(case: Case, layers: int, logits: int = LOGITS) -> int:
+def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = False) -> int:
     """The peak of one micro-batch, after a small one that has made what stays."""
-    engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits)
+    engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
     summed(engine, parameters, [0], lambda block: small, None, 1)
@@ -74,6 +74,20 @@ def test_a_head_in_chunks_keeps_one_of_them(dtype: str, entropy: bool) -> None:
     assert found.head > found.working
     assert found.peak(2) == pytest.approx(measured(case, 2, 1 << 17), rel=0.02)
     assert measured(case, 2) > 1.3 * found.peak(2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_layers_that_are_recomputed_keep_their_input(family: str, dtype: str) -> None:
+    case = Case(family, dtype=dtype)
+    itemsize, fused = (4, True) if dtype == "float32" else (2, False)
+    found = activation_bytes(
+        case.shape(), "causal_lm", case.tokens(), itemsize=itemsize, fused_norms=fused, recompute=True
+    )
+    two, four = (measured(case, layers, recompute=True) for layers in (2, 4))
+    assert found.layer == pytest.approx((four - two) / 2, rel=0.001)
+    assert found.peak(2) == pytest.approx(two, rel=0.1)
+    assert found.peak(4) == pytest.approx(four, rel=0.1)
 
 
 def llama(tokens: float, tp: int = 1, recompute: bool = False) -> Activations:

@@ -28,6 +28,7 @@ CASES = [
     Work("train", Case("qwen3", rows=2, length=64, fields=TIED), 4),
     Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
     Work("train", Case("qwen2"), micros=4, threads=2),
+    *(Work("train", Case("llama", dtype=dtype), 4, 3, recompute=True) for dtype in DTYPES),
     *(Work("logprobs", Case("qwen2", dtype=dtype, scored=127)) for dtype in DTYPES),
     *(Work("logprobs", Case("llama", dtype=dtype, fields=WIDE), 4, 3) for dtype in DTYPES),
     Work("values", Case("llama", "value_lm", scored=100), 4, 3),

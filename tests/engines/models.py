@@ -81,9 +81,11 @@ def engine(
     dtype: str = "float64",
     threads: int = 1,
     seed: int = 0,
+    recompute: bool = False,
     **limits: int,
 ) -> TransformersEngine:
-    return TransformersEngine.open(ModelSpec(kind, source(family, seed), dtype), threads=threads, **limits)
+    spec = ModelSpec(kind, source(family, seed), dtype)
+    return TransformersEngine.open(spec, threads=threads, recompute=recompute, **limits)
 
 
 def by_hand(loss: Callable[[Any], Tensor]) -> Callable[[Any], Micro]:

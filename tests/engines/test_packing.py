@@ -68,14 +68,20 @@ def ppo(model: TransformersEngine, rows: Sequences) -> Micro:
     return Micro((Call("values", rows),), lambda said: (said[0] - target).square().mean())
 
 
-def trained(family: str, kind: ModelKind) -> list[Tensor]:
+def trained(family: str, kind: ModelKind, recompute: bool = False) -> list[Tensor]:
     """The weights and the losses after two steps."""
-    model, told = engine(family, kind), []
+    model, told = engine(family, kind, recompute=recompute), []
     make = grpo if kind == "causal_lm" else ppo
     for number in range(2):
         found = model.train_step([ROWS], lambda rows: make(model, rows), SGD, number)
         told.append(torch.tensor([found["loss"], found["grad_norm"]]))
     return [*told, *model.state().values()]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2", "mixtral"])
+def test_recomputation_changes_nothing(family: str, padding: float) -> None:
+    for one, other in zip(trained(family, "causal_lm", True), trained(family, "causal_lm"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 CASES: list[tuple[str, ModelKind]] = [

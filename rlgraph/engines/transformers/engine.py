@@ -28,6 +28,7 @@ from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
+from rlgraph.engines.transformers.recompute import use_recomputation
 from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown, entire
 from rlgraph.ir.layout import Local, Piece, whole
@@ -49,7 +50,10 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     device = device_here(rank.device)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
     threads = rank.threads if device == "cpu" else 1
-    return TransformersEngine.open(model, threads=threads, device=device, copies=copies, **rank.blocks())
+    recompute = rank.holding.recompute
+    return TransformersEngine.open(
+        model, threads=threads, device=device, recompute=recompute, copies=copies, **rank.blocks()
+    )
 
 
 class TransformersEngine:
@@ -61,6 +65,7 @@ class TransformersEngine:
         spec: ModelSpec,
         *,
         threads: int = 1,
+        recompute: bool = False,
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         cache_tokens: int = Grown().places,
@@ -69,7 +74,8 @@ class TransformersEngine:
         """A model that is loaded.
 
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
-        operators. block_tokens: padded tokens in a block. logit_numbers: most logits that are computed at a time.
+        operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
+        block_tokens: padded tokens in a block. logit_numbers: most logits that are computed at a time.
         cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time. copies: those in
         other processes that train on other rows.
         """
@@ -77,7 +83,7 @@ class TransformersEngine:
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
-        self.threads, self.copies = threads, copies
+        self.threads, self.copies, self._recompute = threads, copies, recompute
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
             logit_numbers,
@@ -86,6 +92,8 @@ class TransformersEngine:
         use_onednn(self.model)
         use_lean_norms(self.model)
         use_own_attention(self.model)
+        if recompute:
+            use_recomputation(self.model)
         self._network = Network(self.model, self.codec.pad_id)
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
@@ -97,13 +105,20 @@ class TransformersEngine:
 
     @classmethod
     def open(
-        cls, spec: ModelSpec, *, threads: int = 1, device: str = "cpu", copies: Copies | None = None, **limits: int
+        cls,
+        spec: ModelSpec,
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        recompute: bool = False,
+        copies: Copies | None = None,
+        **limits: int,
     ) -> TransformersEngine:
         """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute
         what this engine asks of it ModelRefused."""
         loaded = load(spec, device)
         with refusing(loaded.model):
-            engine = cls(loaded, spec, threads=threads, copies=copies, **limits)
+            engine = cls(loaded, spec, threads=threads, recompute=recompute, copies=copies, **limits)
             probe(engine._network, spec.kind == "causal_lm" and spec.generates)
         return engine
 
@@ -274,6 +289,7 @@ class TransformersEngine:
             Loaded(copy.deepcopy(self.model), self.codec, self.new_parameters),
             self.spec,
             threads=self.threads,
+            recompute=self._recompute,
             block_tokens=self._block_tokens,
             logit_numbers=self._logit_numbers,
             cache_tokens=self._cache_tokens,

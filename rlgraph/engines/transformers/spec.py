@@ -21,6 +21,7 @@ SPEC = EngineSpec(
     accumulates=True,
     saves=True,
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
+    settings=frozenset({"recompute"}),
     preference=1,
     embedded=True,
     requires=("torch", "transformers"),

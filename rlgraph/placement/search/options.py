@@ -198,13 +198,12 @@ class Options:
             )
             for rows in SLOTS_AT_ONCE:
                 yield replace(deployment, kv_bytes=int(row * rows))
-        elif component.work != "generate" and "micro_tokens" in settings:
-            for rows in MICROS:
-                yield replace(deployment, micro_tokens=rows * width)
-                if component.work == "train" and "recompute" in settings:
-                    yield replace(deployment, micro_tokens=rows * width, recompute=True)
-        else:
-            yield deployment
+            return
+        micros = component.work != "generate" and "micro_tokens" in settings
+        for tokens in [rows * width for rows in MICROS] if micros else [deployment.micro_tokens]:
+            yield replace(deployment, micro_tokens=tokens)
+            if component.work == "train" and "recompute" in settings:
+                yield replace(deployment, micro_tokens=tokens, recompute=True)
 
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
         done = list(component.batches(self.tasks))
