@@ -21,7 +21,7 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import Stop
 from rlgraph.errors import Related, counted
 from rlgraph.ir.graph import Constant, Graph, Node, Phase, Value
-from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ir.types import OLDEST, Handle, Table, Type
 from rlgraph.ops.nodes import NODES, attr, model_of, sampler
 
 
@@ -179,10 +179,11 @@ class _Bounds:
             if source is None or source.attr("staleness") is None:
                 continue
             name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)
-            column = Value(name, value.type.columns()["version"])
+            which = OLDEST if value.type.spans else "version"
+            column = Value(name, value.type.columns()[which])
             model = model_of(source).split("@")[0]
             columns[name] = model
-            made.append(Node("column", (table,), (column,), (("name", "version"),), span=node.span))
+            made.append(Node("column", (table,), (column,), (("name", which),), span=node.span))
             if self.late != "wait":
                 attrs = (("axis", node.attr("axis")), ("model", model), ("oldest", self.steps))
                 made.append(Node("recent", (name,), (), attrs, span=node.span))

@@ -15,7 +15,7 @@ from rlgraph.dsl.signatures import METHODS
 from rlgraph.dsl.values import tensor
 from rlgraph.errors import nearest
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import Tensor
+from rlgraph.ir.types import OLDEST, Tensor
 
 
 def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
@@ -57,7 +57,7 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
 
 
 def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
-    known = table.type.columns()
+    known = {name: kind for name, kind in table.type.columns().items() if name != OLDEST}
     kind = known.get(expr.name)
     if kind is None and table.type.data is None:
         kind = Tensor("any", table.type.axis)

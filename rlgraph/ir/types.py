@@ -79,6 +79,11 @@ class Tensor:
         return f"{self.dtype}[{self.axis.label}]" if self.axis else self.dtype
 
 
+OLDEST = "_version"
+"""The column of the oldest version of each row, where versions are those of tokens: the checker asks for it, and no
+program. A row without a token is of the version with which it ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows with columns. A table that has tokens is what models read and write."""
@@ -120,6 +125,8 @@ class Table:
                 "age": versions,
                 "finished": Tensor("bool", self.axis),
             }
+            if self.spans:
+                found[OLDEST] = Tensor("int", self.axis)
         if self.turn:
             found |= {"reward": Tensor("float", self.turn), "turns": Tensor("int", self.axis)}
         return found | dict(self.extra)

@@ -255,6 +255,30 @@ def test_a_surplus_that_waits_until_it_is_too_old(folder: Path, late: str, rows:
     assert (asked[0] & asked[3] == {("prompts", 0, 3)}) == (late == "again")
 
 
+def test_what_is_asked_again_comes_before_what_is_new(folder: Path) -> None:
+    """Of two batches of four three rows are used in each step; the last two are asked again beside a batch of new ones."""
+    step = "step async(staleness=1, late=again):"
+    steps, kept = collected("prompts.place >= 0", folder, 3, more=", ahead=2", step=step)
+    assert [seen.metrics["prompts.late"] for seen in steps] == [0, 0, 2]
+    assert [len(seen.sampled) for seen in steps] == [2, 0, 2], "a batch of them, and one that is new"
+    assert [row[2] for step in kept for row in step] == list(range(9))
+
+
+def test_rows_without_a_token_get_too_old_too(folder: Path) -> None:
+    """Where versions are those of tokens, they are of the one with which they ended."""
+    head, body = COLLECT.replace("STEP", "step async(staleness=1, span=token, late=drop):").split("    collect")
+    body = body.replace("WANTED", "1").replace("ROUNDSMORE", "8").replace("max_tokens=3", "max_tokens=0")
+    body = body.split("    train")[0].replace("        keep prompts where CONDITION\n", "")
+    text = f"""{head.replace("step", 'data tasks = jsonl("tasks.jsonl", batch=2)' + chr(10) * 2 + "step", 1)}    collect{body}
+    other = actor.generate(tasks, max_tokens=3)
+    train actor(lr=0.01):
+        minimize mean(-min(exp(actor.logprobs(other) - other.logprobs), 5.0))
+    report rows = size(rollout.length)
+"""
+    late = [seen.metrics["prompts.late"] for seen in Run(compile_text(text), folder).steps(6)]
+    assert late == [0, 0, 2, 0, 2, 0]
+
+
 @pytest.mark.parametrize("block", [None, 1, 3])
 def test_batches_that_are_begun_ahead(folder: Path, block: int | None) -> None:
     """Six rows are missing and four are in a batch: with `ahead=1.5` three are begun at once, with 1 two. The rows are

@@ -26,7 +26,7 @@ from rlgraph.errors import Diagnostic, RunError
 from rlgraph.foreign import Environment, Episode
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
-from rlgraph.ir.types import Axis, Table
+from rlgraph.ir.types import OLDEST, Axis, Table
 from rlgraph.ops.nodes import rows_each, work_of
 
 
@@ -60,7 +60,7 @@ def generate_parts(
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
-            "version": _version(runs, kind),
+            **_versions(runs, kind),
         }
         session.notes.add(frame.step, "sampled", node.attr("key"), own, runs)
         asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
@@ -214,14 +214,15 @@ def _runs(made: Generation, version: int) -> list[Runs]:
     return found
 
 
-def _version(runs: Sequence[Runs], kind: Table) -> Tensor:
+def _versions(runs: Sequence[Runs], kind: Table) -> dict[str, Tensor]:
     """Of each row, int64 [rows], all of whose tokens are of one; where they may be of several, of each token, int64
-    [total scored]."""
-    if kind.spans:
-        listed = [run for each in runs for run in each]
-        versions, tokens = (torch.tensor([run[at] for run in listed], dtype=torch.long) for at in (0, 1))
-        return versions.repeat_interleave(tokens)
-    return torch.tensor([each[0][0] for each in runs], dtype=torch.long)
+    [total scored], and the oldest of each row."""
+    oldest = torch.tensor([each[0][0] for each in runs], dtype=torch.long)
+    if not kind.spans:
+        return {"version": oldest}
+    listed = [run for each in runs for run in each]
+    versions, tokens = (torch.tensor([run[at] for run in listed], dtype=torch.long) for at in (0, 1))
+    return {"version": versions.repeat_interleave(tokens), OLDEST: oldest}
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
-        "version": _version(runs, kind),
+        **_versions(runs, kind),
         "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
         "turns": torch.from_numpy(turns),
     }
