@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlgraph.cost.predict import ROW_BYTES
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
 from rlgraph.placement.choose import refused
+from rlgraph.placement.search import watch
 from rlgraph.placement.search.refuse import MOST_NODES
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -338,6 +340,22 @@ def test_a_search_ends_at_the_gap_that_was_asked_for() -> None:
     assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
     assert near.bound <= best.value <= near.value
     assert codes("1x8:h100", search_gap=1.0) == ["E0934"]
+
+
+def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The seconds are those of the search, and that is said."""
+    choice = chosen("async_grpo", "1x8:h100-80gb").choice
+    asked = iter(range(3))
+
+    def third(*_: object) -> None:
+        if next(asked, None) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(watch.Line, "show", third)
+    told = predicted(choice)
+    assert told["seconds"] == choice.found.seconds and told["in_turn_seconds"] is None
+    assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)
+    assert predicted(choice)["in_turn_seconds"] == choice.found.seconds
 
 
 def test_a_model_of_unknown_size() -> None:
