@@ -184,10 +184,10 @@ class Training(_Fed):
         rows, blocks, *exchanging = load
         weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
         state = optimizer_bytes(config.optimizer, config.item)
-        own = Bytes((("weights", weights * config.item),))
+        micro = self.feeding.micro(rows)
+        own = Bytes((("weights", weights * config.item),)) + _gathered(config, deployment, micro)
         optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
         sharded = deployment.spec.shards_optimizer
-        micro = self.feeding.micro(rows)
         kept = _activations(config, deployment, micro)
         shared_out = Bytes()
         if deployment.spec.memory.gradients_stay:
@@ -216,13 +216,22 @@ class Reading(_Fed):
         weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
         own = Bytes((("weights", weights * item),))
         micro = self.feeding.micro(rows)
-        layer = work.forward_bytes(shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs)
+        layer = work.forward_bytes(
+            shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs, splits_tokens=spec.memory.splits_tokens
+        )
         logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item
         active = _larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
         )
-        return Needs(own, active.times(min(deployment.threads, blocks)))
+        return Needs(own + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks)))
+
+
+def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
+    """The buffer in which tensor-parallel ranks that split tokens put them together for a product; it stays."""
+    if not deployment.spec.memory.splits_tokens or deployment.tp == 1:
+        return Bytes()
+    return Bytes((("buffers", micro.tokens * config.shape.hidden * config.item),))
 
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Activations:
@@ -237,6 +246,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         fused_norms=memory.fused_norms(deployment.island.device.kind, config.dtype),
         network=memory.network,
         packed=deployment.spec.packs,
+        splits_tokens=memory.splits_tokens,
         split_head=memory.split_head,
     )
 

@@ -168,6 +168,7 @@ def activation_bytes(
     fused_norms: bool = True,
     network: int = NETWORK,
     packed: bool = False,
+    splits_tokens: bool = False,
     split_head: bool = False,
     entropy: bool = False,
     logits: int = LOGITS,
@@ -178,12 +179,12 @@ def activation_bytes(
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    network, split_head: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the other. entropy:
-    the loss asks for it, too. logits: those that are there at a time.
+    network, splits_tokens, split_head: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the
+    other. entropy: the loss asks for it, too. logits: those that are there at a time.
     """
-    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed)
+    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens)
     kept, working = layer.kept(), layer.working()
-    stream = micro.tokens * shape.hidden * itemsize
+    stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
         kept, working = stream, layer.again()
     head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
@@ -196,10 +197,12 @@ def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
     return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
 
 
-def forward_bytes(shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, packed: bool = False) -> float:
+def forward_bytes(
+    shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, packed: bool = False, splits_tokens: bool = False
+) -> float:
     """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
-    parts. packed: as in `activation_bytes`."""
-    return _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed).forward()
+    parts. packed, splits_tokens: as in `activation_bytes`."""
+    return _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens).forward()
 
 
 def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
@@ -241,16 +244,22 @@ class _LayerShard:
     fused_norms: bool
     network: int
     packed: bool
+    splits_tokens: bool
+
+    @property
+    def token_ranks(self) -> int:
+        """Over which tokens are split outside of products and attention."""
+        return self.tp if self.splits_tokens else 1
 
     def kept(self) -> float:
-        return self.micro.tokens * (2 * self._norm() + self._network() + self._attention())
+        return self.micro.tokens * (2 * self._norm() / self.token_ranks + self._network() + self._attention())
 
     def working(self) -> float:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
         stream = self.shape.hidden * self.itemsize
         # What a network did not keep is computed again.
         network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
-        norm = 0 if self.fused_norms else 20 * self.shape.hidden + stream
+        norm = 0 if self.fused_norms else (20 * self.shape.hidden + stream) / self.token_ranks
         return self.micro.tokens * max(network, norm)
 
     def again(self) -> float:
@@ -266,16 +275,20 @@ class _LayerShard:
         item, hidden = self.itemsize, self.shape.hidden
         experts = self.shape.experts_per_token
         # Ranks that share a layer add up what comes out of it in one more.
-        network = (4 + experts + (self.tp > 1)) * hidden + (4 if experts else 3) * _ffn(self.shape) / self.tp
-        attention = 3 * hidden + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+        streams = (4 + experts) / self.token_ranks
+        network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * _ffn(self.shape) / self.tp
+        attention = 3 * hidden / self.token_ranks + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
         return self.micro.tokens * max(network * item, attention * item, norm, normed)
 
     def ends(self) -> float:
-        last = self._norm() - self.shape.hidden * self.itemsize
+        last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_ranks
         found = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
+        if self.token_ranks > 1:
+            # Put together for the head.
+            found += self.micro.tokens * self.shape.hidden * self.itemsize
         # Sines and cosines of all places of a row; half as many, of all rows, where these are packed.
         angles = self.micro.tokens if self.packed else 2 * self.micro.longest
         return found + angles * self.shape.head_dim * self.itemsize

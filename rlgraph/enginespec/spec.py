@@ -86,6 +86,8 @@ class Memory:
 
     network: int = 4
     """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
+    splits_tokens: bool = False
+    """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
     split_head: bool = False
     """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
     fused_norms: Callable[[DeviceKind, str], bool] = _written_out

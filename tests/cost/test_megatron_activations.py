@@ -21,7 +21,7 @@ CASES = [
     Case("qwen2", scored=64),
     Case("qwen2", scored=64, entropy=True),
     Case("qwen3", rows=2, length=300),
-    Case("qwen2", rows=1, length=1024, scored=800),
+    Case("qwen2", rows=1, length=1025, scored=800),
     Case("llama", "value_lm", scored=64),
     Case("llama", fields=(("num_key_value_heads", 4),)),
 ]
@@ -48,10 +48,14 @@ def measured(over: Mesh, case: Case) -> list[int]:
         with on_cpu(), torch.enable_grad():
             trainer = Trainer(engine.model, True)
             engine._pipeline.gradients(trainer.chunk, [0], lambda block, micro=micro: micro)
-            gradients = (buffer.grad_data for buffer in trainer.chunk.buffers)
-            with Live(chain(engine.model.parameters(), gradients)) as live:
-                engine._pipeline.gradients(trainer.chunk, [0], lambda block, micro=micro: micro)
-        found.append(live.peak)
+            # gloo lets go of what it sent a moment later, at times: the least of several is what is needed.
+            peaks = []
+            for _ in range(3):
+                gradients = (buffer.grad_data for buffer in trainer.chunk.buffers)
+                with Live(chain(engine.model.parameters(), gradients)) as live:
+                    engine._pipeline.gradients(trainer.chunk, [0], lambda block, micro=micro: micro)
+                peaks.append(live.peak)
+        found.append(min(peaks))
     return found
 
 
@@ -59,7 +63,15 @@ def measured(over: Mesh, case: Case) -> list[int]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_megatron_keeps(ranks: Ranks, case: Case, tp: int) -> None:
     found = activation_bytes(
-        case.shape(), case.kind, case.tokens(), itemsize=4, tp=tp, network=3, packed=True, split_head=True
+        case.shape(),
+        case.kind,
+        case.tokens(),
+        itemsize=4,
+        tp=tp,
+        network=3,
+        packed=True,
+        splits_tokens=True,
+        split_head=True,
     )
     for two, four in ranks.run(mesh(tp=tp), measured, case):
         assert found.layer == pytest.approx((four - two) / 2, rel=0.001)

@@ -63,7 +63,12 @@ def _freeze_token(model: GPTModel, token: int) -> None:
     sample the padding token; where its embedding is 0, the norm above it would have a gradient out of proportion."""
 
     def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
-        return torch.where((args[0] == token)[..., None], found.detach(), found)
+        ids = args[0]  # [1, tokens]
+        if model.config.sequence_parallel:
+            # `found` is of this rank's tokens, [tokens / tp, 1, hidden].
+            tp, rank = model.config.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
+            ids = ids.t().chunk(tp)[rank]
+        return torch.where((ids == token)[..., None], found.detach(), found)
 
     model.embedding.word_embeddings.register_forward_hook(detach)
 
@@ -104,6 +109,8 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=mesh.length("tp"),
+        # What ranks of a layer do not split by columns they split by tokens (arXiv 2205.05198, section 4.2.2).
+        sequence_parallel=mesh.length("tp") > 1,
         pipeline_model_parallel_size=mesh.length("pp"),
         # Each micro-batch is as long as its rows together.
         variable_seq_lengths=True,

@@ -13,7 +13,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel import ColumnParallelLinear, copy_to_tensor_model_parallel_region
+from megatron.core.tensor_parallel import ColumnParallelLinear, gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -95,6 +95,8 @@ class Norm(nn.Module):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden_size))
+        # Ranks that normalize other tokens each add up its gradients in the end.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ class Unread(ColumnParallelLinear):  # type: ignore[misc]
     """An output layer that gives hidden states as they are: losses multiply them with its weight."""
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
-        return copy_to_tensor_model_parallel_region(hidden), None
+        return hidden, None
 
 
 class Places:
@@ -167,6 +169,7 @@ class Places:
 
     def __init__(self, model: GPTModel) -> None:
         self._at: Tensor | None = None
+        self._split = model.config.sequence_parallel
         if model.post_process:
             model.output_layer.register_forward_pre_hook(self._pick)
 
@@ -175,7 +178,11 @@ class Places:
         self._at = places
 
     def _pick(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, *more = args  # [tokens, 1, hidden]
+        hidden, *more = args  # [tokens / tp, 1, hidden]
+        if self._split:
+            # The gradients of a vocabulary's parts are added up; those of a scalar are the same on each rank.
+            parts = isinstance(layer, Unread)
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=parts)
         return (hidden[self._at], *more)
 
 

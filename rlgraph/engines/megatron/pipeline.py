@@ -66,8 +66,12 @@ class Pipeline:
     def _run(self, model: nn.Module, batch: Batch) -> Tensor:
         """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]."""
         self._places.set(batch.places.to(device()))
-        packed = self._angles.of(batch.lengths, device())
-        output: Tensor = model(batch.ids.to(device()), None, None, packed_seq_params=packed)
+        ids, lengths = batch.ids, batch.lengths
+        if more := -ids.shape[1] % parallel_state.get_tensor_model_parallel_world_size():
+            # As many tokens for each tensor-parallel rank; what is behind the last row changes nothing in it.
+            ids, lengths = nn.functional.pad(ids, (0, more), value=self._pad_id), [*lengths[:-1], lengths[-1] + more]
+        packed = self._angles.of(lengths, device())
+        output: Tensor = model(ids.to(device()), None, None, packed_seq_params=packed)
         return output
 
     def _schedule(
