@@ -22,6 +22,10 @@ from rlgraph.ops import NODES
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.options import Options
 
+MOST_WAITED = 0.9
+"""Of a piece of work, the share that can have been waiting for a core: Linux counts both in steps of its own, and work
+that took no time at all would be fitted to."""
+
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
@@ -139,7 +143,8 @@ class Stopwatch(Silent):
 
     def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
         now = time.perf_counter()
-        inside, waited = min(inside, seconds), min(waited, inside)
+        inside = min(inside, seconds)
+        waited = min(waited, MOST_WAITED * inside)
         self._done.append(TimedWork(name, op, now - seconds, now, inside - waited, waited))
 
     def taken(self) -> tuple[TimedWork, ...]:

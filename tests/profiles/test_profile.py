@@ -72,6 +72,14 @@ def test_an_order_that_was_sent_behind_weights_says_nothing_of_orders(tmp_path: 
     assert behind.seconds == behind.inside == pytest.approx(1, abs=0.5)
 
 
+def test_work_takes_time_however_long_it_waited() -> None:
+    """The counter of waits is coarser than the clock: work would seem to have taken none, and nothing fits that."""
+    watch = Stopwatch()
+    for waited in (0.0, 5e-4, 1e-3, 2e-3):
+        watch.add("x", "tensor", seconds=1e-3, inside=8e-4, waited=waited)
+    assert [each.inside for each in watch.taken()] == pytest.approx([8e-4, 3e-4, 8e-5, 8e-5])
+
+
 def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     (tmp_path / "rewards.py").write_text(
