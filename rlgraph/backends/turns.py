@@ -17,6 +17,10 @@ class Seats:
     pool: str
     places: frozenset[int]
 
+    def meets(self, other: Seats) -> bool:
+        """Whether they have a device in common."""
+        return self.pool == other.pool and not self.places.isdisjoint(other.places)
+
 
 def seats(group: Group, copy: int | None = None) -> Seats:
     """Of a group, or of one of its data-parallel copies."""

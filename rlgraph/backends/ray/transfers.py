@@ -45,10 +45,19 @@ class Transfers:
             calls.get(doing(move.node), move.node)
 
     def move(self, move: Move) -> Coming:
-        # A process does one thing after the other: whoever has its devices next gives it orders behind this one.
         with self.queues.turn(*move.seats):
             self._plan(move)
-            return self._go(move)
+            coming = self._go(move)
+            if self._shared(move):
+                moved = coming()
+                return lambda: moved
+            # A process does one thing after the other: who has its devices next gives it orders behind this one.
+            return coming
+
+    def _shared(self, move: Move) -> bool:
+        """Whether another process than those of one end has devices of it: that one would begin meanwhile."""
+        places = [seats(group) for group in self.plan.groups]
+        return any(sum(end.meets(place) for place in places) > 1 for end in move.seats)
 
     def connect(self, move: Move) -> None:
         if _name(move) not in self._planned:

@@ -151,7 +151,9 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
-    with run.backend.weights.lent("actor", run.compiled.plan.role("actor", "generate"), node, step):
+    with run.backend.weights.lent("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
+        # Orders come behind them; this asks each process itself.
+        lent.arrived()
         after, fresh = sampled_and_scored(run)
     torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
 
