@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,11 +48,12 @@ def odd(prompts, completions, completion_ids, **columns):
 
 
 def rows(setting: Setting) -> Iterator[Row]:
+    device = measure_device().name if setting.gpu else "cpu(memory=24GiB)"
     for batch, tokens in ((8, 24),) if setting.small else ((8, 448), (32, 960)):
         with TemporaryDirectory() as folder:
             compiled = _compiled(Path(folder), batch, tokens, setting)
             measured = _measured(compiled, setting)
-            found = _predicted(compiled, tokens, setting)
+            found = _predicted(compiled, tokens, device, setting)
         what = f"GRPO, {4 * batch} rows of {PROMPT + tokens:,} tokens"
         yield Row(f"{what}: measured", measured / 1e9, "GB")
         yield Row(f"{what}: planned, in {found.moment}", found.bytes / 1e9, "GB")
@@ -85,15 +85,14 @@ def _measured(compiled: Compiled, setting: Setting) -> int:
         return torch.cuda.max_memory_allocated(setting.device)
     from tests.cost.allocated import Everywhere
 
-    with Everywhere() as live, nullcontext():
+    with Everywhere() as live:
         compiled.run(2, device="cpu", threads=1, progress=False)
     return live.peak
 
 
-def _predicted(compiled: Compiled, tokens: int, setting: Setting) -> Peak:
+def _predicted(compiled: Compiled, tokens: int, device: str, setting: Setting) -> Peak:
     """Of tensors alone: what contexts and the allocator keep is not theirs."""
-    name = measure_device().name if setting.gpu else "cpu(memory=24GiB)"
     constants = replace(defaults("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0)
     workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
     laid = tasks(compiled.program, main_step(compiled.program), workload)
-    return peaks(compiled.plan, laid, model_configs(compiled), read_cluster(f"1x1:{name}"), constants)["all"]
+    return peaks(compiled.plan, laid, model_configs(compiled), read_cluster(f"1x1:{device}"), constants)["all"]
