@@ -21,6 +21,7 @@ from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once
 from rlgraph.ops.work import operations
+from rlgraph.passes.accumulate import added_up
 from rlgraph.placement.choose import Choice, Question, choose, refused
 
 NOTED = 0.05
@@ -92,7 +93,10 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
 def memory(choice: Choice) -> dict[str, Peak]:
     """The fullest moment of each pool."""
     asked = choice.question
-    return peaks(choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants)
+    streamed = added_up(asked.program, choice.plan)
+    return peaks(
+        choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated=streamed
+    )
 
 
 def tokens(choice: Choice) -> float:

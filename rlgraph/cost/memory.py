@@ -179,6 +179,9 @@ class Training(_Fed):
         found = super().load(copies)
         return found if self.deployment.spec.memory.gradients_stay else (*found, min(copies, 2.0))
 
+    parted = False
+    """Gradients are added up while the group does other work, too."""
+
     def needs(self, load: Load) -> Needs:
         config, deployment = self.config, self.deployment
         rows, blocks, *exchanging = load
@@ -201,9 +204,18 @@ class Training(_Fed):
             else:
                 active = _larger(active, update)
         else:
-            active = _passes(config, deployment, kept, blocks, weights * config.item)
-            active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]))
+            gradients = weights * config.item
+            summed = Bytes((("gradients", gradients * self.parted),))
+            own += summed
+            active = _passes(config, deployment, kept, blocks, gradients, self.parted)
+            active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]) + summed.times(-1))
         return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
+
+
+class Accumulating(Training):
+    """The same, where a step's rows come while the group does other work: the sum of the gradients stays meanwhile."""
+
+    parted = True
 
 
 class Reading(_Fed):
@@ -266,12 +278,15 @@ def _turn(activations: float, kept: Activations) -> Bytes:
     return Bytes((("activations", activations + kept.working),))
 
 
-def _passes(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float, gradients: float) -> Bytes:
+def _passes(
+    config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float, gradients: float, parted: bool
+) -> Bytes:
     """Where gradients do not stay: beside their sum those of the last micro-batch are there while the next
-    ones are computed, and each of these has its activations at first and its gradients in the end."""
+    ones are computed, and each of these has its activations at first and its gradients in the end. parted: the sum is
+    counted as what stays."""
     shape = config.shape
     side = min(deployment.threads, blocks)
-    before = Bytes((("gradients", min(2.0, blocks - side) * gradients),))
+    before = Bytes((("gradients", max(0.0, min(2.0, blocks - side) - parted) * gradients),))
     turn = _turn(shape.layers * kept.layer + kept.ends, kept)
     # The gradients of a tied embedding and head are two matrices, and their sum a third.
     tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and config.kind == "causal_lm" else 0

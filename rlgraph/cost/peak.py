@@ -6,7 +6,7 @@ only while it works.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.clusters.cluster import Cluster, Island
@@ -17,6 +17,7 @@ from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.ir.plan import Group, Plan, Pool
+from rlgraph.ops.nodes import NODES
 
 TIGHT = 0.95
 """Share of the memory that can be used beyond which a device is said to be tight: docs/memory.md has counts that are 5%
@@ -65,23 +66,33 @@ def peaks(
     cluster: Cluster,
     constants: Constants,
     threads: int = 1,
+    accumulated: Collection[str] = (),
 ) -> dict[str, Peak]:
-    """For each pool with devices. Models without a config count as nothing. threads: as `Predictor` has them."""
+    """For each pool with devices. Models without a config count as nothing. threads: as `Predictor` has them.
+    accumulated: models whose gradients are added up while others work."""
     predictor = Predictor(plan, configs, cluster, constants, threads)
     found = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
         if groups:
             island = cluster.islands[cluster.island(pool.first)]
-            found[pool.name] = _Filling(predictor, tasks, pool, groups).peak(usable(island, constants))
+            found[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak(usable(island, constants))
     return found
 
 
 class _Filling:
     """Of one pool."""
 
-    def __init__(self, predictor: Predictor, tasks: Sequence[Task], pool: Pool, groups: Sequence[Group]) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        tasks: Sequence[Task],
+        pool: Pool,
+        groups: Sequence[Group],
+        accumulated: Collection[str],
+    ) -> None:
         self.predictor, self.plan, self.pool, self.groups = predictor, predictor.plan, pool, groups
+        self.accumulated = accumulated
         self.work = [(task, group) for task in tasks if (group := self.group(task)) is not None]
         """The pool's tasks and who does them."""
         self.held = {
@@ -98,6 +109,8 @@ class _Filling:
         return group if group.pool == self.pool.name else None
 
     def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
+        if model in self.accumulated and NODES[operation].trains:
+            operation = "accumulate"
         return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
     def holds(self, model: str, group: Group) -> Bytes:

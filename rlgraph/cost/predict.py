@@ -95,9 +95,12 @@ def memory_model(
     operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]
 ) -> memory.MemoryModel:
     """The memory of the work on a split, by the number of copies."""
-    if NODES[operation].generates:
+    op = NODES[operation]
+    if op.generates:
         return memory.generating(config, deployment, batches)
-    return (memory.Training if NODES[operation].trains else memory.Reading)(config, deployment, batches)
+    if not op.trains:
+        return memory.Reading(config, deployment, batches)
+    return (memory.Accumulating if op.part_of else memory.Training)(config, deployment, batches)
 
 
 def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:

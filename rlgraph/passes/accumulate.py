@@ -72,6 +72,11 @@ def trainings(program: Program, plan: Plan) -> Iterator[Training]:
         yield from streams.found
 
 
+def added_up(program: Program, plan: Plan) -> frozenset[str]:
+    """Models whose gradients are kept through a step, while other work is done."""
+    return frozenset(each.model for each in trainings(program, plan) if not each.why)
+
+
 @dataclass
 class _Streams:
     """What streams in a phase."""

@@ -114,7 +114,14 @@ def problem_of(question: Question) -> Problem:
     step = tuple(tasks(question.program, main_step(question.program), question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step)
     apart = len(question.cluster.islands) > 1
-    options = Options(step, question.constants, question.engines, offload=question.offload, apart=apart)
+    options = Options(
+        step,
+        question.constants,
+        question.engines,
+        offload=question.offload,
+        apart=apart,
+        streams=bool(question.schedule.streams),
+    )
     return Problem(own, question.cluster, options, question.goal, placed)
 
 

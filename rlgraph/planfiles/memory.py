@@ -15,6 +15,7 @@ from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.models.shape import Shape
+from rlgraph.passes.accumulate import added_up
 from rlgraph.placement.place import config_of
 from rlgraph.planfiles.document import Document
 
@@ -48,7 +49,8 @@ def too_full(
         for model in program.models
         if isinstance(shape := shapes.get(model.name), Shape)
     }
-    found = peaks(plan, tuple(tasks(program, main_step(program), workload)), configs, cluster, constants)
+    step = tasks(program, main_step(program), workload)
+    found = peaks(plan, step, configs, cluster, constants, accumulated=added_up(program, plan))
     return [_told(compiled, cluster, pool, peak) for pool, peak in found.items() if not peak.fits]
 
 

@@ -155,6 +155,13 @@ def _do(engine: Any, work: Work, number: int) -> None:
     if work.operation == "train":
         micro = case.micro()
         engine.train_step(range(work.micros), lambda block: micro, TrainOptions(lr=1e-3), number)
+    elif work.operation == "accumulate":
+        # What was added up is there until the next step's rows come.
+        micro = case.micro()
+        if number:
+            engine.apply_gradients(TrainOptions(lr=1e-3), number - 1)
+        for part in (range(1), range(1, work.micros)):
+            engine.add_gradients(part, lambda block: micro)
     elif work.operation == "generate":
         rows = Sequences.from_lists([[3 + (i + j) % 400 for j in range(case.length)] for i in range(case.rows)])
         keys = np.arange(case.rows * work.micros, dtype=np.uint64)

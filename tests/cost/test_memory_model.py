@@ -29,6 +29,13 @@ CASES = [
     Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
     Work("train", Case("qwen2"), micros=4, threads=2),
     *(Work("train", Case("llama", dtype=dtype), 4, 3, recompute=True) for dtype in DTYPES),
+    *(Work("accumulate", Case("qwen2", dtype=dtype, scored=64), micros=3) for dtype in DTYPES),
+    *(
+        Work("accumulate", Case("llama", dtype=dtype, rows=1, length=32, scored=8, fields=WIDE), 4, micros)
+        for dtype in DTYPES
+        for micros in (2, 4)
+    ),
+    Work("accumulate", Case("qwen2"), micros=4, threads=2),
     *(Work("logprobs", Case("qwen2", dtype=dtype, scored=127)) for dtype in DTYPES),
     *(Work("logprobs", Case("llama", dtype=dtype, fields=WIDE), 4, 3) for dtype in DTYPES),
     Work("values", Case("llama", "value_lm", scored=100), 4, 3),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from rlgraph.analysis.simulate import model_configs
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import Silent
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import defaults
@@ -23,6 +26,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.ir.graph import Node
+from rlgraph.passes.accumulate import added_up
 from tests.cost.allocated import Everywhere
 
 CPU = defaults("cpu")
@@ -78,6 +82,14 @@ CASES = {
     "ppo with large weights": (PPO, {"hidden": 256, "ffn": 768}, 8, 24),
 }
 PROMPT = 16
+ALL = "pool all = 1 devices\nplace {models} on all(engine=transformers)\n"
+STREAMED = """\
+pool learn = 1 devices
+pool play = 1 devices
+place actor.train, ref on learn(engine=transformers)
+place actor.generate on play(engine=transformers)
+stream rollout(block=4)
+"""
 
 
 class Peaks(Silent):
@@ -95,7 +107,7 @@ class Peaks(Silent):
         self.found[name] = max(self.found.get(name, 0), self.live.since())
 
 
-def program(name: str, folder: Path) -> Compiled:
+def program(name: str, folder: Path, schedule: str = ALL) -> Compiled:
     text, sizes, batch, tokens = CASES[name]
     rows = [{"prompt": "".join(chr(97 + (i + j) % 26) for j in range(PROMPT))} for i in range(batch)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -105,8 +117,7 @@ def program(name: str, folder: Path) -> Compiled:
     path.write_text(text.format(actor=actor, critic=critic, batch=batch, tokens=tokens))
     models = "actor, critic, ref, reward" if text is PPO else "actor, ref"
     head = text.partition("\n")[0].replace("algorithm", "schedule")
-    schedule = f"{head}\npool all = 1 devices\nplace {models} on all(engine=transformers)\n"
-    return rlgraph.compile(path, schedule=schedule)
+    return rlgraph.compile(path, schedule=f"{head}\n{schedule.format(models=models)}")
 
 
 @cache
@@ -128,13 +139,15 @@ def measured(name: str) -> tuple[dict[str, int], int]:
     return seen.found, max(seen.found.values())
 
 
+def workload(name: str) -> Workload:
+    return Workload(Lengths((float(PROMPT),)), Lengths((float(CASES[name][3]),)))
+
+
 def predicted(name: str, memory: str = "24GiB") -> Peak:
     cluster = read_cluster(f"1x1:cpu(memory={memory})")
-    tokens = CASES[name][3]
     with TemporaryDirectory() as folder:
         compiled = program(name, Path(folder))
-        workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
-        laid = tasks(compiled.program, main_step(compiled.program), workload)
+        laid = tasks(compiled.program, main_step(compiled.program), workload(name))
         return peaks(compiled.plan, laid, model_configs(compiled), cluster, EXACT)["all"]
 
 
@@ -153,3 +166,31 @@ def test_verdicts_just_above_and_just_below(name: str) -> None:
     _, most = measured(name)
     assert predicted(name, f"{1.1 * most / 2**20:.3f}MiB").fits
     assert not predicted(name, f"{0.9 * most / 2**20:.3f}MiB").fits
+
+
+def test_gradients_that_wait_for_rows_are_there_while_others_work() -> None:
+    """Rows of the first prompt are trained on before `ref` reads those of the second. Both pools are this process."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder, Everywhere() as live:
+        compiled = program("grpo with large weights", Path(folder), STREAMED)
+        seen = Peaks(live)
+        with closing(
+            RayBackend(compiled.program, compiled.plan, Settings(folder=Path(folder)), seen, debug=True)
+        ) as run:
+            steps = run.steps(3)
+            next(steps)
+            seen.found.clear()
+            list(steps)
+    laid = tasks(compiled.program, main_step(compiled.program), workload("grpo with large weights"))
+    cluster, configs = read_cluster("1x2:cpu(memory=24GiB)"), model_configs(compiled)
+
+    def learn(accumulated: Collection[str]) -> tuple[dict[str, float], float]:
+        found = peaks(compiled.plan, laid, configs, cluster, EXACT, accumulated=accumulated)
+        playing = sum(size for _, what, size in found["play"].parts if what == "weights")
+        return dict(found["learn"].moments), playing
+
+    assert added_up(compiled.program, compiled.plan) == {"actor"}
+    (streamed, playing), (whole, _) = learn({"actor"}), learn(())
+    assert streamed["ref_logp"] + playing == pytest.approx(seen.found["ref_logp"], rel=0.05)
+    assert streamed["train actor"] + playing == pytest.approx(seen.found["actor@2.added"], rel=0.1)
+    assert streamed["ref_logp"] - whole["ref_logp"] > 0.15 * streamed["ref_logp"]

@@ -126,16 +126,26 @@ def test_the_capacity_is_what_a_search_may_fill() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_counts_in_the_same_way(seed: int) -> None:
-    """Any options of the parts of a random problem, in one pool."""
+    """Any options of the parts of a random problem, in one pool, of every other one with rows that stream."""
     dice = random.Random(seed)
     problem = random_case(seed).problem
+    problem.options.streams = bool(seed % 2)
+    trained = [component.model for component in problem.components if component.work == "train"]
     devices = problem.cluster.islands[0].devices
     options = [everything(problem, number, 0, devices) for number in range(len(problem.components))]
     if not all(options):
         pytest.skip("a part has no option on so many devices")
     chosen = [dice.choice(own) for own in options]
     configs = {component.model: component.config for component in problem.components}
-    peak_ = peaks(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants)["all"]
+    added_up = trained if problem.options.streams else ()
+    peak_ = peaks(
+        laid(problem, chosen),
+        problem.tasks,
+        configs,
+        problem.cluster,
+        problem.constants,
+        accumulated=added_up,
+    )["all"]
     assert peak_.bytes == pytest.approx(peak(chosen))
     assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
 

@@ -23,7 +23,7 @@ from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 from rlgraph.engines.transformers.attention import use_own_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
-from rlgraph.engines.transformers.gradients import plus, summed
+from rlgraph.engines.transformers.gradients import summed
 from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
@@ -215,10 +215,8 @@ class TransformersEngine:
         result.
         """
         parameters = list(self.model.parameters())
-        loss, sums = summed(self, parameters, blocks, micro, self._pool, self.threads)
+        loss, self._gradients = summed(self, parameters, blocks, micro, self._pool, self.threads, self._gradients)
         self._loss += loss
-        before = self._gradients or [None] * len(sums)
-        self._gradients = [plus(old, new) for old, new in zip(before, sums, strict=True)]
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with the gradients that were added up, and those of other copies, times `scale`."""

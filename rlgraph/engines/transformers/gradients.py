@@ -28,8 +28,10 @@ def summed(
     micro: Callable[[Any], Micro],
     pool: Executor | None,
     threads: int,
+    before: Sequence[Tensor | None] = (),
 ) -> tuple[float, list[Tensor | None]]:
-    """The sum over blocks of the loss and of its gradient for each parameter, added in the blocks' order."""
+    """The sum over blocks of the loss and of its gradient for each parameter, added in the blocks' order. before: a sum
+    to which gradients are added in its place."""
 
     def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
         with torch.enable_grad():
@@ -39,7 +41,7 @@ def summed(
                 return float(value), [None] * len(parameters)
             return float(value.detach()), torch.autograd.grad(value, parameters, allow_unused=True)
 
-    total, sums = 0.0, list[Tensor | None]([None] * len(parameters))
+    total, sums = 0.0, list(before) or list[Tensor | None]([None] * len(parameters))
     for value, gradients in _in_order(one, blocks, pool, threads):
         total += value
         sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]

@@ -23,6 +23,7 @@ from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
+from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option, Split, Strategy, undominated
 
@@ -47,11 +48,13 @@ class Options:
         *,
         offload: bool = True,
         apart: bool = False,
+        streams: bool = False,
     ) -> None:
         """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
-        while they are not at work. apart: rows may travel between islands, where more copies have more links."""
+        while they are not at work. apart: rows may travel between islands, where more copies have more links. streams:
+        rows may come to a training while others are made, and gradients are added up meanwhile."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
-        self.apart = apart
+        self.apart, self.streams = apart, streams
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
         self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
@@ -208,7 +211,11 @@ class Options:
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
         done = list(component.batches(self.tasks))
         found = [TaskModel(op, component.config, deployment, self.constants, batches) for op, batches in done]
-        memory = [memory_model(op, component.config, deployment, batches) for op, batches in done]
+        early = self.streams and deployment.spec.accumulates
+        kept = ["accumulate" if early and NODES[op].trains else op for op, _ in done]
+        memory = [
+            memory_model(op, component.config, deployment, batches) for op, (_, batches) in zip(kept, done, strict=True)
+        ]
         elsewhere = [op for op in component.operations if op not in dict(done)]
         idle = [memory_model(op, component.config, deployment, ()) for op in elsewhere]
         return Strategy(deployment, found, memory, idle)
