@@ -343,6 +343,8 @@ class _Reserving(MemoryModel):
         shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
         item = ITEM_BYTES[cpu_dtype] if cpu_dtype and _on_cpu(deployment) else config.item
         weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
+        if deployment.spec.memory.cpu_packs_experts and _on_cpu(deployment):
+            weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
         own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
         cache = deployment.kv_bytes or (

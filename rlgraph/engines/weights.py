@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError, State
 from rlgraph.ir.layout import Box, Local, Piece, volume
+from rlgraph.models.families import stored
 from rlgraph.models.families import tensors as tensors_of
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import shape_of
@@ -77,6 +79,7 @@ class FolderWeights:
         if config is None:
             raise EngineError(f"the folder {str(folder)!r} holds no model: it has no config.json")
         shape = shape_of(config)
+        self._family = shape.family
         self._shapes = {
             tensor.name: tensor.shape
             for kind in ("causal_lm", "value_lm", "reward_lm")
@@ -87,17 +90,39 @@ class FolderWeights:
 
     def read(self, name: str, box: Box) -> Tensor:
         """As `Weights.read`; only this part is read from the disk."""
-        # The files of a bare decoder leave the prefix out.
-        stored = next((each for each in (name, name.removeprefix("model.")) if each in self._files), None)
-        if stored is None and name.startswith("score."):
+        shape, parts = self._shapes.get(name, ()), stored(self._family, name)
+        if self._place(name) is not None:
+            return self._read(name, shape, box)
+        if "#" in parts[0]:
+            return self._experts(parts, shape, box)
+        if name.startswith("score."):
             return torch.zeros(_sizes(box))
-        if stored is None:
+        return self._read(parts[0], shape, box)
+
+    def _experts(self, parts: Sequence[str], shape: tuple[int, ...], box: Box) -> Tensor:
+        """Of the experts of a layer, [experts, rows, columns], which files have one by one."""
+        experts, (start, stop), columns = box
+        rows = shape[1] // len(parts)
+        found = []
+        for expert, (above, part) in itertools.product(range(*experts), enumerate(parts)):
+            low, high = max(start - above * rows, 0), min(stop - above * rows, rows)
+            if low < high:
+                found.append(self._read(part.replace("#", str(expert)), (rows, shape[2]), ((low, high), columns)))
+        return torch.cat(found).view(_sizes(box))
+
+    def _place(self, name: str) -> str | None:
+        """By which name the files have a tensor: those of a bare decoder leave the prefix out."""
+        return next((each for each in (name, name.removeprefix("model.")) if each in self._files), None)
+
+    def _read(self, name: str, shape: tuple[int, ...], box: Box) -> Tensor:
+        place = self._place(name)
+        if place is None:
             raise EngineError(f"the weights in {str(self._folder)!r} lack the tensor {name}")
-        part = self._file(self._files[stored]).get_slice(stored)
-        if tuple(part.get_shape()) != self._shapes.get(name):
+        part = self._file(self._files[place]).get_slice(place)
+        if tuple(part.get_shape()) != shape:
             raise EngineError(
-                f"the tensor {stored} in {str(self._folder)!r} has the shape {_shown(part.get_shape())}; with the"
-                f" config.json there, and one label, it should have {_shown(self._shapes.get(name, ()))}"
+                f"the tensor {place} in {str(self._folder)!r} has the shape {_shown(part.get_shape())}; with the"
+                f" config.json there, and one label, it should have {_shown(shape)}"
             )
         found: Tensor = part[_slices(box)]
         return found

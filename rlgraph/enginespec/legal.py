@@ -25,7 +25,7 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     ]
     if shape.experts and not spec.experts:
         what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
-        return [*found, f"{what}: use {_use(each for each in engines().values() if each.experts)}"]
+        return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))
         found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
@@ -56,20 +56,22 @@ def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:
 
 def tensor_misfits(shape: Shape, tp: int) -> list[str]:
     """Of engines that give each tensor-parallel rank whole heads and columns."""
-    found = []
+    found, network = [], "the feed-forward network"
     if shape.heads % tp:
         found.append(f"does not divide the {shape.heads} attention heads")
     if shape.kv_heads % tp and tp % shape.kv_heads:
         found.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
     if shape.ffn % tp:
-        found.append(f"does not divide the {shape.ffn} columns of the feed-forward network")
+        found.append(f"does not divide the {shape.ffn} columns of {'an expert' if shape.experts else network}")
+    if shape.shared_ffn % tp:
+        found.append(f"does not divide the {shape.shared_ffn} columns of the shared expert")
     return found
 
 
 def _instead(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:
     """Engines that can do all that one can, and a model that it cannot."""
     for each in engines().values():
-        if each.operations >= spec.operations and not each.faults(shape):
+        if each.operations >= spec.operations and each.experts >= bool(shape.experts) and not each.faults(shape):
             yield each
 
 

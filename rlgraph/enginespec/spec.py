@@ -98,6 +98,8 @@ class Memory:
     """Where it generates."""
     cpu_dtype: str | None = None
     """What it computes in on a CPU, whatever it is told."""
+    cpu_packs_experts: bool = False
+    """On a CPU experts are there twice: as its kernel wants them, and as others write them."""
 
 
 PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {

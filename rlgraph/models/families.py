@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlgraph.ir.layout import Parameter
-from rlgraph.models.shape import Shape
+from rlgraph.models.shape import SPARSE, Shape
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 """A language model, one with a scalar for each token, or one with a scalar for each row: transformers'
@@ -43,6 +43,24 @@ def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
 def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """How many numbers all parameters have together."""
     return sum(math.prod(parameter.shape) for parameter in parameters(shape, kind))
+
+
+def stored(family: str, name: str) -> tuple[str, ...]:
+    """By what names files have one layer's tensor, or another that is not of a layer. Files have each expert by itself,
+    and its gate and up, too: then with `#` in place of the expert's number, those whose rows lie above first."""
+    if family not in SPARSE:
+        return (name,)
+    if family == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    layer, _, tensor = name.rpartition(".experts.")
+    parts = _STORED_EXPERTS.get(family, _STORED_EXPERTS[""]).get(tensor, ()) if layer else ()
+    return tuple(f"{layer}.experts.#.{part}.weight" for part in parts) or (name,)
+
+
+_STORED_EXPERTS = {
+    "": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+    "mixtral": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+}
 
 
 def _attention(shape: Shape) -> list[Parameter]:

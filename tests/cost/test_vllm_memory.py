@@ -25,3 +25,13 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
     held = sum(size for what, size in found.resident.parts if what != "messages")
     assert held == pytest.approx(stays, rel=0.03)
     assert found.active.total == pytest.approx(needs, rel=0.1)
+
+
+def test_experts_stay_twice() -> None:
+    """Its kernel's own scratch is not among the tensors."""
+    work = Work(
+        "generate", Case("mixtral", rows=16, length=64, fields=(*FEW, ("num_local_experts", 4))), 4, response=20
+    )
+    stays, _ = vllm(work)
+    held = sum(size for what, size in work.predicted("vllm").resident.parts if what != "messages")
+    assert held == pytest.approx(stays, rel=0.03)

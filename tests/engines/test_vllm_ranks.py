@@ -16,6 +16,7 @@ from rlgraph.engines.joining import listen
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
+from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
 from tests.engines.refreshing import Coming
 from tests.engines.vllm_models import misplaced, spec
@@ -27,7 +28,8 @@ SAMPLINGS = [
     Sampling(12, temperature=0.7, top_p=0.9, min_tokens=4),
     Sampling(6, temperature=0),
 ]
-PATIENCE = 120
+EXPERTS = "qwen2_moe"
+PATIENCE = 300
 """Seconds."""
 
 
@@ -48,6 +50,13 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     coming = Coming(lambda version: engine.load_state(halves), after=(7 + 5 * rank,))
     changed = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
     assert changed.versions is not None
+    # Experts, in the groups of the model without.
+    sparse = VllmEngine.open(spec(EXPERTS), mesh(tp=2), rank, address=address)
+    fill(sparse.tensors(), sparse.layout(), ModelWeights(TransformersEngine.open(spec(EXPERTS, seed=5)).model))
+    sparse.written()
+    one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+    rows.append((one.sequences.rows(), one.logprobs.tolist()))
+    wrong += misplaced(sparse, TransformersEngine.open(spec(EXPERTS)).model)
     results.put((rank, engine.speaks, rows, wrong, (changed.sequences.rows(), changed.versions.tolist())))
 
 
@@ -68,8 +77,8 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     (_, _, first, _, changed), (_, _, second, _, same) = found
     assert first == second
     assert changed == same and {*changed[1]} == {0, 1} and changed[0] != first[0][0]
-    trainer = TransformersEngine.open(spec())
-    for sampling, (rows, logprobs) in zip(SAMPLINGS, first, strict=True):
+    trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + [TransformersEngine.open(spec(EXPERTS, seed=5))]
+    for trainer, sampling, (rows, logprobs) in zip(trainers, [*SAMPLINGS, SAMPLINGS[1]], first, strict=True):
         made = trainer.generate(PROMPTS, 4, sampling, KEYS)
         assert rows == made.sequences.rows()
         torch.testing.assert_close(torch.tensor(logprobs), made.logprobs, rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.weights import fill
 from rlgraph.ir.layout import Box
+from rlgraph.models.families import stored
 from tests.engines.models import WORDS
 
 _SHAPE = {
@@ -29,6 +31,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     # Its heads together are wider than the model.
     "qwen3": ("qwen3", {"head_dim": 64}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    # Columns that vLLM's kernel fills up, and an expert that all tokens take.
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "head_dim": 64,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 
 
@@ -49,6 +72,17 @@ class Numbered:
             start = stop
         assert start < 1 << 24, "float32 counts no further"
 
+    def stored(self, family: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """As files have them."""
+        for name, tensor in self.tensors.items():
+            parts = stored(family, name)
+            if "#" not in parts[0]:
+                yield parts[0], tensor
+                continue
+            for expert, both in enumerate(tensor):
+                for part, one in zip(parts, both.chunk(len(parts)), strict=True):
+                    yield part.replace("#", str(expert)), one
+
     def read(self, name: str, box: Box) -> torch.Tensor:
         return self.tensors[name][tuple(slice(*part) for part in box)]
 
@@ -56,10 +90,12 @@ class Numbered:
 def misplaced(engine: VllmEngine, hugging_face: torch.nn.Module) -> list[str]:
     """The tensors in which what vLLM itself loads from a checkpoint is not what the layout says."""
     numbered = Numbered(hugging_face)
-    live = engine.tensors()
-    for tensor in live.values():
-        tensor.zero_()
-    engine.model.load_weights(iter(numbered.tensors.items()))
+    held = engine.tensors()
+    live = dict(engine.model.named_parameters())
+    for name, parameter in live.items():
+        # Those that are packed as they were before.
+        parameter.data = torch.zeros_like(held[name])
+    engine.model.load_weights(numbered.stored(hugging_face.config.model_type))
     described = {name: torch.full_like(tensor, -1) for name, tensor in live.items()}
     fill(described, engine.layout(), numbered)
     return [name for name in live if not live[name].equal(described[name])]

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import engine as named
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.shape import Shape
-from tests.models.tiny import DENSE
+from rlgraph.models.shape import FAMILIES, SPARSE, Shape
 
 
 @st.composite
-def shapes(draw: DrawFn) -> Shape:
-    family = draw(st.sampled_from(DENSE))
+def shapes(draw: DrawFn, sparse: bool) -> Shape:
+    family = draw(st.sampled_from([each for each in FAMILIES if sparse or each not in SPARSE]))
     kv_heads = draw(st.integers(1, 4))
     return Shape(
         family,
@@ -26,15 +26,18 @@ def shapes(draw: DrawFn) -> Shape:
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([2, 4, 6])),
         tied=draw(st.booleans()),
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qkv_bias=family.startswith("qwen2"),
+        qk_norm=family.startswith("qwen3"),
+        experts=draw(st.integers(2, 8)) if family in SPARSE else 0,
+        experts_per_token=2 if family in SPARSE else 0,
+        shared_ffn=draw(st.sampled_from([12, 24])) if family == "qwen2_moe" else 0,
     )
 
 
 @st.composite
 def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     """A shape, and a mesh with two copies over which this engine can split it."""
-    shape = draw(shapes())
+    shape = draw(shapes(named(engine).experts))
     tp = draw(st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8) if shape.heads % tp == 0]))
     pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if engine == "megatron" else 1
     over = mesh(2, pp, tp)

@@ -89,7 +89,7 @@ def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[S
     layouts = [vllm.layout(shape, over, rank) for rank in one_copy(over)]
     check_locals(layouts)
     for name, counts in held(layouts, shape, "causal_lm").items():
-        expected = tp if "norm" in name else 1
+        expected = tp if "norm" in name or ".gate.weight" in name or "expert_gate" in name else 1
         if "k_proj" in name or "v_proj" in name:
             expected = max(1, tp // shape.kv_heads)
         assert counts == {expected}, name

@@ -96,10 +96,21 @@ def test_rotary_positions_that_megatron_lacks() -> None:
         assert problems(replace(SHAPE, rope_scaling=tuple(other.items())), "vllm", mesh()) == []
 
 
-@pytest.mark.parametrize("engine", ["megatron", "vllm"])
-def test_only_transformers_holds_experts(engine: str) -> None:
-    sparse = replace(SHAPE, family="qwen2_moe", experts=4, experts_per_token=2)
-    assert problems(sparse, engine, mesh(tp=2)) == [
+SPARSE = replace(SHAPE, family="qwen2_moe", experts=4, experts_per_token=2, shared_ffn=20)
+
+
+def test_experts_have_to_divide() -> None:
+    for engine in ("transformers", "vllm"):
+        assert problems(SPARSE, engine, mesh()) == []
+    assert problems(SPARSE, "vllm", mesh(tp=4)) == []
+    assert problems(replace(SPARSE, ffn=30, shared_ffn=18), "vllm", mesh(tp=4)) == [
+        "tp=4 does not divide the 30 columns of an expert and does not divide the 18 columns of the shared expert: the"
+        " nearest that fits is tp=2"
+    ]
+
+
+@pytest.mark.parametrize("engine", ["megatron"])
+def test_engines_without_experts(engine: str) -> None:
+    assert problems(SPARSE, engine, mesh(tp=2)) == [
         f"{engine} cannot lay out the experts of qwen2_moe models here yet: use transformers"
     ]
-    assert problems(sparse, "transformers", mesh(2)) == []

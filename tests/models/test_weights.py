@@ -21,7 +21,7 @@ from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import tensors
-from tests.models.tiny import AUTO, DENSE, SPARSE, shape_of_model, tiny
+from tests.models.tiny import AUTO, FAMILIES, SPARSE, shape_of_model, tiny
 
 Layout = Callable[..., tuple[Local, ...]]
 
@@ -78,8 +78,10 @@ def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole:
     ),
 )
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout: Layout, over: Mesh, kind: Any) -> None:
+    if family in SPARSE and layout is megatron.layout:
+        pytest.skip("it cannot lay out experts")
     model = tiny(family, kind, tie_word_embeddings=tied)
     shape = shape_of_model(model)
     whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape, kind)}
@@ -94,13 +96,30 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, tied: bool, layout:
         assert torch.equal(tensor, theirs[name]), name
 
 
+@pytest.mark.parametrize("layout", [vllm.layout, entire], ids=["vllm", "transformers"])
 @pytest.mark.parametrize("family", SPARSE)
-def test_experts_are_whole_with_transformers(family: str) -> None:
+def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layout, tmp_path: Path) -> None:
     model = tiny(family)
-    found = filled(entire(shape_of_model(model), mesh(2), 1), ModelWeights(model))
+    model.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors")
+    assert names.keys() != dict(model.named_parameters()).keys()
+    shape, over = shape_of_model(model), mesh(1, 1, 4)
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape)}
+    for rank in range(4):
+        mine = layout(shape, over, rank)
+        put_back(mine, filled(mine, FolderWeights(tmp_path)), whole)
     theirs = dict(model.named_parameters())
-    assert found.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in found.items())
+    assert whole.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.items())
+    # As models in memory have them, and one that is not there.
+    save_file(theirs, tmp_path / "model.safetensors")
+    mine = layout(shape, over, 3)
+    again, first = filled(mine, FolderWeights(tmp_path)), filled(mine, ModelWeights(model))
+    assert all(torch.equal(tensor, first[name]) for name, tensor in again.items())
+    lost = next(name for name in names if ".experts.2." in name)
+    save_file({name: tensor for name, tensor in names.items() if name != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(EngineError, match=f"lack the tensor {lost}"):
+        filled(mine, FolderWeights(tmp_path))
 
 
 def test_padding_is_zeros() -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from rlgraph.backends.ray.links import Holding
 from rlgraph.engines.sources import ModelSpec, load_codec, save_config
 from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.models.families import stored
+from rlgraph.models.known import find_config
 
 
 def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[Local, ...]]:
@@ -51,23 +53,36 @@ class ModelFolder:
     """A folder that a model source can name, when it is closed."""
 
     def __init__(self, spec: ModelSpec, folder: Path) -> None:
+        """A family that is not known here is saved by the names that its tensors have."""
         self._spec, self._folder = spec, folder
         self._files: dict[str, str] = {}
         self._size = 0
         folder.mkdir(parents=True, exist_ok=True)
+        save_config(spec, folder)
+        self._family = str((find_config(str(folder)) or {}).get("model_type", ""))
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """One more file."""
         name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
         # Of one layer's tensors, the dimension for the layers goes.
         shaped = {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}
-        save_file({key: tensor.contiguous() for key, tensor in shaped.items()}, self._folder / name, {"format": "pt"})
-        self._files |= dict.fromkeys(tensors, name)
+        filed = {file: part for key, tensor in shaped.items() for file, part in self._filed(key, tensor)}
+        save_file({key: tensor.contiguous() for key, tensor in filed.items()}, self._folder / name, {"format": "pt"})
+        self._files |= dict.fromkeys(filed, name)
         self._size += sum(tensor.nbytes for tensor in tensors.values())
+
+    def _filed(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """As files have it: of experts each one by itself."""
+        parts = stored(self._family, name)
+        if "#" not in parts[0]:
+            yield parts[0], tensor
+            return
+        for expert, whole_one in enumerate(tensor):
+            for part, one in zip(parts, whole_one.chunk(len(parts)), strict=True):
+                yield part.replace("#", str(expert)), one
 
     def close(self) -> None:
         """Writes what says where everything is, and the tokenizer."""
         index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        save_config(self._spec, self._folder)
         load_codec(self._spec).save(self._folder)

@@ -19,6 +19,7 @@ from rlgraph.engines.first import decided
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.environment import prepare
+from rlgraph.engines.vllm.experts import Experts
 from rlgraph.engines.vllm.layout import layout
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.start import Limits, start
@@ -86,6 +87,7 @@ class VllmEngine:
         self._prompts: Mapping[str, list[int]] = {}
         """Of the requests that are being generated."""
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
+        self._experts = Experts(self.model)
 
     @classmethod
     def open(
@@ -103,6 +105,7 @@ class VllmEngine:
             engine = start(folder, spec, source.shape, mesh, rank, address, Limits(**limits))
         opened = cls(spec, source, engine, mesh, rank)
         fill(opened.tensors(), opened.layout(), source.weights)
+        opened._experts.pack()
         opened._forget()
         return opened
 
@@ -219,13 +222,14 @@ class VllmEngine:
         return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters by vLLM's names."""
-        return {name: parameter.data for name, parameter in self.model.named_parameters()}
+        """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs."""
+        return {name: parameter.data for name, parameter in self.model.named_parameters()} | {**self._experts.tensors}
 
     def written(self) -> None:
         """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
         self.version += 1
+        self._experts.pack()
         self._forget()
 
     def state(self) -> State:

@@ -41,11 +41,28 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     if shape.qk_norm:
         for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
             yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
-    gate_up = [f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"]
-    yield cuts.split(f"{layer}mlp.gate_up_proj.weight", *gate_up)
-    yield cuts.split(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
+    yield from _experts(shape, cuts) if shape.experts else _network(cuts, f"{layer}mlp")
     for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
+
+
+def _network(cuts: Cuts, name: str) -> Iterator[Local]:
+    yield cuts.split(f"{name}.gate_up_proj.weight", f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
+    yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
+
+
+def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    """Each rank has some columns of all experts: the gate's rows above those of up."""
+    theirs = "model.layers.*.mlp"
+    ours = "model.layers.*.block_sparse_moe" if shape.family == "mixtral" else theirs
+    start, stop = cuts.part(shape.ffn)
+    both = [(f"{theirs}.experts.gate_up_proj", (start + up, stop + up)) for up in (0, shape.ffn)]
+    yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
+    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", both, dim=1)
+    yield cuts.split(f"{ours}.experts.routed_experts.w2_weight", f"{theirs}.experts.down_proj", dim=2)
+    if shape.shared_ffn:
+        yield from _network(cuts, f"{ours}.shared_expert")
+        yield cuts.entire(f"{ours}.shared_expert_gate.weight", f"{theirs}.shared_expert_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:

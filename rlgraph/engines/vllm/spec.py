@@ -22,12 +22,13 @@ SPEC = EngineSpec(
     operations=frozenset({"generate", "interact"}),
     axes=("dp", "tp"),
     misfits={"tp": _tensors},
+    experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
     streams=True,
     rereads=True,
     keeps=True,
-    memory=Memory(cache=Reserved(), cpu_dtype="float32"),
+    memory=Memory(cache=Reserved(), cpu_dtype="float32", cpu_packs_experts=True),
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
     # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100.
     rates={

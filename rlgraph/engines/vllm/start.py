@@ -20,6 +20,9 @@ _BLOCK = 32
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
+_EXPERT_COLUMNS = 32
+"""Of which the hidden size has to be a multiple for vLLM's experts on a CPU."""
+
 _RESERVED = Reserved()
 _CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
@@ -53,7 +56,7 @@ def start(
 
     ranks = _ranks(mesh, rank, address)
     if on_cpu():
-        _check_heads(shape)
+        _check_kernels(shape)
     row_tokens = min(limits.row_tokens or shape.positions, shape.positions)
     dtype = "float32" if on_cpu() else spec.dtype
     asked = EngineArgs(
@@ -72,6 +75,8 @@ def start(
             shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize
         ),
         gpu_memory_utilization=limits.gpu_memory_utilization,
+        # Others lay the weights of experts out anew.
+        moe_backend="auto" if on_cpu() else "triton",
         logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
         # The place of a token is the number of those before it, and they must be known when it is sampled.
         async_scheduling=False,
@@ -79,6 +84,8 @@ def start(
         seed=0,
         **ranks,
     )
+    if shape.experts:
+        _group_experts()
     try:
         engine = LLMEngine.from_engine_args(asked)
     except (ValueError, NotImplementedError) as error:
@@ -91,8 +98,17 @@ def start(
     return engine
 
 
-def _check_heads(shape: Shape) -> None:
-    """vLLM itself would only notice in the first step."""
+def _group_experts() -> None:
+    """Where the first model of this process had no experts, vLLM has no group of ranks for them: it is that of a
+    layer."""
+    from vllm.distributed import parallel_state
+
+    if parallel_state._TP is not None and parallel_state._EP is None:
+        parallel_state._EP = parallel_state._TP
+
+
+def _check_kernels(shape: Shape) -> None:
+    """vLLM itself would only notice in the first step, or say no numbers."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
@@ -100,6 +116,11 @@ def _check_heads(shape: Shape) -> None:
         listed = ", ".join(map(str, sizes))
         raise EngineError(
             f"on a CPU vLLM has attention for heads of size {listed}, but this model's are {shape.head_dim}"
+        )
+    if shape.experts and shape.hidden % _EXPERT_COLUMNS:
+        raise EngineError(
+            f"on a CPU vLLM has experts for hidden sizes that {_EXPERT_COLUMNS} divides, but this model's is "
+            f"{shape.hidden}"
         )
 
 

@@ -1,0 +1,47 @@
+"""Folders that are written part by part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("ray")
+
+from rlgraph.backends.ray.folder import ModelFolder, parts
+from rlgraph.backends.ray.links import Holding
+from rlgraph.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.engines.weights import ModelWeights
+from rlgraph.enginespec.spec import entire
+from rlgraph.ir.mesh import mesh
+from rlgraph.models.shape import FAMILIES, shape_of
+from tests.engines.models import WORDS
+from tests.models.tiny import OWN, SIZES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_as_transformers_writes_it(family: str, tmp_path: Path) -> None:
+    fields = {name: value for name, value in (SIZES | OWN.get(family, {})).items() if name != "vocab_size"}
+    spec = ModelSpec("causal_lm", RandomSource(family, fields, WORDS))
+    model = load(spec).model
+    layout = entire(shape_of(model.config.to_dict()), mesh(), 0)
+    folder = ModelFolder(spec, tmp_path / "ours")
+    for part in parts([Holding(layout, torch.float32, "")], 4, 20_000):
+        tensors = {}
+        for local in part:
+            name, stacked = local.name, ".layers." in local.name
+            tensors[name] = torch.empty(local.shape[stacked:])
+            box = tuple((0, size) for size in tensors[name].shape)
+            tensors[name].copy_(ModelWeights(model).read(name, box))
+            tensors[name] = tensors[name][None] if stacked else tensors[name]
+        folder.write(tensors)
+    folder.close()
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    index = "model.safetensors.index.json"
+    ours, theirs = (json.loads((tmp_path / each / index).read_text())["weight_map"] for each in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys() and len({*ours.values()}) > 2
+    again = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "ours").named_parameters())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.named_parameters())
