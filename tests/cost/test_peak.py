@@ -19,6 +19,7 @@ from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.problem import Problem, peak
 from tests.placement.test_search import everything, random_case
 
@@ -129,22 +130,24 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     """Any options of the parts of a random problem, in one pool, of every other one with rows that stream."""
     dice = random.Random(seed)
     problem = random_case(seed).problem
-    problem.options.streams = bool(seed % 2)
-    trained = [component.model for component in problem.components if component.work == "train"]
+    trained: list[str] = []
+    if seed % 2:
+        options = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
+        problem = Problem(problem.components, problem.cluster, options, problem.goal)
+        trained = [component.model for component in problem.components if component.work == "train"]
     devices = problem.cluster.islands[0].devices
     options = [everything(problem, number, 0, devices) for number in range(len(problem.components))]
     if not all(options):
         pytest.skip("a part has no option on so many devices")
     chosen = [dice.choice(own) for own in options]
     configs = {component.model: component.config for component in problem.components}
-    added_up = trained if problem.options.streams else ()
     peak_ = peaks(
         laid(problem, chosen),
         problem.tasks,
         configs,
         problem.cluster,
         problem.constants,
-        accumulated=added_up,
+        accumulated=trained,
     )["all"]
     assert peak_.bytes == pytest.approx(peak(chosen))
     assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])

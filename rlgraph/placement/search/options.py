@@ -12,6 +12,7 @@ from operator import lt
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment
+from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
@@ -212,12 +213,13 @@ class Options:
         done = list(component.batches(self.tasks))
         found = [TaskModel(op, component.config, deployment, self.constants, batches) for op, batches in done]
         early = self.streams and deployment.spec.accumulates
-        kept = ["accumulate" if early and NODES[op].trains else op for op, _ in done]
-        memory = [
-            memory_model(op, component.config, deployment, batches) for op, (_, batches) in zip(kept, done, strict=True)
-        ]
-        elsewhere = [op for op in component.operations if op not in dict(done)]
-        idle = [memory_model(op, component.config, deployment, ()) for op in elsewhere]
+
+        def needs(op: str, batches: Sequence[Batch]) -> MemoryModel:
+            kept = "accumulate" if early and NODES[op].trains else op
+            return memory_model(kept, component.config, deployment, batches)
+
+        memory = [needs(op, batches) for op, batches in done]
+        idle = [needs(op, ()) for op in component.operations if op not in dict(done)]
         return Strategy(deployment, found, memory, idle)
 
     def batches(self, component: Component) -> list[Batch]:
