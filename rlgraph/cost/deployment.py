@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
@@ -36,7 +37,7 @@ class ModelConfig:
         return ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Deployment:
     """A group of equal devices, and how a model is split over them."""
 
@@ -51,15 +52,15 @@ class Deployment:
     threads: int = 1
     """Of an engine that computes micro-batches side by side in one process."""
 
-    @property
+    @cached_property
     def spec(self) -> EngineSpec:
         return engine(self.engine)
 
-    @property
+    @cached_property
     def tp(self) -> int:
         return self.mesh.length("tp")
 
-    @property
+    @cached_property
     def pp(self) -> int:
         return self.mesh.length("pp")
 

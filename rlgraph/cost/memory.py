@@ -34,9 +34,14 @@ class Bytes:
 
     @property
     def total(self) -> float:
-        return sum(size for _, size in self.parts)
+        found = 0.0
+        for _, size in self.parts:
+            found += size
+        return found
 
     def __add__(self, other: Bytes) -> Bytes:
+        if not other.parts:
+            return self
         found = dict(self.parts)
         for name, size in other.parts:
             found[name] = found.get(name, 0.0) + size
@@ -131,6 +136,7 @@ class _Feeding:
         self.widths = [batch.row.longest for batch in batches] or [1.0]
         self.usual = sum(batch.row.tokens for batch in batches) or 1.0
         self._known: dict[int, tuple[float, float]] = {}
+        self._micros: dict[float, Tokens] = {}
 
     def load(self, copies: int) -> tuple[float, float]:
         """Rows of the largest micro-batch of one of so many copies, and how many of these it has. As the engines do it,
@@ -146,14 +152,16 @@ class _Feeding:
 
     def micro(self, rows: float) -> Tokens:
         """So many rows of each table, which go together, each as it is fed: without its last token."""
-        fed = [max(1.0, width - 1) for width in self.widths]
-        return Tokens(
-            rows * len(fed),
-            rows * sum(fed),
-            rows * sum(width * width for width in fed),
-            rows * (sum(batch.response.longest for batch in self.batches) or 1.0),
-            max(fed),
-        )
+        if rows not in self._micros:
+            fed = [max(1.0, width - 1) for width in self.widths]
+            self._micros[rows] = Tokens(
+                rows * len(fed),
+                rows * sum(fed),
+                rows * sum(width * width for width in fed),
+                rows * (sum(batch.response.longest for batch in self.batches) or 1.0),
+                max(fed),
+            )
+        return self._micros[rows]
 
 
 _feeding = lru_cache(1024)(_Feeding)
@@ -166,6 +174,9 @@ class _Fed(MemoryModel):
         super().__init__(config, deployment, batches)
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
         self.feeding = _feeding(tuple(batches), budget, side)
+        self.weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+        """Numbers of the fullest rank."""
+        self.state = optimizer_bytes(config.optimizer, config.item)
 
     def load(self, copies: int) -> Load:
         return self.feeding.load(copies)
@@ -185,8 +196,7 @@ class Training(_Fed):
     def needs(self, load: Load) -> Needs:
         config, deployment = self.config, self.deployment
         rows, blocks, *exchanging = load
-        weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
-        state = optimizer_bytes(config.optimizer, config.item)
+        weights, state = self.weights, self.state
         micro = self.feeding.micro(rows)
         own = Bytes((("weights", weights * config.item),)) + _gathered(config, deployment, micro)
         optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
@@ -225,8 +235,7 @@ class Reading(_Fed):
         rows, blocks = load
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item, deployment.spec
-        weights = work.stage_parameters(shape, config.kind, deployment.pp) / deployment.tp
-        own = Bytes((("weights", weights * item),))
+        own = Bytes((("weights", self.weights * item),))
         micro = self.feeding.micro(rows)
         layer = work.forward_bytes(
             shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs, splits_tokens=spec.memory.splits_tokens

@@ -26,7 +26,10 @@ class TaskModel:
     """What a task with a model takes on a split, by the number of copies: log-probabilities, values or scores of some
     rows, an optimizer step on them, or rows that are sampled. What does not depend on the copies is worked out once."""
 
-    __slots__ = ("batches", "config", "constants", "deployment", "one", "passes", "sampled", "tokens", "update")
+    __slots__ = (
+        *("_each_rank", "_each_token", "_fixed", "batches", "config", "constants", "deployment", "one", "passes"),
+        *("rows", "sampled", "tokens", "update"),
+    )
 
     def __init__(
         self,
@@ -39,6 +42,12 @@ class TaskModel:
         self.config, self.deployment, self.constants, self.batches = config, deployment, constants, batches
         self.one = deployment.mesh.copy_size
         self.tokens = sum(batch.tokens().tokens for batch in batches)
+        self.rows = sum(batch.rows for batch in batches)
+        # Orders, and rows on their way, take so much, and so much more for each process, and each token.
+        ordered, sent = order(0, constants).seconds, rows(0.0, deployment.island, constants).seconds
+        self._fixed = ordered + sent
+        self._each_rank = order(1, constants).seconds - ordered
+        self._each_token = rows(1.0, deployment.island, constants).seconds - sent
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
         reads = op.scores or op.region
@@ -61,13 +70,19 @@ class TaskModel:
     def seconds(self, copies: int) -> float:
         """Those of `cost`, to rounding: the search asks for nothing else, and often."""
         rows = self._share(copies)
-        found = self._order(copies).seconds + self._rows(copies).seconds
+        mine = rows if self.deployment.threads == 1 else self._share(copies, 1)
+        found = self._fixed + self._each_rank * self.one * copies
+        if self.rows:
+            found += self._each_token * self.tokens * mine / self.rows
         found += self.passes.seconds(rows) if self.passes else self._sample(rows, copies).seconds
-        return found + self.update.cost(copies).seconds if self.update else found
+        return found + self.update.seconds(copies) if self.update else found
 
-    def _share(self, copies: int) -> float:
-        """The rows of the copy, and the thread, that has most of them."""
-        return sum(batch.share(copies * self.deployment.threads) for batch in self.batches)
+    def _share(self, copies: int, threads: int = 0) -> float:
+        """The rows of the copy, and the thread, that has most of them. threads: 0: as many as there are."""
+        parts, found = copies * (threads or self.deployment.threads), 0.0
+        for batch in self.batches:
+            found += batch.share(parts)
+        return found
 
     def _sample(self, rows: float, copies: int) -> Cost:
         if not self.batches:
@@ -81,9 +96,8 @@ class TaskModel:
         return order(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        whole = sum(batch.rows for batch in self.batches)
-        mine = sum(batch.share(copies) for batch in self.batches)
-        return rows(self.tokens * mine / whole if whole else 0.0, self.deployment.island, self.constants)
+        mine = self._share(copies, 1)
+        return rows(self.tokens * mine / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
 
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Literal
@@ -62,7 +62,10 @@ class Batch:
 
     def share(self, parts: int) -> float:
         """The rows of the copy that gets most of them; samples of one prompt stay together."""
-        return min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
+        known = self._shares
+        if parts not in known:
+            known[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
+        return known[parts]
 
     def blocks(self, budget: float, packed: bool = False) -> tuple[float, Tokens]:
         """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
@@ -77,6 +80,11 @@ class Batch:
     @cached_property
     def _blocks(self) -> dict[float, tuple[float, Tokens]]:
         """By the budget: a search asks for the same few with every split."""
+        return {}
+
+    @cached_property
+    def _shares(self) -> dict[int, float]:
+        """By the parts, too."""
         return {}
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
@@ -151,6 +159,14 @@ class LatencyModel:
     blocks: float
     """Micro-batches that a row makes."""
     stages: int
+    row_s: float = field(init=False)
+    """Seconds of a row."""
+    block_s: float = field(init=False)
+    """Seconds of a micro-batch."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_s", self.row.seconds)
+        object.__setattr__(self, "block_s", self.block.seconds)
 
     def turns(self, rows: float) -> float:
         """Micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many rows."""
@@ -161,7 +177,7 @@ class LatencyModel:
         if rows == 0:
             return self.call
         turns = self.turns(rows)
-        return self.call + (self.row.seconds * rows + self.block.seconds * turns) * (1 + (self.stages - 1) / turns)
+        return self.call + (self.row_s * rows + self.block_s * turns) * (1 + (self.stages - 1) / turns)
 
     def cost(self, rows: float) -> Cost:
         """The same, by what it goes to."""
@@ -252,6 +268,10 @@ class Update:
     def cost(self, copies: int) -> Cost:
         """Of a step of so many copies."""
         return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
+
+    def seconds(self, copies: int) -> float:
+        """Those of `cost`."""
+        return self.memory(copies) + self.communication(copies) + self.overhead
 
 
 def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:

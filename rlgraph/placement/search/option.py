@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import le, lt
+from operator import attrgetter, le, lt
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.deployment import Deployment
@@ -19,8 +19,8 @@ class Option:
     """A component's work done on some devices."""
 
     __slots__ = (
-        *("_deployment", "active", "copies", "key", "kind", "offload", "peak", "resident", "seconds", "split"),
-        "strategy",
+        *("_deployment", "active", "copies", "key", "kind", "offload", "order", "peak", "resident", "seconds"),
+        *("split", "strategy"),
     )
 
     def __init__(
@@ -48,6 +48,8 @@ class Option:
         """What a transfer of its weights depends on; options of one split have the same object."""
         self.kind, self.key = kind, (resident, *active, *seconds, *sent)
         """Of options of one kind the one that is the lesser in each number is at least as good."""
+        self.order = (sum(seconds), offload, resident, active)
+        """Fastest first."""
         self._deployment: Deployment | None = None
 
     @property
@@ -71,7 +73,7 @@ class Option:
 class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
-    __slots__ = ("deployment", "idle", "memory", "size", "tasks")
+    __slots__ = ("deployment", "idle", "made", "memory", "near", "paying", "size", "tasks")
 
     def __init__(
         self,
@@ -87,6 +89,12 @@ class Strategy:
         """What each of the component's tasks takes, and what it needs."""
         self.idle = tuple(idle)
         """Of what the component does outside of the step, for which it is there all the same."""
+        self.near = self.room(deployment.island.per_node)
+        """Copies that one node has room for."""
+        self.made: dict[int, tuple[Option, ...]] = {}
+        """The options that were worked out, by their copies."""
+        self.paying: dict[int, list[int]] = {}
+        """Numbers of copies that are worth it, by the most that there may be."""
 
     def room(self, devices: int) -> int:
         """How many copies so many devices in a row have room for."""
@@ -95,9 +103,14 @@ class Strategy:
 
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
-        totals = [each.totals(copies) for each in self.memory]
-        held = [each.totals(copies)[0] for each in self.idle] + [stays for stays, _ in totals]
-        return max(held, default=0.0), tuple(active for _, active in totals)
+        held, active = 0.0, []
+        for each in self.memory:
+            stays, more = each.totals(copies)
+            active.append(more)
+            held = max(held, stays)
+        for each in self.idle:
+            held = max(held, each.totals(copies)[0])
+        return held, tuple(active)
 
     def least(self, copies: int) -> float:
         """Bytes of a device that at most so many copies need at least."""
@@ -114,7 +127,7 @@ def undominated(found: Sequence[Option]) -> list[Option]:
     brought from here or to here, and in how many links rows have to other islands; fastest first."""
     kept: list[Option] = []
     keys: dict[object, list[tuple[float, ...]]] = {}
-    for option in sorted(found, key=lambda each: (sum(each.seconds), each.offload, each.resident, each.active)):
+    for option in sorted(found, key=attrgetter("order")):
         others, key = keys.setdefault(option.kind, []), option.key
         for at, other in enumerate(others):
             if all(map(le, other, key)):

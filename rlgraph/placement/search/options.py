@@ -57,7 +57,6 @@ class Options:
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self.apart, self.streams = apart, streams
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
-        self._made: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
         self._copies: dict[tuple[int, int], list[int]] = {}
@@ -94,8 +93,12 @@ class Options:
         key = (id(strategy), most)
         if key not in self._fitting:
             fit = usable(strategy.deployment.island, self.constants)
-            made = [self.made(component, strategy, each) for each in self.numbers(number, component, strategy, most)]
-            self._fitting[key] = [option for own in made for option in own if option.peak <= fit]
+            self._fitting[key] = [
+                option
+                for copies in self.numbers(number, component, strategy, most)
+                for option in self.made(component, strategy, copies)
+                if option.peak <= fit
+            ]
         return self._fitting[key]
 
     def all(self, number: int, component: Component, island: Island, devices: int) -> Iterator[Option]:
@@ -107,23 +110,30 @@ class Options:
     def numbers(self, number: int, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory."""
-        alike = _alike(component, strategy.deployment)
-        near = strategy.room(strategy.deployment.island.per_node)
-        found: list[int] = []
+        found = list(self.paying(component, strategy, most))
         # What copies exchange takes a step less of time where all of them are on one node.
-        for start in (most, near) if near < most else (most,):
-            before: tuple[float, ...] = ()
-            for copies in self.copies(component, start):
+        if strategy.near < most:
+            for copies in self.paying(component, strategy, strategy.near):
                 if copies in found:
                     break
+                found.append(copies)
+        found += [each for each in self.lighter(number, component, strategy) if each <= most and each not in found]
+        return found
+
+    def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+        """Of at most so many copies those numbers that are faster than more of them, and the first that is not."""
+        if most not in strategy.paying:
+            alike, found = _alike(component, strategy.deployment), []
+            before: tuple[float, ...] = ()
+            for copies in self.copies(component, most):
                 found.append(copies)
                 seconds = self.made(component, strategy, copies)[0].seconds
                 # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
                 if before and not any(map(lt, seconds, before)) and not alike:
                     break
                 before = seconds
-        found += [each for each in self.lighter(number, component, strategy) if each <= most and each not in found]
-        return found
+            strategy.paying[most] = found
+        return strategy.paying[most]
 
     def known(self, number: int, component: Component, island: Island) -> list[list[Strategy]]:
         """The strategies of a component on an island, those of each split together, worked out once."""
@@ -142,10 +152,9 @@ class Options:
 
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """The options of so many copies, worked out once."""
-        key = (id(strategy), copies)
-        if key not in self._made:
-            self._made[key] = tuple(self.options(component, strategy, copies))
-        return self._made[key]
+        if copies not in strategy.made:
+            strategy.made[copies] = tuple(self.options(component, strategy, copies))
+        return strategy.made[copies]
 
     def lighter(self, number: int, component: Component, strategy: Strategy) -> list[int]:
         """Numbers of copies that may need less memory than more copies do."""
