@@ -387,3 +387,15 @@ def test_times_and_counts_are_told_in_one_way(capsys: pytest.CaptureFixture[str]
     assert re.match(r"1x1:h100-80gb: [\d.]+ m?s a step by the search, on 1 device, ", head)
     assert re.fullmatch(r"work of all pools, added up: train [\d.]+ m?s", work)
     assert any(line.startswith("1 device in `") for line in rest)
+
+
+def test_the_searches_of_a_command_end_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What one search took of `--search-seconds` the next has no longer."""
+    for took, said in ((1.0, False), (1000.0, True)):
+        clock = iter((0.0, took))
+        monkeypatch.setattr("rlgraph.cli.compiling.monotonic", clock.__next__)
+        limited = ["--cluster", "1x1:h100-80gb", "--search-seconds", "100", "--what-if", "nodes=1"]
+        code, out, _ = told(capsys, "compile", str(folder / "small.rlf"), *limited)
+        assert code == 0 and ("the time was over" in out) == said

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from html import escape
 from math import inf
+from time import monotonic
 from typing import Any
 
 from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
-from rlgraph.analysis.sharing import Sharing, pools, sharing, strategies
+from rlgraph.analysis.sharing import OVER, Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import Other, others
 from rlgraph.clusters.units import shown_seconds
@@ -20,6 +21,7 @@ from rlgraph.placement.choose import Choice, candidates, problem_of
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Search
+from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.viz.plot import Row, bars
 
 COARSE = 0.03
@@ -69,10 +71,12 @@ class Change:
     name: str
     detail: str
     seconds: float | None
-    """None if nothing fits."""
+    """None if nothing fits, or nothing was found."""
     price: float | None
     saves: float
     """Share of what is minimized; negative where that grows, without end where nothing fits."""
+    over: bool = False
+    """The time was over before anything was found: it may fit, or help."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class Explanation:
                     "seconds": each.seconds,
                     "price": each.price,
                     "saves": None if each.seconds is None else each.saves,
+                    "over": each.over,
                 }
                 for each in self.changes
             ],
@@ -178,11 +183,13 @@ class Explanation:
         return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
 
 
-def explain(compiled: Compilation) -> Explanation:
-    """Of a program that was compiled for a cluster. Raises ProgramError where no plan fits."""
+def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
+    """Of a program that was compiled for a cluster. seconds: of all searches together; None: as long as its plan was
+    searched for at most. Raises ProgramError where no plan fits."""
     choice = compiled.choice
+    ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []
-    known = strategies(choice)
+    known = strategies(choice, ends)
     for strategy in known:
         found = strategy.found
         if found is None:
@@ -194,17 +201,21 @@ def explain(compiled: Compilation) -> Explanation:
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
     # What is best after a change mostly shares pools in one of the ways that are known by then.
     some = {strategy.shares for strategy in known} if large else None
-    changes = sorted((changed(choice, other, some) for other in others(choice)), key=lambda each: -each.saves)
+    changes = sorted((changed(choice, other, some, ends) for other in others(choice)), key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
 
 
-def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None) -> Change:
-    """The best plan after a change; of some ways to share pools, where they are given."""
+def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None, ends: float = inf) -> Change:
+    """The best plan after a change; of some ways to share pools, where they are given, and as it is found until
+    `ends`."""
     problem = problem_of(other.question)
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
-    found = Search(problem, some, COARSE, other.question.search_seconds).run()
+    try:
+        found = Search(problem, some, COARSE, ends - monotonic()).best()
+    except OutOfTime:
+        return Change(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (found is None or found.value > choice.found.value):
         found, problem = choice.found, choice.problem
     if found is None:
@@ -258,14 +269,20 @@ def _advice(found: Explanation) -> Iterator[str]:
     most, seconds = next(iter(found.goes_to.items()), ("", 0.0))
     if not helpful:
         tried = ", ".join(each.name for each in found.changes if each.seconds is not None)
-        yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}"
+        yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
         yield f"{most} is {_percent(seconds, found.seconds)} of the step; what would help most:"
     for each in helpful:
         yield f"  {_called(each)} would {_effect(found, each)}"
-    less = [each for each in found.changes if each.name.startswith("one node less") and each not in helpful]
+    less = [
+        each
+        for each in found.changes
+        if each.name.startswith("one node less") and each not in helpful and not each.over
+    ]
     for each in less if found.choice.question.goal == "time" else ():
         yield f"{_called(each)} would {_effect(found, each)}"
+    if over := [each.name for each in found.changes if each.over]:
+        yield f"{OVER} before these were searched: {', '.join(over)}"
 
 
 def _called(change: Change) -> str:

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.ir.graph import Program
-from rlgraph.placement.choose import Choice, candidates, search
+from rlgraph.placement.choose import Choice, candidates, search_until
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.partitions import sizes
 from rlgraph.placement.search.problem import Blocks, Problem
+from rlgraph.placement.search.watch import OutOfTime
+
+OVER = "the time was over"
+"""Told of a search that had no plan when `--search-seconds` were over."""
 
 Sharing = frozenset[frozenset[int]]
 """The components of each pool."""
@@ -37,9 +42,9 @@ class PlacementStrategy:
     """It is what the best plan does."""
 
 
-def strategies(choice: Choice) -> list[PlacementStrategy]:
+def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
     """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
-    of them."""
+    of them. ends: of their searches, by the monotonic clock."""
     problem = choice.problem
     own = sharing(choice.found.blocks)
     every = candidates(problem, choice.question)
@@ -54,11 +59,16 @@ def strategies(choice: Choice) -> list[PlacementStrategy]:
         elif not only:
             found.append(PlacementStrategy(name, wanted, None, _unallowed(choice, wanted)))
         else:
-            best = search(problem, choice.question, only)
-            found.append(
-                PlacementStrategy(name, wanted, best, "" if best else f"does not fit: {_unfit(problem, only[0])}")
-            )
+            found.append(_searched(name, wanted, choice, only, ends))
     return found if own in seen else [*found, PlacementStrategy("what was chosen", own, choice.found, chosen=True)]
+
+
+def _searched(name: str, wanted: Sharing, choice: Choice, only: Sequence[Blocks], ends: float) -> PlacementStrategy:
+    try:
+        best = search_until(ends, choice.problem, choice.question, only)
+    except OutOfTime:
+        return PlacementStrategy(name, wanted, None, OVER)
+    return PlacementStrategy(name, wanted, best, "" if best else f"does not fit: {_unfit(choice.problem, only[0])}")
 
 
 def sharing(blocks: Blocks) -> Sharing:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
+from time import monotonic
 from typing import Any
 
-from rlgraph.analysis.sharing import pools
+from rlgraph.analysis.sharing import OVER, pools
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import with_device, with_lengths, with_memory, with_network, with_nodes
 from rlgraph.clusters.devices import known, names
@@ -27,7 +28,8 @@ from rlgraph.compilation.choosing import tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.lengths import Lengths, read_lengths
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
-from rlgraph.placement.choose import Choice, Question, planned, problem_of, search
+from rlgraph.placement.choose import Choice, Question, planned, problem_of, search_until
+from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.viz.plot import Axis, Panel, lines
 
 BAD = "E0936"
@@ -54,6 +56,8 @@ class Point:
     gap: float = 0.0
     pools: str = ""
     """Which parts share how many devices."""
+    over: bool = False
+    """The time was over before anything was found: something may fit."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -89,7 +93,7 @@ class Sweep:
             "points": [
                 {
                     "value": each.value,
-                    "fits": each.seconds is not None,
+                    "fits": None if each.over else each.seconds is not None,
                     "seconds": each.seconds,
                     "tokens_per_second": each.tokens_per_second,
                     "price": each.price,
@@ -118,18 +122,23 @@ class Sweep:
         return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
 
 
-def what_if(compiled: Compilation, text: str) -> Sweep:
-    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. Raises
-    ProgramError with a caret under what is wrong."""
+def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> Sweep:
+    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. seconds: of all
+    searches together; None: as long as its plan was searched for at most. Raises ProgramError with a caret under what
+    is wrong."""
     asked = compiled.choice.question
+    ends = monotonic() + (asked.search_seconds if seconds is None else seconds)
     name, values = _read(text)
-    points = [_point(value.text, *_PARAMETERS[name](asked, value)) for value in values]
+    points = [_point(ends, value.text, *_PARAMETERS[name](asked, value)) for value in values]
     return Sweep(compiled.name, asked.cluster.text, name, tuple(points), asked.goal)
 
 
-def _point(value: str, question: Question, number: float | None) -> Point:
+def _point(ends: float, value: str, question: Question, number: float | None) -> Point:
     problem = problem_of(question)
-    found = search(problem, question)
+    try:
+        found = search_until(ends, problem, question)
+    except OutOfTime:
+        return Point(value, number, over=True)
     if found is None:
         return Point(value, number)
     price = found.seconds * problem.price(found.blocks, found.devices)
@@ -294,7 +303,7 @@ def _lines(sweep: Sweep) -> Iterator[str]:
     rows = [(sweep.name, "seconds", "tokens/s", "$ a step", "$ a million", "pools (devices)")]
     for each in sweep.points:
         if each.seconds is None:
-            rows.append((each.value, "-", "-", "-", "-", "does not fit"))
+            rows.append((each.value, "-", "-", "-", "-", OVER if each.over else "does not fit"))
             continue
         rate, price = each.tokens_per_second or 0.0, each.price_per_million or 0.0
         rows.append(

@@ -42,18 +42,19 @@ class Compiled(Compilation):
 
     # Placement
 
-    def explain(self) -> Explanation:
-        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a
-        cluster."""
+    def explain(self, search_seconds: float | None = None) -> Explanation:
+        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a cluster.
+        search_seconds: of all its searches together; None: as many as `compile` was given."""
         from rlgraph.analysis.explain import explain
 
-        return explain(self)
+        return explain(self, search_seconds)
 
-    def what_if(self, sweep: str) -> Sweep:
-        """The best plan for each of some values: `devices=16,32,64`. Needs a cluster."""
+    def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
+        """The best plan for each of some values: `devices=16,32,64`. Needs a cluster. search_seconds: of all its
+        searches together; None: as many as `compile` was given."""
         from rlgraph.analysis.whatif import what_if
 
-        return what_if(self, sweep)
+        return what_if(self, sweep, search_seconds)
 
     def plan_json(self, beside: str | Path = ".") -> str:
         """The text of its plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.

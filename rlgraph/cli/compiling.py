@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -126,6 +128,7 @@ def compile_(
         )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
+    ends = monotonic() + (inf if search_seconds is None else search_seconds)
     with telling(form):
         schedule = schedules[0] if schedules else None
         rows = None
@@ -154,8 +157,8 @@ def compile_(
             )
         )
         show(compiled.diagnostics, form)
-        told: list[Explanation | Sweep] = [compiled.explain()] if explained else []
-        told += [compiled.what_if(what_if)] if what_if else []
+        told: list[Explanation | Sweep] = [compiled.explain(ends - monotonic())] if explained else []
+        told += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
     for name in after:
         try:
             click.echo(compiled.text(name), nl=False)

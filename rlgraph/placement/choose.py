@@ -126,12 +126,25 @@ def problem_of(question: Question) -> Problem:
 
 
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
-    """The best of some partitions, or of all."""
-    small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
-    usual = 0.0 if small else NEAR
-    gap = usual if question.search_gap is None else question.search_gap
+    """The best of some partitions, or of all. Raises ProgramError where the time is over before there is a plan."""
     among = candidates(problem, question) if only is None else only
-    return Search(problem, among, gap, question.search_seconds).run()
+    return Search(problem, among, _gap(problem, question), question.search_seconds).run()
+
+
+def search_until(
+    ends: float, problem: Problem, question: Question, only: Sequence[Blocks] | None = None
+) -> Found | None:
+    """The same, one of several searches that end together; raises OutOfTime where that is too early for a plan."""
+    among = candidates(problem, question) if only is None else only
+    return Search(problem, among, _gap(problem, question), ends - monotonic()).best()
+
+
+def _gap(problem: Problem, question: Question) -> float:
+    """How near is near enough."""
+    if question.search_gap is not None:
+        return question.search_gap
+    small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
+    return 0.0 if small else NEAR
 
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:

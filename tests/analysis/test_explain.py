@@ -13,7 +13,7 @@ import pytest
 import rlgraph
 from rlgraph.analysis.critical import BOUNDS, KINDS, critical_path, goes_to
 from rlgraph.analysis.explain import COARSE, Explanation, changed, explain
-from rlgraph.analysis.sharing import sharing, strategies
+from rlgraph.analysis.sharing import OVER, sharing, strategies
 from rlgraph.analysis.simulate import simulate
 from rlgraph.analysis.variants import next_device, others
 from rlgraph.analysis.whatif import Sweep, what_if
@@ -420,6 +420,17 @@ def test_wrong_values(ppo: Compiled, text: str, under: str, said: str) -> None:
     [told] = error.value.diagnostics
     assert told.code == "E0936" and said in told.render()
     assert told.span.text == under
+
+
+def test_all_searches_have_one_limit(ppo: Compiled) -> None:
+    """What is not reached does not count as what does not fit."""
+    told, found = explain(ppo, 0.0), what_if(ppo, "nodes=2,4", 0.0)
+    assert {each.refused for each in told.alternatives if not each.chosen} == {OVER}
+    assert told.changes and all(each.over and each.seconds is None for each in told.changes)
+    assert f"{OVER} before these were searched: {told.changes[0].name}" in str(told)
+    assert [(each.over, each.seconds) for each in found.points] == [(True, None)] * 2
+    assert [point["fits"] for point in found.to_json()["points"]] == [None, None]
+    assert all("not fit" not in text and OVER in text for text in (str(told), str(found)))
 
 
 def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:

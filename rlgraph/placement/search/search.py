@@ -52,10 +52,17 @@ class Search:
         """The best plan; None if none fits. Raises ProgramError where the time is over before there is one, and on
         Ctrl-C KeyboardInterrupt with what there is."""
         try:
+            return self.best()
+        except OutOfTime:
+            raise self.watch.none() from None
+
+    def best(self) -> Found | None:
+        """The same, but raises OutOfTime where the time is over before there is a plan."""
+        try:
             self.watched()
         except OutOfTime:
             if self.incumbent.best is None:
-                raise self.watch.none() from None
+                raise
         return self.incumbent.found()
 
     def fits(self) -> bool:
