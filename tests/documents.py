@@ -272,6 +272,7 @@ def generated() -> dict[str, str]:
         made[name] = _table(
             ("form", "meaning"), [(f"`{_form(signature)}`", signature.doc) for signature in group.values()]
         )
+    made["lora"] = _options(own.CONSTRUCTORS["lora"])
     made["data.options"] = _shared(own.DATA)
     made["called.options"] = _shared(own.FUNCS)
     made["prelude"] = _prelude()

@@ -103,7 +103,7 @@ def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: Model
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []
     for group in (source, target):
-        layout = spec_of(group.engine).layout
+        layout = spec_of(group.engine).carried
         sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
         places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
     topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
-from rlgraph.errors import NO_SPAN, Diagnostic, counted
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
+from rlgraph.models.adapters import adapters_of, find_adapter
+from rlgraph.models.families import linear
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.ops.work import code, operations
@@ -35,6 +37,8 @@ class Placed:
 def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> Placed:
     """Where a program runs. Raises ProgramError where that cannot be as the schedule wants it."""
     shapes = find_shapes(program, folders)
+    if wrong := [*unfit(program, shapes)]:
+        raise ProgramError(wrong)
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
@@ -118,6 +122,22 @@ def _unknown(model: Model) -> Diagnostic:
 # Shapes
 
 
+def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
+    """Adapters that a model has no layers for."""
+    for model in program.models:
+        shape = shapes.get(model.name)
+        if model.copy_of or not isinstance(shape, Shape) or shape.adapters is None:
+            continue
+        layers = sorted({name.rpartition(".")[2] for name in linear(shape)})
+        # Other names than these may be of one layer alone, and are looked at when it is loaded.
+        for target in shape.adapters.unknown(linear(shape)):
+            if "." not in target:
+                lora = dict(model.options).get("lora")
+                span = lora.span if isinstance(lora, Record) else model.span
+                message = f"no linear layer of `{model.name}`, a {shape.family} model, is called `{target}`"
+                yield Diagnostic("E0411", message, span, nearest(target, layers) or f"there are {', '.join(layers)}")
+
+
 def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
     """What can be known of each model without loading it; one that is out of reach is left out.
 
@@ -128,16 +148,19 @@ def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | Unsuppo
         if model.copy_of:
             original = found.get(model.copy_of)
         else:
-            original = _shape(model.source, folders)
+            original = _shape(model, folders)
         if original is not None:
             found[model.name] = original
     return found
 
 
-def _shape(source: Constant, folders: Folders) -> Shape | UnsupportedModel | None:
+def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
+    source, adapters = model.source, adapters_of(model)
     try:
+        if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
+            source, adapters = saved
         config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
-        return shape_of(config) if config is not None else None
+        return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
     except (OSError, KeyError, TypeError, ValueError):
@@ -173,5 +196,9 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
 
 def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
     """The configuration of a folder of the program, or of a name on the hub."""
+    return find_config(_local(source, folders))
+
+
+def _local(source: str, folders: Folders) -> str:
     local = folders.find(source)
-    return find_config(str(local) if local.is_dir() else source)
+    return str(local) if local.is_dir() else source

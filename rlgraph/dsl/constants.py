@@ -243,10 +243,11 @@ _TYPES = {
     "texts": "a text or a list of texts",
     "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
     "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`',
+    "lora": "adapters: `lora(rank=32)` for example",
     "any": "a constant",
 }
 
-_RECORDS: Mapping[str, tuple[str, ...]] = {"rate": RATES, "source": ("random",)}
+_RECORDS: Mapping[str, tuple[str, ...]] = {"rate": RATES, "source": ("random",), "lora": ("lora",)}
 """Of the types that hold more than plain constants: the constructors that make them."""
 
 

@@ -24,7 +24,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
 from rlgraph.errors import Related, Source, Span, nearest
-from rlgraph.ir.graph import Const, Model, Outside, State
+from rlgraph.ir.graph import Const, Model, Outside, Record, State
 from rlgraph.ir.types import DType, Tensor
 
 
@@ -136,7 +136,28 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         raise context.stop(
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
         )
+    _lora(context, record, value)
     return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
+
+
+def _lora(context: Context, record: Record, call: tree.Call) -> None:
+    """What is wrong with the adapters of a model whatever that is."""
+    lora = record.option("lora")
+    if lora is None:
+        return
+    place = next(option.value for option in call.options if option.name == "lora")
+    given = {option.name: option.value.span for option in place.options} if isinstance(place, tree.Call) else {}
+    if lora.option("alpha") == 0:
+        hint = "twice the rank is usual: `alpha=64` for `rank=32`"
+        raise context.stop(
+            "E0403",
+            "`alpha` of `lora` is above 0: adapters are scaled by alpha / rank",
+            given.get("alpha", place.span),
+            hint,
+        )
+    if lora.option("targets") in ((), ""):
+        hint = 'name layers, `["q_proj", "v_proj"]`, or leave it out: all of them'
+        raise context.stop("E0403", "`targets` of `lora` names no layer", given.get("targets", place.span), hint)
 
 
 def _state(context: Context, item: tree.State, expr: tree.Expr) -> Meaning:

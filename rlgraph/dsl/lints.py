@@ -11,6 +11,7 @@ from rlgraph.errors import Diagnostic, Related
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, axes, refs
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
+from rlgraph.ops.bases import changed, has_adapters
 from rlgraph.ops.nodes import chosen_from
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
@@ -19,7 +20,7 @@ _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 def lint(program: Program) -> list[Diagnostic]:
     """Warnings about a program that is right."""
     known = axes(program)
-    found: list[Diagnostic] = []
+    found = [*_idle_adapters(program)]
     for phase in program.phases:
         found += _groups_of_one(phase.graph, known)
         found += _broken_groups(phase.graph, known)
@@ -37,6 +38,17 @@ def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], s
         return found.code in _ALLOW.findall(comment)
 
     return [found for found in warnings if not waved(found)]
+
+
+def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
+    """Models with adapters that begin with nothing in them, and stay so."""
+    busy = {program.original(program.model(name)).name for name in changed(program)}
+    for model in program.models:
+        if not model.copy_of and has_adapters(program, model.name) and model.name not in busy:
+            message = f"nothing trains the adapters of `{model.name}`: they begin as 0, and it stays its base"
+            yield Diagnostic(
+                "W0509", message, model.span, f"train it: `train {model.name}(lr=...)`, or leave `lora=` out"
+            )
 
 
 # Groups

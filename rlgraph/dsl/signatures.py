@@ -101,6 +101,7 @@ _MODEL = (
         None,
         doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32",
     ),
+    Attribute("lora", "lora", None, doc="train adapters, `lora(...)`, and not the model itself"),
 )
 
 MODELS = _table(
@@ -121,6 +122,18 @@ CONSTRUCTORS = _table(
         ),
         "Random weights for a Hugging Face model type; other options are its configuration's own.",
         open=True,
+    ),
+    Signature(
+        "lora",
+        options=(
+            Attribute("rank", "int", REQUIRED, 1, None, "of each adapter"),
+            Attribute("alpha", "float", None, 0.0, None, "what they add is scaled by alpha / rank; if not said, by 1"),
+            Attribute(
+                "targets", "texts", "all-linear", doc="names of layers; `all-linear`: all linear ones but the output"
+            ),
+            Attribute("seed", "int", 0, 0, None, "of the random half of each adapter; the other half begins with 0"),
+        ),
+        doc="Low-rank adapters, which are trained in place of the model (arXiv 2106.09685).",
     ),
     Signature("chars", (Attribute("alphabet", "text"),), doc="A tokenizer with a token for each of these characters."),
     Signature("words", (Attribute("words", "text"),), doc="A tokenizer with a token for each of these words."),

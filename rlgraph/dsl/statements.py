@@ -9,11 +9,11 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import key_of
 from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named
 from rlgraph.dsl.nodes import differentiable, emit, fresh, materialize, new_axis, version
-from rlgraph.dsl.scope import OutsideName, StateName, Stop, TableValue, Unknowable, Wrong, describe
+from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop, TableValue, Unknowable, Wrong, describe
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import number, table_of
 from rlgraph.errors import Related, nearest
-from rlgraph.ir.graph import Apply, Const, Constant, Let, Node, Ref, Value, tensor_node
+from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
@@ -170,12 +170,27 @@ def update(context: Context, statement: tree.Update) -> None:
             f"`{target.name}` ({target.kind}) cannot take the weights of `{source.name}` ({source.kind})",
             statement.span,
         )
+    if _lora(context, target) != _lora(context, source):
+        raise context.stop(
+            "E0607",
+            f"`{target.name}` and `{source.name}` do not have the same adapters",
+            statement.span,
+            f"declare one as a copy of the other: `model {target.name} = {source.name}`",
+        )
     options = constants.options(context, STATEMENTS["update"], statement.options, statement.span, context.block.scope)
     old = context.block.versions[target.name]
     value = version(context, target.name, old.type)
     inputs = (old.name, context.block.versions[source.name].name)
     emit(context, Node("update", inputs, (value,), tuple(options.items()), span=statement.span))
     context.block.versions[target.name] = value
+
+
+def _lora(context: Context, model: Model) -> Constant:
+    while model.copy_of:
+        held = context.scope[model.copy_of]
+        assert isinstance(held, ModelName)
+        model = held.model
+    return dict(model.options).get("lora")
 
 
 def minimize(context: Context, statement: tree.Minimize) -> None:

@@ -50,6 +50,8 @@ class Rank:
     """`host:port`, free on the machine of its first rank, where the ranks of this data-parallel copy can meet."""
     device: str | None = None
     """As torch names it; None: see `rlgraph.engines.device`."""
+    beside: Any = None
+    """An engine in this process that has the same base, whose weights never change: both can hold it together."""
 
     def blocks(self) -> dict[str, Any]:
         """The padded tokens of a micro-batch, where the plan says how many."""

@@ -1,4 +1,4 @@
-"""The weights of one model and how a gradient changes them."""
+"""Weights that are trained, and how a gradient changes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlgraph.engines.base import EngineError, TrainOptions
 
@@ -24,12 +24,12 @@ TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainO
 
 
 class Optimizer:
-    """Steps of a model's parameters; narrow ones are updated through float32 copies, so that small steps are not
-    lost."""
+    """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._names = [name for name, _ in model.named_parameters()]
-        self._parameters = [parameter for _, parameter in model.named_parameters()]
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        """parameters: by name those that are trained. Others, which have no gradient, would decay."""
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None

@@ -14,6 +14,7 @@ import torch
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind
 
 # transformers' models take seconds to import, and neither the controller of a cluster nor who runs the user's functions
@@ -55,6 +56,8 @@ class ModelSpec:
     """In place of the source's own."""
     generates: bool = True
     """It is asked to continue rows, for which an architecture needs more than for reading them."""
+    adapters: Adapters | None = None
+    """What is trained in place of the model itself; the source is their base."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,10 @@ def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
             model = model.to(_DTYPES[spec.dtype])  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
+    if spec.adapters is not None:
+        from rlgraph.engines.adapters import attach
+
+        attach(model, spec.adapters, spec.kind)
     # Dropout would make the log-probability of a row depend on the pass that computes it.
     return Loaded(model.eval().to(device), codec, new)
 

@@ -26,6 +26,8 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     if shape.experts and not spec.experts:
         what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
+    if shape.adapters and not spec.adapters:
+        found.append(no_adapters(spec))
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))
         found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
@@ -34,6 +36,12 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     for axis, misfits in spec.misfits.items():
         found += _misfits(axis, mesh.length(axis), shape, misfits)
     return found
+
+
+def no_adapters(spec: EngineSpec) -> str:
+    """What to say of an engine that cannot hold models with adapters."""
+    able = (each for each in engines().values() if each.adapters and each.operations >= spec.operations)
+    return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_use(able)}"
 
 
 def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:

@@ -14,10 +14,9 @@ from typing import Literal, Protocol
 
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.enginespec.rates import Rates, WorkKind
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.cuts import Cuts
-from rlgraph.models.families import ModelKind
+from rlgraph.models.families import ModelKind, trained
 from rlgraph.models.shape import Shape
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
@@ -37,9 +36,11 @@ class Layout(Protocol):
 
 
 def entire(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """Each rank has the whole model, under its own names."""
-    cuts = Cuts.of(shape, mesh, rank, kind)
-    return tuple(cuts.entire(name, name) for name in cuts.shapes)
+    """Each rank has all that changes in training, under the model's own names."""
+    found = trained(shape, kind)
+    return tuple(
+        Local(each.name, each.shape, (Piece(each.name, whole(each.shape), (0,) * len(each.shape)),)) for each in found
+    )
 
 
 def _no_faults(shape: Shape) -> list[str]:
@@ -139,6 +140,8 @@ class EngineSpec:
     """It can hold models whose layers have experts."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
+    adapters: bool = False
+    """It can hold models with adapters, and share a base among those of one process that never changes."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """In which it computes; None: in any."""
@@ -187,6 +190,10 @@ class EngineSpec:
     def splits(self) -> tuple[str, ...]:
         """The axes as a schedule lists them, inner ones first."""
         return self.axes[::-1]
+
+    def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
+        """What travels when the weights have changed: a rank's tensors, or all adapters."""
+        return (self.layout if shape.adapters is None else entire)(shape, mesh, rank, kind)
 
     @property
     def trains(self) -> bool:

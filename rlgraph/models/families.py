@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rlgraph.ir.layout import Parameter
+from rlgraph.models.adapters import pair
 from rlgraph.models.shape import SPARSE, Shape
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
@@ -30,6 +31,33 @@ def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, 
     )
 
 
+def trained(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
+    """Of a model that is trained the parameters that change, and so travel and have gradients and moments: all of them.
+    Where it has adapters these alone, and the head of a model that has one of its own."""
+    if shape.adapters is None:
+        return parameters(shape, kind)
+    rank, sizes = shape.adapters.rank, linear(shape)
+    found = []
+    for module in shape.adapters.chosen(sizes):
+        outputs, inputs = sizes[module]
+        layers = (shape.layers,)
+        a, b = pair(module)
+        found += [Parameter(a, (*layers, rank, inputs)), Parameter(b, (*layers, outputs, rank))]
+    return (*found, *(_head(shape, kind) if kind != "causal_lm" else ()))
+
+
+def linear(shape: Shape) -> dict[str, tuple[int, int]]:
+    """The linear layers, by name with a `*` for a layer's number: how many outputs and inputs they have. The output
+    layer is none of them, and neither are routers and experts, which are no modules of their own."""
+    found = {}
+    for parameter in (*_attention(shape), *(_experts(shape) if shape.experts else _mlp(shape, "mlp", shape.ffn))):
+        name, _, field = parameter.name.rpartition(".")
+        if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):
+            _, outputs, inputs = parameter.shape
+            found[name] = outputs, inputs
+    return found
+
+
 def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
     """The same as files and models in memory have them, one for each layer."""
     for parameter in parameters(shape, kind):
@@ -41,8 +69,13 @@ def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
 
 
 def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
-    """How many numbers all parameters have together."""
-    return sum(math.prod(parameter.shape) for parameter in parameters(shape, kind))
+    """How many numbers all parameters have together, without those of adapters."""
+    return numbers(parameters(shape, kind))
+
+
+def numbers(found: Iterable[Parameter]) -> int:
+    """How many numbers some parameters have together."""
+    return sum(math.prod(parameter.shape) for parameter in found)
 
 
 def stored(family: str, name: str) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlgraph.models.adapters import Adapters
+
 
 class UnsupportedModel(ValueError):
     """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names
@@ -53,6 +55,8 @@ class Shape:
     experts_per_token: int = 0
     shared_ffn: int = 0
     """Columns of the expert that every token takes beside its own, where there is one."""
+    adapters: Adapters | None = None
+    """Where they are trained, and not the model itself."""
 
 
 _LLAMA = {
@@ -155,7 +159,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of Shape that say what experts there are; newer configurations call their number by another name."""
     local = "num_local_experts" if "num_local_experts" in config else "num_experts"
     experts, chosen = _number(config, local), _number(config, "num_experts_per_tok")

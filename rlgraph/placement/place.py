@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.enginespec.legal import held, problems
+from rlgraph.enginespec.legal import held, no_adapters, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, listed
@@ -33,6 +33,7 @@ from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
+from rlgraph.ops.bases import has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
@@ -255,6 +256,8 @@ class _Placer:
                 named,
                 f"`engine={embedded().name}` takes every architecture",
             )
+        elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
+            yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", named)
         elif shape is not None:
             kind = cast(ModelKind, model.kind)
             whole = problems(shape, engine, mesh(), kind)
@@ -349,7 +352,7 @@ class _Placer:
             # Copies repeat: what is best for the first few is best for all.
             few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (
-                [spec_of(engine).layout(shape, split, rank, kind) for rank in range(split.size)]
+                [spec_of(engine).carried(shape, split, rank, kind) for rank in range(split.size)]
                 for engine, split in zip((owner.engine, group.engine), few, strict=True)
             )
             ranks = assign(held, needed, few[1]).ranks

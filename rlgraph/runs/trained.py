@@ -77,7 +77,11 @@ class Elsewhere:
                 self._kept = TemporaryDirectory(prefix="rlgraph-")
                 saved = Path(self._kept.name)
                 self.save(saved)
-            self._spec = replace(self._spec, source=str(saved.resolve()))
+            place, adapters = str(saved.resolve()), self._spec.adapters
+            if adapters is None:
+                self._spec = replace(self._spec, source=place)
+            else:
+                self._spec = replace(self._spec, adapters=replace(adapters, start=place))
         self._backend = None
 
 

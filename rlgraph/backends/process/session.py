@@ -34,6 +34,8 @@ from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
 from rlgraph.ir.types import Handle
+from rlgraph.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.ops.bases import bases
 from rlgraph.ops.nodes import NODES, model_of
 
 Note = Callable[[str], None]
@@ -86,9 +88,11 @@ OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 
 
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
-    if model.copy_of:
+    beside = session.beside(model)
+    if model.copy_of and beside is None:
         return cast(Embedded, session.models[model.copy_of].engine).copy()
-    found: Embedded = opener(embedded())(spec, Rank(threads=session.settings.threads, device=session.settings.device))
+    rank = Rank(threads=session.settings.threads, device=session.settings.device, beside=beside)
+    found: Embedded = opener(embedded())(spec, rank)
     return found
 
 
@@ -113,6 +117,7 @@ class Session:
         self.spread = spread
         self.program, self.settings = program, settings
         self.versions = Versions(program)
+        self.bases = bases(program)
         self.notes = Notes(program)
         self._open_engine = open_engine
         self.workers = Workers()
@@ -204,6 +209,13 @@ class Session:
         self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
 
+    def beside(self, model: Model) -> Any:
+        """The engine here of a model that is opened, and has the same weights, which never change; None: there is
+        none."""
+        base = self.bases.get(model.name)
+        held = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
+        return next((engine for engine in held if hasattr(engine, "tensors")), None)
+
     def changing(self, name: str, step: Step) -> None:
         """A model's weights are about to change; its past ones are kept as long as they are needed."""
         state = self.models[name]
@@ -232,10 +244,21 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     model = program.original(model)
     # A copy is made of what was loaded for its original.
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
+    adapters = adapters_of(model)
     if not isinstance(model.source, Record):
-        source = str(model.source)
-        local = folders.find(source)
-        return ModelSpec(model.kind, str(local) if local.is_dir() else source, dtype, generates=generates)  # type: ignore[arg-type]
+        source = local_source(str(model.source), folders)
+        try:
+            found = find_adapter(source)
+        except UnsupportedAdapter as error:
+            raise EngineError(str(error)) from None
+        if found is None:
+            return ModelSpec(model.kind, source, dtype, generates=generates, adapters=adapters)  # type: ignore[arg-type]
+        base = local_source(found[0], folders)
+        if Path(base).is_absolute() and not Path(base).is_dir():
+            where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
+            raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
+        own = source if (Path(source) / "tokenizer_config.json").is_file() else None
+        return ModelSpec(model.kind, base, dtype, own, generates, found[1])  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
     config = {name: plain(value) for name, value in options.items()}
@@ -244,7 +267,13 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     family = str(model.source.args[0])
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
-    return ModelSpec(model.kind, random, dtype, generates=generates)  # type: ignore[arg-type]
+    return ModelSpec(model.kind, random, dtype, generates=generates, adapters=adapters)  # type: ignore[arg-type]
+
+
+def local_source(source: str, folders: Folders) -> str:
+    """A folder, where a program's source is one."""
+    local = folders.find(source)
+    return str(local) if local.is_dir() else source
 
 
 def _generating(program: Program) -> Iterator[str]:

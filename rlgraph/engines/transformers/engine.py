@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.engines.adapters import attach, beside, duplicate, is_adapter, save, trained
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.chunks import in_chunks
@@ -52,7 +53,13 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     threads = rank.threads if device == "cpu" else 1
     recompute = rank.holding.recompute
     return TransformersEngine.open(
-        model, threads=threads, device=device, recompute=recompute, copies=copies, **rank.blocks()
+        model,
+        threads=threads,
+        device=device,
+        recompute=recompute,
+        copies=copies,
+        beside=rank.beside,
+        **rank.blocks(),
     )
 
 
@@ -98,7 +105,7 @@ class TransformersEngine:
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
-        """Added up since they were cleared, with the loss."""
+        """Of what is trained, added up since they were cleared, with the loss."""
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
@@ -112,11 +119,15 @@ class TransformersEngine:
         device: str = "cpu",
         recompute: bool = False,
         copies: Copies | None = None,
+        beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
         """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute
-        what this engine asks of it ModelRefused."""
-        loaded = load(spec, device)
+        what this engine asks of it ModelRefused.
+
+        beside: has the same base, which neither of them changes: there is no other copy of it.
+        """
+        loaded = load(spec, device) if beside is None else beside._lend(spec)
         with refusing(loaded.model):
             engine = cls(loaded, spec, threads=threads, recompute=recompute, copies=copies, **limits)
             probe(engine._network, spec.kind == "causal_lm" and spec.generates)
@@ -214,15 +225,16 @@ class TransformersEngine:
         The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
         result.
         """
-        parameters = list(self.model.parameters())
+        parameters = list(trained(self.model).values())
         loss, self._gradients = summed(self, parameters, blocks, micro, self._pool, self.threads, self._gradients)
         self._loss += loss
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with the gradients that were added up, and those of other copies, times `scale`."""
+        changing = trained(self.model)
         if self._optimizer is None:
-            self._optimizer = Optimizer(self.model)
-        parameters = list(self.model.parameters())
+            self._optimizer = Optimizer(changing)
+        parameters = list(changing.values())
         loss, gradients = self._loss, self._gradients or [None] * len(parameters)
         self.clear_gradients()
         if self.copies is not None:
@@ -271,20 +283,42 @@ class TransformersEngine:
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `optimizer_state` returned."""
-        self._optimizer = Optimizer(self.model) if state else None
+        self._optimizer = Optimizer(trained(self.model)) if state else None
         if self._optimizer is not None:
             self._optimizer.load_state(state)
 
     def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read."""
+        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
+        adapters these, as PEFT does."""
         with quiet():
-            self.model.save_pretrained(str(folder))
+            if self.spec.adapters is None:
+                self.model.save_pretrained(str(folder))
+            else:
+                save(self.model, self.spec.adapters, self.spec.kind, self._base(Path(folder)), folder)
             self.codec.save(folder)
 
+    def _base(self, folder: Path) -> str:
+        """Where the base of saved adapters is; one that was made here is saved beside them."""
+        source = self.spec.source
+        if isinstance(source, str):
+            return str(Path(source).resolve()) if Path(source).is_dir() else source
+        base = folder.resolve() / "base"
+        weights = {name: tensor for name, tensor in self.model.state_dict().items() if not is_adapter(name)}
+        self.model.save_pretrained(str(base), state_dict=weights)
+        self.codec.save(base)
+        return str(base)
+
+    def _lend(self, spec: ModelSpec) -> Loaded:
+        """The model of `spec`, on this one's base."""
+        model = beside(self.model, spec.kind)
+        if spec.adapters is not None:
+            attach(model, spec.adapters, spec.kind)
+        return Loaded(model, self.codec, self.new_parameters)
+
     def copy(self) -> TransformersEngine:
-        """The same model with weights of its own and no optimizer."""
+        """The same model with weights of its own, those of a base aside that adapters share, and no optimizer."""
         return TransformersEngine(
-            Loaded(copy.deepcopy(self.model), self.codec, self.new_parameters),
+            Loaded(duplicate(self.model), self.codec, self.new_parameters),
             self.spec,
             threads=self.threads,
             recompute=self._recompute,
@@ -300,15 +334,18 @@ class TransformersEngine:
         return True
 
     def layout(self) -> tuple[Local, ...]:
-        """All of every parameter; in the terms of its family where that is known, else each by its own name."""
+        """All of every tensor; in the terms of its family where that is known, else each by its own name."""
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
             return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self.tensors().items())
-        return entire(shape, mesh(), 0, self.spec.kind)
+        return entire(replace(shape, adapters=self.spec.adapters), mesh(), 0, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters and persistent buffers by name, tied ones once."""
+        """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
+        others are the same everywhere."""
+        if self.spec.adapters is not None:
+            return trained(self.model)
         saved = self.model.state_dict().keys()
         named: dict[str, Tensor] = dict(self.model.named_parameters())
         return named | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
