@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import rlgraph
 from rlgraph.compilation import planning
 from rlgraph.dsl.check import check
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
-from rlgraph.errors import Source
+from rlgraph.errors import ProgramError, Source
 from rlgraph.foreign.files import Folders
+from rlgraph.ir.schedule import Schedule
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 PROGRAM = """\
@@ -163,3 +166,46 @@ def test_functions_that_nobody_calls_and_cpus_on_which_nothing_runs_are_warned_o
     (gone, idle) = (each for each in warned(judges + "place g on judges\n", judged))
     assert {gone[0], idle[0]} == {"W0903", "W0904"}
     assert {gone[2], idle[2]} == {"pool judges = 4 cpus", "g"}
+
+
+def test_adapters_are_known_before_a_model_is_loaded() -> None:
+    source = random("llama", SMALL)
+    found = shapes(f'{source}, lora=lora(rank=4, targets=["q_proj"])')
+    for name in ("actor", "ref"):
+        shape = found[name]
+        assert isinstance(shape, Shape)
+        assert shape.adapters == Adapters(4, 4.0, ("q_proj",))
+
+
+def test_a_saved_adapter_has_the_shape_of_its_base(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("llama", vocab_size=50, **SMALL)
+    config.save_pretrained(tmp_path / "base")
+    (tmp_path / "tuned").mkdir()
+    saved = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": str(tmp_path / "base"),
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["v_proj", "q_proj"],
+    }
+    (tmp_path / "tuned" / "adapter_config.json").write_text(json.dumps(saved))
+    shape = shapes('"tuned"', tmp_path)["actor"]
+    assert isinstance(shape, Shape)
+    assert shape.hidden == 64
+    assert shape.adapters == Adapters(4, 8.0, ("q_proj", "v_proj"), start=str(tmp_path / "tuned"))
+
+
+def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
+    source = random("llama", SMALL)
+    program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
+    with pytest.raises(ProgramError) as caught:
+        planning.placed(program, Schedule(), Folders(tmp_path), planning.here(1))
+    assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
+        ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
+        (
+            "E0747",
+            "no linear layer of `actor`, a llama model, is called `fc`",
+            "there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
+        ),
+    ]
+    assert caught.value.diagnostics[0].span.text == 'lora(rank=4, targets=["q_prj", "fc"])'

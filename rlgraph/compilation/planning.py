@@ -135,7 +135,7 @@ def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
                 lora = dict(model.options).get("lora")
                 span = lora.span if isinstance(lora, Record) else model.span
                 message = f"no linear layer of `{model.name}`, a {shape.family} model, is called `{target}`"
-                yield Diagnostic("E0411", message, span, nearest(target, layers) or f"there are {', '.join(layers)}")
+                yield Diagnostic("E0747", message, span, nearest(target, layers) or f"there are {', '.join(layers)}")
 
 
 def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
