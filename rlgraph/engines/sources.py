@@ -163,7 +163,9 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
 
 def _found(source: str, what: str, read: Any) -> Any:
     """`read()`, with what goes wrong said in the user's terms."""
-    if os.path.isdir(source) and not os.path.exists(os.path.join(source, "config.json")):
+    # A folder with an adapter has a tokenizer, and no model.
+    needed = {"config.json", f"{what}_config.json"}
+    if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in needed):
         raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
     try:
         return read()
