@@ -7,7 +7,7 @@ from functools import cached_property
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
-from rlgraph.cost.links import Link, link
+from rlgraph.cost.links import Link, across, link
 from rlgraph.enginespec.registry import engine
 from rlgraph.enginespec.spec import EngineSpec
 from rlgraph.ir.dtypes import ITEM_BYTES
@@ -69,12 +69,22 @@ class Deployment:
         return self.mesh.length("dp")
 
     @property
+    def fsdp(self) -> int:
+        return self.mesh.length("fsdp")
+
+    @property
     def size(self) -> int:
         return self.mesh.size
 
     def copied(self, copies: int) -> Deployment:
         """So many data-parallel copies of it."""
         return replace(self, mesh=self.mesh.copied(copies))
+
+    def gathering(self, constants: Constants) -> Link:
+        """Between ranks that share out parameters: where they reach over nodes each of these has one ring of all its
+        devices."""
+        near = self.island.near(self.fsdp)
+        return link(self.island, True, constants.collective) if near else across(self.island, 1, constants.collective)
 
     def links(self, constants: Constants) -> tuple[Link, Link]:
         """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""

@@ -41,13 +41,18 @@ class Link:
 
 
 def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
-    """Of the copies of a group, each on so many devices in a row.
-
-    Where they reach over nodes, the ranks that exchange on one node form one ring, which uses the adapters of all of
-    them: a node's adapters are shared out evenly among its devices, whether each has one of its own or not.
-    """
+    """Of the copies of a group, each on so many devices in a row."""
     if one * copies <= island.per_node:
         return Link(island.device.link * share, island.link_latency)
+    return across(island, one, share)
+
+
+def across(island: Island, one: int, share: float) -> Link:
+    """Of ranks that are so many devices apart, and reach over nodes.
+
+    Those that exchange on one node form one ring, which uses the adapters of all of them: a node's adapters are shared
+    out evenly among its devices, whether each has one of its own or not.
+    """
     members = max(1, island.per_node // one)
     return Link(min(island.device.link, island.network * members) * share, island.network_latency)
 

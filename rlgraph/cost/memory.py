@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
-from rlgraph.cost.optimizer import optimizer_bytes
-from rlgraph.cost.time import Batch, slots
+from rlgraph.cost.optimizer import WIDE, optimizer_bytes
+from rlgraph.cost.time import Batch, held, slots
 from rlgraph.cost.work import Activations, Tokens
 from rlgraph.enginespec.spec import Grown, Reserved
 from rlgraph.ir.dtypes import ITEM_BYTES
@@ -130,9 +130,10 @@ class MemoryModel(ABC):
 class _Feeding:
     """Rows that are fed in micro-batches, whatever model reads them: many splits feed the same."""
 
-    def __init__(self, batches: tuple[Batch, ...], budget: int, side: int) -> None:
-        """budget: padded tokens of a micro-batch. side: how many are under way at a time."""
-        self.batches, self.budget, self.side = batches, budget, side
+    def __init__(self, batches: tuple[Batch, ...], budget: int, side: int, ranks: int) -> None:
+        """budget: padded tokens of a micro-batch. side: how many are under way at a time. ranks: that share out the
+        rows of a copy."""
+        self.batches, self.budget, self.side, self.ranks = batches, budget, side, ranks
         self.widths = [batch.row.longest for batch in batches] or [1.0]
         self.usual = sum(batch.row.tokens for batch in batches) or 1.0
         self._known: dict[int, tuple[float, float]] = {}
@@ -143,6 +144,7 @@ class _Feeding:
         blocks are of about the same size, of the longest rows or of usual ones."""
         if copies not in self._known:
             available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
+            available = math.ceil(available / self.ranks) if self.ranks > 1 else available
             longest = sum(self.widths)
             rows, blocks = _block(available, self.budget, longest, self.side)
             fuller, _ = _block(available, self.budget, self.usual, self.side)
@@ -173,8 +175,8 @@ class _Fed(MemoryModel):
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         super().__init__(config, deployment, batches)
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
-        self.feeding = _feeding(tuple(batches), budget, side)
-        self.weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+        self.feeding = _feeding(tuple(batches), budget, side, deployment.fsdp)
+        self.weights = held(config, deployment)
         """Numbers of the fullest rank."""
         self.state = optimizer_bytes(config.optimizer, config.item)
 
@@ -217,7 +219,8 @@ class Training(_Fed):
             gradients = weights * config.item
             summed = Bytes((("gradients", gradients * self.parted),))
             own += summed
-            active = _passes(config, deployment, kept, blocks, gradients, self.parted)
+            passes = _shared_passes if deployment.fsdp > 1 else _passes
+            active = passes(config, deployment, kept, blocks, gradients, self.parted)
             active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]) + summed.times(-1))
         return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
 
@@ -245,6 +248,12 @@ class Reading(_Fed):
         active = _larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
         )
+        if deployment.fsdp > 1:
+            layer, rest = _units(config)
+            # A layer's parameters, the message that they came in, and what no layer has; before the layer begins also
+            # the message before that.
+            begins = Bytes((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
+            active = _larger(active, begins) + Bytes((("buffers", (2 * layer + rest) * item),))
         return Needs(own + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks)))
 
 
@@ -303,6 +312,34 @@ def _passes(
     return before + _larger(turn, end).times(side)
 
 
+def _units(config: ModelConfig) -> tuple[float, float]:
+    """Parameters that are gathered together by ranks that share them out: a layer's, and those that no layer has."""
+    shape, layer = config.shape, work.layer_parameters(config.shape)
+    return float(layer), float(work.stage_parameters(shape, config.kind, 1) - shape.layers * layer)
+
+
+def _shared_passes(
+    config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float, gradients: float, parted: bool
+) -> Bytes:
+    """Where ranks share out parameters and gradients, of which a layer's are whole while it works: the fullest moment
+    of a layer's backward pass, or of its end, when what no layer has is summed up."""
+    shape, item, wide = config.shape, config.item, max(WIDE, config.item)
+    layer, rest = _units(config)
+    before = Bytes((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
+    begins = _turn(shape.layers * kept.layer + kept.ends, kept) + Bytes((("buffers", (layer + rest) * item),))
+    # A layer's parameters, those of the next as they come, its gradients, and those of the last as they go.
+    works = (3 * item + wide * (shape.layers > 1)) * layer
+    head = shape.vocab * shape.hidden if config.kind == "causal_lm" else 0
+    middle = Bytes(
+        (
+            ("activations", shape.layers * kept.layer + kept.working),
+            ("buffers", works + (rest + head) * item),
+        )
+    )
+    end = Bytes((("gradients", gradients), ("buffers", rest * (item + wide))))
+    return before + _larger(_larger(begins, middle), end)
+
+
 def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
     """Where gradients do not stay, at the end of a step: they, and what becomes of them. several: copies."""
     narrow = config.item < 4
@@ -312,7 +349,7 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
     elif narrow:
         found = weights * (config.item + 4)
     else:
-        found = weights * config.item + (_laid_out(config) if _on_cpu(deployment) else 0.0)
+        found = weights * config.item + (_laid_out(config) if _on_cpu(deployment) and deployment.fsdp == 1 else 0.0)
     return Bytes((("gradients", found),))
 
 

@@ -175,7 +175,7 @@ class Predictor:
             how.micro_tokens,
             how.recompute,
             how.kv_bytes,
-            self.threads if engine(group.engine).threads else 1,
+            self.threads if engine(group.engine).threads and group.mesh.length("fsdp") == 1 else 1,
         )
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:

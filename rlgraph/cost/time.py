@@ -21,7 +21,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.links import between_copies
-from rlgraph.cost.optimizer import optimizer_bytes
+from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.spec import Reserved
@@ -159,6 +159,8 @@ class LatencyModel:
     blocks: float
     """Micro-batches that a row makes."""
     stages: int
+    ranks: int = 1
+    """That share out the rows of a copy."""
     row_s: float = field(init=False)
     """Seconds of a row."""
     block_s: float = field(init=False)
@@ -168,6 +170,10 @@ class LatencyModel:
         object.__setattr__(self, "row_s", self.row.seconds)
         object.__setattr__(self, "block_s", self.block.seconds)
 
+    def own(self, rows: float) -> float:
+        """Of so many rows of a copy those of the rank that has most."""
+        return max(min(rows, 1.0), rows / self.ranks)
+
     def turns(self, rows: float) -> float:
         """Micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many rows."""
         return max(1.0, math.ceil(rows * self.blocks), min(self.stages, rows))
@@ -176,6 +182,7 @@ class LatencyModel:
         """Of so many rows."""
         if rows == 0:
             return self.call
+        rows = self.own(rows)
         turns = self.turns(rows)
         return self.call + (self.row_s * rows + self.block_s * turns) * (1 + (self.stages - 1) / turns)
 
@@ -183,6 +190,7 @@ class LatencyModel:
         """The same, by what it goes to."""
         if rows == 0:
             return Cost(overhead=self.call)
+        rows = self.own(rows)
         turns = self.turns(rows)
         found = self.row.times(rows) + self.block.times(turns)
         return found + Cost(bubble=found.seconds * (self.stages - 1) / turns, overhead=self.call)
@@ -229,13 +237,34 @@ def latency(
     moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
-    return LatencyModel(
-        Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower),
-        Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower),
-        rates.call,
-        blocks,
-        deployment.pp,
-    )
+    each = Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower)
+    block = Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower)
+    if deployment.fsdp > 1:
+        waited = _gathering(kind, config, deployment, constants)
+        if device.kind != "cpu":
+            # The next layer's parameters come while this one works.
+            waited = max(0.0, waited - each.seconds / max(blocks, 1e-9))
+        block += Cost(communication=waited)
+    return LatencyModel(each, block, rates.call, blocks, deployment.pp, deployment.fsdp)
+
+
+def _gathering(
+    kind: Literal["forward", "train"], config: ModelConfig, deployment: Deployment, constants: Constants
+) -> float:
+    """Seconds in which ranks that share out parameters exchange for one micro-batch: all of them are gathered, layer by
+    layer, and for training once more, and gradients are summed up, narrow ones in float32 (arXiv 2304.11277)."""
+    link, ranks = deployment.gathering(constants), deployment.fsdp
+    weights = ranks * work.shard_parameters(config.shape, config.kind, ranks)
+    passes = (config.item,) if kind == "forward" else (config.item, config.item, max(WIDE, config.item))
+    units = config.shape.layers + 1
+    return sum(units * link.all_gather(weights * item / units, ranks) for item in passes)
+
+
+def held(config: ModelConfig, deployment: Deployment) -> float:
+    """Parameters that the fullest rank keeps."""
+    if deployment.fsdp > 1:
+        return work.shard_parameters(config.shape, config.kind, deployment.fsdp)
+    return work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +306,7 @@ class Update:
 def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
     """Of a model that is trained on a split like this one."""
     rates = constants.rates[deployment.engine, "train"]
-    weights = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    weights = held(config, deployment)
     device = deployment.island.device
     # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
     # gradients.

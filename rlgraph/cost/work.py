@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -71,6 +72,12 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
     embedding = shape.vocab * shape.hidden
     head = embedding if kind == "causal_lm" else shape.hidden + (kind == "value_lm")
     return layers + max(embedding, shape.hidden + head)
+
+
+@cache
+def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
+    """Of the fullest of so many ranks that share out the first dimension of each tensor (`rlgraph.ir.layout.chunk`)."""
+    return sum(-(-each.shape[0] // parts) * math.prod(each.shape[1:]) for each in tensors(shape, kind))
 
 
 # FLOPs

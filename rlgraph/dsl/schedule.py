@@ -298,9 +298,20 @@ class _Checker(Reporter):
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
+        wanted = [each for each, size in splits.items() if size > 1 and each in able.splits]
+        inner = [each for each in wanted if each != "dp"]
         for work in works:
             asked = {work.operation} if work.operation else self.left(work.model)
             missing = sorted(operation for operation in asked if operation and operation not in able.operations)
+            apart = sorted(each for each in asked if each and able.does(each) and not able.does(each, wanted))
+            if apart:
+                shown = " and ".join(f"`{each}`" for each in inner)
+                self.say(
+                    "E0908",
+                    f"`{name}` cannot do the `{apart[0]}` of `{work.model}` split by {shown}",
+                    spans[inner[0]].span,
+                    f"leave out {shown}" if work.operation else f"place `{work.model}.{apart[0]}` by itself",
+                )
             if missing:
                 others = [other for other, engine in known.items() if engine.operations.issuperset(missing)]
                 more = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
@@ -317,13 +328,13 @@ class _Checker(Reporter):
         able = [engine for engine in engines().values() if set(wanted) <= set(engine.splits)]
         for work in works:
             asked = {work.operation} if work.operation else self.left(work.model)
-            missing = sorted(op for op in asked if op and not any(op in engine.operations for engine in able))
+            missing = sorted(op for op in asked if op and not any(engine.does(op, wanted) for engine in able))
             if missing:
                 shown = " and ".join(f"`{name}`" for name in wanted)
                 legal = (
-                    f"`{name}` takes {', '.join(f'`{split}`' for split in engine.splits)}"
-                    for name, engine in engines().items()
-                    if missing[0] in engine.operations
+                    f"`{engine.name}` takes {', '.join(f'`{each}`' for each in takes)}"
+                    for engine in engines().values()
+                    if (takes := [each for each in engine.splits if engine.does(missing[0], [each])])
                 )
                 more = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
                 self.say(

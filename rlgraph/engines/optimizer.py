@@ -26,10 +26,12 @@ TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainO
 class Optimizer:
     """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """parameters: by name those that are trained. Others, which have no gradient, would decay."""
-        self._names = list(parameters)
-        self._parameters = list(parameters.values())
+    def __init__(self, parameters: Mapping[str, Tensor], together: Callable[[Tensor], Tensor] | None = None) -> None:
+        """parameters: by name those that are trained, or this rank's parts of them; others, which have no
+        gradient, would decay. together: sums numbers over the ranks
+        that have the other parts."""
+        self._names, self._parameters = list(parameters), list(parameters.values())
+        self._together = together
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
@@ -49,6 +51,8 @@ class Optimizer:
             for target, gradient in zip(targets, gradients, strict=True)
         ]
         norm = torch.nn.utils.get_total_norm(grads)
+        if self._together is not None:
+            norm = self._together(norm.square()).sqrt()
         if not bool(torch.isfinite(norm)):
             self._refuse(grads)
         if options.clip_norm and norm > options.clip_norm:
@@ -98,7 +102,10 @@ class Optimizer:
                 targets[name].copy_(value)
 
     def _refuse(self, gradients: Sequence[Tensor]) -> None:
-        bad = [name for name, gradient in zip(self._names, gradients, strict=True) if not gradient.isfinite().all()]
+        odd = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
+        if self._together is not None:
+            odd = self._together(odd)
+        bad = [name for name, ranks in zip(self._names, odd.tolist(), strict=True) if ranks]
         if not bad:
             raise EngineError(
                 "the gradient's norm overflows: the loss is far too large; the weights were left as they are"

@@ -28,6 +28,7 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
     if shape.adapters and not spec.adapters:
         found.append(no_adapters(spec))
+    found += split_adapters(spec, mesh) if shape.adapters else []
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))
         found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
@@ -42,6 +43,12 @@ def no_adapters(spec: EngineSpec) -> str:
     """What to say of an engine that cannot hold models with adapters."""
     able = (each for each in engines().values() if each.adapters and each.operations >= spec.operations)
     return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_use(able)}"
+
+
+def split_adapters(spec: EngineSpec, mesh: Mesh) -> list[str]:
+    """What to say of a model with adapters whose copies are split."""
+    inner = [axis for axis in mesh.splits if axis != "dp"]
+    return [f"{spec.name} cannot split a model with adapters (`lora=`) by {axis} yet" for axis in inner]
 
 
 def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:

@@ -8,7 +8,7 @@ engine's folder knows its name: who needs something of an engine asks `rlgraph.e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -133,6 +133,8 @@ class EngineSpec:
 
     axes: tuple[str, ...] = ("dp",)
     """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
+    whole: frozenset[str] = frozenset()
+    """Of its operations those for which each rank has to have all of a copy."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
     """Of axes whose size depends on the model."""
     faults: Faults = _no_faults
@@ -194,6 +196,11 @@ class EngineSpec:
     def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
         """What travels when the weights have changed: a rank's tensors, or all adapters."""
         return (self.layout if shape.adapters is None else entire)(shape, mesh, rank, kind)
+
+    def does(self, operation: str, split: Iterable[str] = ()) -> bool:
+        """Whether it can do an operation, with copies that are split along some axes."""
+        apart = operation in self.whole and any(axis != "dp" for axis in split)
+        return operation in self.operations and not apart
 
     @property
     def trains(self) -> bool:

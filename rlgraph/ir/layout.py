@@ -74,6 +74,13 @@ def without(box: Box, cut: Box) -> list[Box]:
     return left
 
 
+def chunk(size: int, parts: int, index: int) -> Range:
+    """The range of one of so many parts as `torch.chunk` cuts them: of equal length but for the last one that has any,
+    and then empty ones."""
+    each = -(-size // parts)
+    return min(index * each, size), min((index + 1) * each, size)
+
+
 def share(size: int, parts: int, index: int) -> Range:
     """The range of one of so many parts; the first ones are one longer where it does not divide."""
     base, more = divmod(size, parts)

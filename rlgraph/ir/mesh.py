@@ -13,18 +13,21 @@ class MeshAxis:
     """A way to spread a model's work over devices."""
 
     name: str
-    splits: Literal["rows", "layers", "tensors", "experts", "tokens"]
+    splits: Literal["rows", "layers", "tensors", "experts", "tokens", "shards"]
     """What its ranks share out."""
     doc: str
     """What its size counts."""
     usual: bool = True
     """Every mesh has it, if only with one rank; of the others those that split."""
+    searched: bool = True
+    """A search tries several sizes; else it takes the one that a schedule says."""
 
 
 AXES = (
     MeshAxis("tp", "tensors", "devices over which each layer is split"),
     MeshAxis("ep", "experts", "devices over which experts are split", usual=False),
     MeshAxis("cp", "tokens", "devices over which each row's tokens are split", usual=False),
+    MeshAxis("fsdp", "shards", "devices that share out each layer's parameters and the rows of a copy", False, False),
     MeshAxis("pp", "layers", "stages in which the layers lie one after another"),
     MeshAxis("dp", "rows", "copies that share the rows"),
 )
@@ -83,6 +86,11 @@ class Mesh:
             there = range(size) if at is None else range(at, at + 1)
             found = [rank * size + index for rank in found for index in there]
         yield from found
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The axes along which there are several ranks."""
+        return tuple(name for name, size in self.axes if size > 1)
 
     @property
     def copy_size(self) -> int:

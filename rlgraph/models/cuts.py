@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.ir.layout import Local, Piece, Range, share
@@ -47,6 +47,10 @@ class Cuts:
         start, stop = self.part(rows)
         end = min(stop, self._size(source, 0))
         return self.join(name, [(source, (min(start, end), end))], size=stop - start)
+
+    def within(self, name: str, part: Callable[[int], Range]) -> Local:
+        """A range of one tensor's first dimension, of each layer's where there is one for each; it may be empty."""
+        return self.join(name, [(name, part(self._size(name, 0)))])
 
     def part(self, size: int) -> Range:
         """This rank's part of so many rows or columns."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.enginespec.legal import held, no_adapters, problems
+from rlgraph.enginespec.legal import held, no_adapters, problems, split_adapters
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, listed
@@ -186,8 +186,9 @@ class _Placer:
         split = mesh(dp=self.pools[pool])
         engine = self.engine(model, operation, split)
         for seat in others:
-            able = operation in spec_of(seat.engine).operations and self.can_step(model, operation, seat.engine)
-            if engine == seat.engine or not NODES[operation].generates and able:
+            able = spec_of(seat.engine).does(operation, seat.mesh.splits)
+            able = able and self.can_step(model, operation, seat.engine)
+            if able and (engine == seat.engine or not NODES[operation].generates):
                 return seat
         return _Seat(pool, engine, split)
 
@@ -203,8 +204,8 @@ class _Placer:
 
     def engine(self, model: Model, operation: str, split: Mesh) -> str:
         """The best engine that is there and can; where none is, the one that has to be installed for this split."""
-        wanted = {name for name, size in split.axes if size > 1}
-        able = [each.name for each in preferred(operation) if wanted <= set(each.axes)]
+        wanted = set(split.splits)
+        able = [each.name for each in preferred(operation) if wanted <= set(each.axes) and each.does(operation, wanted)]
         there = (name for name in able if name in self.installed and self.fits(model, name, split))
         return next((name for name in there if self.can_step(model, operation, name)), able[-1])
 
@@ -225,7 +226,13 @@ class _Placer:
         seen = set()
         for (name, operation), seat in self.seats.items():
             pin = self.pin(name, operation)
-            if pin and not spec_of(seat.engine).every_model and (name, seat) not in seen:
+            spec = spec_of(seat.engine)
+            if pin and (name, seat) not in seen and has_adapters(self.program, name) and spec.adapters:
+                for text in split_adapters(spec, seat.mesh):
+                    seen.add((name, seat))
+                    axis = next(each for each in seat.mesh.splits if each != "dp")
+                    yield Diagnostic("E0911", f"`{name}`: {text}", pin.at(axis), f"leave out `{axis}`")
+            if pin and not spec.every_model and (name, seat) not in seen:
                 seen.add((name, seat))
                 yield from self.wrong(self.program.model(name), seat, pin)
 

@@ -169,6 +169,10 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
         elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
+        elif not engine(group.engine).does(role.operation, group.mesh.splits):
+            shown = " and ".join(f"`{axis}`" for axis in group.mesh.splits if axis != "dp")
+            message = f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}` split by {shown}"
+            yield (*at, "group"), "E0957", message, "give it a group whose copies are not split"
         elif role.model not in group.models:
             hint = f"add it to the `models` of `{group.name}`"
             yield (*at, "group"), "E0957", f"`{group.name}` does not hold `{role.model}`", hint

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.deployment import Deployment, ModelConfig
@@ -17,11 +20,12 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.memory import Footprint
 from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch
-from rlgraph.engines.base import Sampling, TrainOptions
+from rlgraph.engines.base import Rank, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
-from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
 from tests.cost.live import Live
 from tests.cost.trained import Case
 
@@ -55,9 +59,29 @@ class Everywhere(Live):
             if storage.device.type != "meta":
                 super()._add(storage)
 
-    def _drop(self, key: int, size: int) -> None:
+    def resized(self, storage: torch.UntypedStorage) -> None:
         with self._lock:
-            super()._drop(key, size)
+            super().resized(storage)
+
+    def _drop(self, key: int) -> None:
+        with self._lock:
+            super()._drop(key)
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Around what takes storages' bytes away, and gives them back: no operator of torch."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            found = plain(storage, size)
+            self.resized(storage)
+            return found
+
+        torch.UntypedStorage.resize_ = resize
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = plain
 
 
 @dataclass(frozen=True)
@@ -92,7 +116,7 @@ class Work:
         return ModelConfig("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
 
     def predicted(self, engine: str) -> Footprint:
-        case, dp = self.case, self.split.length("dp")
+        case, ranks = self.case, self.split.length("dp") * self.split.length("fsdp")
         deployment = Deployment(
             engine, CPU, self.split, case.rows * case.length, recompute=self.recompute, threads=self.threads
         )
@@ -102,7 +126,7 @@ class Work:
                 "generate", self.model(), deployment, [Batch(case.rows * self.micros, *lengths, self.micros)]
             )
         lengths = Lengths((float(case.length - case.scored),)), Lengths((float(case.scored),))
-        return footprint(self.operation, self.model(), deployment, [Batch(case.rows * self.micros * dp, *lengths)])
+        return footprint(self.operation, self.model(), deployment, [Batch(case.rows * self.micros * ranks, *lengths)])
 
 
 def transformers(work: Work) -> tuple[int, int]:
@@ -125,6 +149,14 @@ def on_rank(over: Mesh, work: Work) -> tuple[int, int]:
     with Everywhere() as live:
         engine = MegatronEngine.open(work.spec, over, block_tokens=case.rows * case.length)
         return _done(engine, work, live)
+
+
+def shared_out(over: Mesh, work: Work) -> tuple[int, int]:
+    """The same of one of the ranks that share the model out, each of which has as many rows."""
+    case, together = work.case, replace(work, case=replace(work.case, rows=work.case.rows * over.length("fsdp")))
+    how = Holding("", "", micro_tokens=case.rows * case.length, recompute=work.recompute)
+    with Everywhere() as live, live.resizing():
+        return _done(open_rank(work.spec, Rank(over, dist.get_rank(), how)), together, live)
 
 
 def vllm(work: Work) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,11 +21,13 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(found):
-            if isinstance(leaf, torch.Tensor):
+            # What describes the parts of several ranks has no bytes itself.
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor):
                 self._add(leaf.untyped_storage())
         return found
 
@@ -33,10 +36,19 @@ class Live(TorchDispatchMode):
         if key in self._seen:
             return
         self._seen.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, key, size)
+        self._grow(key, size)
+        weakref.finalize(storage, self._drop, key)
 
-    def _drop(self, key: int, size: int) -> None:
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """One that is there has got another size."""
+        if storage._cdata in self._sizes:
+            self._grow(storage._cdata, storage.nbytes())
+
+    def _grow(self, key: int, size: int) -> None:
+        self.now += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self.peak = max(self.peak, self.now)
+
+    def _drop(self, key: int) -> None:
         self._seen.discard(key)
-        self.now -= size
+        self.now -= self._sizes.pop(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,7 +62,6 @@ def _serve(rank: int, jobs: Any, results: Any) -> None:
 
 def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     import torch.distributed as dist
-    from megatron.core import parallel_state
 
     from rlgraph.engines.joining import join
 
@@ -69,5 +69,6 @@ def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments:
     try:
         return job(mesh, *arguments)
     finally:
-        parallel_state.destroy_model_parallel()
+        if megatron := sys.modules.get("megatron.core.parallel_state"):
+            megatron.destroy_model_parallel()
         dist.destroy_process_group()

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
-from rlgraph.enginespec.spec import entire
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.layout import Local, Piece, whole
@@ -30,7 +30,7 @@ WORLD = 4
 
 Side = dict[int, tuple[Local, ...]]
 
-LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": entire}
+LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": transformers.layout}
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,10 @@ CASES = [
     ("transformers", mesh(), 0, "vllm", mesh(3, 1, 1), 1),
     ("transformers", mesh(2), 0, "vllm", mesh(1, 1, 2), 2),
     ("vllm", mesh(1, 1, 4), 0, "transformers", mesh(), 0),
+    ("transformers", mesh(fsdp=2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("transformers", mesh(fsdp=4), 0, "megatron", mesh(1, 2, 2), 0),
+    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(fsdp=3), 1),
+    ("transformers", mesh(fsdp=3), 0, "transformers", mesh(2, fsdp=2), 0),
 ]
 
 

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis.strategies import integers
 from torch import Tensor
 
 from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
-from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import EMBEDDING, ModelKind, parameters
 from rlgraph.models.shape import Shape
-from tests.models.splits import splits
+from tests.models.splits import shapes, splits
 
 KINDS: tuple[ModelKind, ...] = ("causal_lm", "value_lm", "reward_lm")
 SHAPE = Shape("qwen2", vocab=50, hidden=6, ffn=24, layers=4, heads=12, kv_heads=2, head_dim=12, qkv_bias=True)
@@ -56,7 +57,7 @@ def check_locals(layouts: list[tuple[Local, ...]]) -> None:
                 covered[place(local, index)] += 1
             padded = "embed" in local.name or local.name in ("output_layer.weight", "lm_head.weight")
             assert covered.max(initial=0) <= 1
-            assert padded or covered.min() == 1
+            assert padded or covered.min(initial=1) == 1
 
 
 def one_copy(over: Mesh) -> list[int]:
@@ -98,11 +99,26 @@ def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[S
 
 def test_transformers_has_everything_whole() -> None:
     for kind in KINDS:
-        layout = entire(SHAPE, mesh(2), 1, kind)
+        layout = transformers.layout(SHAPE, mesh(2), 1, kind)
         assert [(local.name, local.shape) for local in layout] == [
             (parameter.name, parameter.shape) for parameter in parameters(SHAPE, kind)
         ]
         assert set(map(frozenset, held([layout], SHAPE, kind).values())) == {frozenset({1})}
+
+
+@settings(max_examples=50)
+@given(shapes(sparse=True), integers(1, 9))
+def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int) -> None:
+    for kind in KINDS:
+        over, full = mesh(dp=2, fsdp=parts), marked(shape, kind)
+        layouts = [transformers.layout(shape, over, rank, kind) for rank in one_copy(over)]
+        check_locals(layouts)
+        for name, tensor in full.items():
+            chunks = tensor.chunk(parts, int("*" in name))
+            for rank, layout in enumerate(layouts):
+                own = contents(layout, full)[name]
+                assert torch.equal(own, chunks[rank]) if rank < len(chunks) else own.numel() == 0
+        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 
 
 def marked(shape: Shape, kind: ModelKind = "causal_lm") -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
 @pytest.mark.parametrize(
     ("engine", "over", "expected"),
     [
-        ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp"]),
+        ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp, fsdp"]),
         ("vllm", mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, tp"]),
         ("megatron", mesh(1, 3), ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"]),
         ("megatron", mesh(1, 9), ["pp=9 does not divide the 4 layers: the nearest that fits is pp=4"]),

@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rlgraph.engines.megatron import layout as megatron
+from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.layout import Box, Local, Parameter, Piece, share, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.models.families import parameters as parameters_of
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.cells import Layout
 from rlgraph.transfers.describe import describe
 from rlgraph.transfers.reshard import reshard
+from tests.models.splits import shapes
 
 Side = dict[int, tuple[Local, ...]]
 
@@ -167,7 +171,13 @@ def cases(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
 def test_any_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
-    parameters, source, destination, topology, bucket = case
+    check(*case, forward)
+
+
+def check(
+    parameters: Sequence[Parameter], source: Side, destination: Side, topology: Topology, bucket: int, forward: bool
+) -> None:
+    """Every element arrives where it is needed, once, and no byte more than that is sent."""
     full = content(parameters)
     try:
         transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=bucket, forward=forward)
@@ -187,6 +197,38 @@ def test_any_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int]
     assert sum(transfer.pairs().values()) == away + beside
     assert forward or not transfer.forwards
     assert len(describe(transfer).splitlines()) <= 40
+
+
+LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vllm": vllm.layout}
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
+    """A model that ranks share out on one of the two sides, and an engine's ranks on the other."""
+    shape = draw(shapes(sparse=False))
+    other = draw(st.sampled_from(sorted(LAYOUTS)))
+    tp = draw(st.sampled_from([tp for tp in (1, 2, 4) if shape.heads % tp == 0])) if other != "transformers" else 1
+    pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if other == "megatron" else 1
+    over = mesh(draw(st.integers(1, 2)), pp, tp)
+    assume(not problems(shape, other, over))
+    shared = mesh(dp=draw(st.integers(1, 2)), fsdp=draw(st.integers(1, 5)))
+    ends = [
+        [transformers.layout(shape, shared, rank) for rank in range(shared.size)],
+        [LAYOUTS[other](shape, over, rank) for rank in range(over.size)],
+    ]
+    before, after = ends if draw(st.booleans()) else ends[::-1]
+    shift = draw(st.sampled_from((0, 1, len(before))))
+    source, destination = dict(enumerate(before)), {shift + place: each for place, each in enumerate(after)}
+    topology = Topology.separate(sorted({*source, *destination}), draw(st.integers(1, 4)))
+    return list(parameters_of(shape)), source, destination, topology, ITEM << 20
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(engines(), st.booleans())
+def test_from_ranks_that_share_a_model_out_and_to_them(
+    case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool
+) -> None:
+    check(*case, forward)
 
 
 # What has to be so

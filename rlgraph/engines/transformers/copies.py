@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 class Copies:
-    """The copies of this process group, one on each rank."""
+    """The copies of a process group, one on each rank; of copies that are shared out, those of one part."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """None: torch's default group."""
+        self._group = group
 
     def sum(
         self, total: float, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
@@ -25,7 +29,7 @@ class Copies:
         ]
         # One message for all: a small model has many small gradients.
         flat = torch.cat([parts[0].new_tensor([total]), *parts])
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=self._group)
         sums = flat[1:].split([tensor.numel() for tensor in like])
         return float(flat[0]), [
             part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(sums, like, strict=True)

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,16 +25,20 @@ from rlgraph.engines.transformers.attention import use_own_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
 from rlgraph.engines.transformers.gradients import summed
+from rlgraph.engines.transformers.layout import layout, local, own
 from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
 from rlgraph.engines.transformers.recompute import use_recomputation
+from rlgraph.engines.transformers.shards import Shards
 from rlgraph.engines.weights import blend, copied, same_names, take_over
-from rlgraph.enginespec.spec import Grown, entire
-from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.enginespec.spec import Grown
+from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.shape import UnsupportedModel, shape_of
+
+T = TypeVar("T")
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
@@ -42,15 +46,18 @@ entries each."""
 
 
 def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
-    """A copy of a model, which takes its optimizer's steps together with those of the other ranks. Raises
-    EngineError."""
-    copies = None
+    """A copy of a model or a rank's part of it, which takes its optimizer's steps together with those of the other
+    ranks. Raises EngineError."""
+    device = device_here(rank.device)
+    copies = shards = None
     if rank.mesh.size > 1:
         rank.join()
-        copies = Copies()
-    device = device_here(rank.device)
+    if rank.mesh.length("fsdp") > 1:
+        shards = Shards(rank.mesh, rank.number, device)
+    if rank.mesh.length("dp") > 1:
+        copies = Copies(shards.copies if shards else None)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
-    threads = rank.threads if device == "cpu" else 1
+    threads = rank.threads if device == "cpu" and shards is None else 1
     recompute = rank.holding.recompute
     return TransformersEngine.open(
         model,
@@ -58,13 +65,18 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         device=device,
         recompute=recompute,
         copies=copies,
+        shards=shards,
         beside=rank.beside,
         **rank.blocks(),
     )
 
 
 class TransformersEngine:
-    """One model. Implements `Embedded`; `open` makes one from a source."""
+    """One model. Implements `Embedded`; `open` makes one from a source.
+
+    Where the ranks of a copy share it out they get the same calls with the same rows, in the same order, and each has
+    all results; such a copy neither generates nor saves by itself.
+    """
 
     def __init__(
         self,
@@ -77,6 +89,7 @@ class TransformersEngine:
         logit_numbers: int = 1 << 25,
         cache_tokens: int = Grown().places,
         copies: Copies | None = None,
+        shards: Shards | None = None,
     ) -> None:
         """A model that is loaded.
 
@@ -84,13 +97,14 @@ class TransformersEngine:
         operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
         block_tokens: padded tokens in a block. logit_numbers: most logits that are computed at a time.
         cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time. copies: those in
-        other processes that train on other rows.
+        other processes that train on other rows. shards: the ranks that have shared the model out, each of which
+        computes with its share of the rows.
         """
         self.spec = spec
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
-        self.threads, self.copies, self._recompute = threads, copies, recompute
+        self.threads, self.copies, self.shards, self._recompute = threads, copies, shards, recompute
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
             logit_numbers,
@@ -101,7 +115,7 @@ class TransformersEngine:
         use_own_attention(self.model)
         if recompute:
             use_recomputation(self.model)
-        self._network = Network(self.model, self.codec.pad_id)
+        self._network = self._run(lambda: Network(self.model, self.codec.pad_id))
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
@@ -119,6 +133,7 @@ class TransformersEngine:
         device: str = "cpu",
         recompute: bool = False,
         copies: Copies | None = None,
+        shards: Shards | None = None,
         beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
@@ -127,10 +142,18 @@ class TransformersEngine:
 
         beside: has the same base, which neither of them changes: there is no other copy of it.
         """
-        loaded = load(spec, device) if beside is None else beside._lend(spec)
+        if shards is not None:
+            if spec.adapters is not None:
+                raise EngineError("a model with adapters cannot be split by fsdp yet")
+            # On the host, since what is shared out may have no room as a whole.
+            loaded = load(spec, "cpu")
+            shards.share_out(loaded.model)
+        else:
+            loaded = load(spec, device) if beside is None else beside._lend(spec)
         with refusing(loaded.model):
-            engine = cls(loaded, spec, threads=threads, recompute=recompute, copies=copies, **limits)
-            probe(engine._network, spec.kind == "causal_lm" and spec.generates)
+            engine = cls(loaded, spec, threads=threads, recompute=recompute, copies=copies, shards=shards, **limits)
+            generates = spec.kind == "causal_lm" and spec.generates and shards is None
+            engine._run(lambda: probe(engine._network, generates))
         return engine
 
     @property
@@ -153,6 +176,7 @@ class TransformersEngine:
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
         self._require("causal_lm", "generate")
+        assert self.shards is None, "the spec says that it does not"
         ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.weights(weights):
             return generate(
@@ -225,16 +249,15 @@ class TransformersEngine:
         The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
         result.
         """
-        parameters = list(trained(self.model).values())
-        loss, self._gradients = summed(self, parameters, blocks, micro, self._pool, self.threads, self._gradients)
+        todo = self._differentiate, blocks, micro, self._pool, self.threads
+        loss, self._gradients = summed(self, *todo, self._gradients)
         self._loss += loss
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with the gradients that were added up, and those of other copies, times `scale`."""
-        changing = trained(self.model)
         if self._optimizer is None:
-            self._optimizer = Optimizer(changing)
-        parameters = list(changing.values())
+            self._optimizer = self._new_optimizer()
+        parameters = list(self._trained.values())
         loss, gradients = self._loss, self._gradients or [None] * len(parameters)
         self.clear_gradients()
         if self.copies is not None:
@@ -245,8 +268,9 @@ class TransformersEngine:
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this
-        engine's threads."""
-        return plan_blocks(lengths, token_budget or self._block_tokens, self.threads)
+        engine's threads. Ranks that share the model out take a share of each block's rows."""
+        ranks = self.shards.size if self.shards else 1
+        return plan_blocks(lengths, (token_budget or self._block_tokens) * ranks, self.threads)
 
     def state(self) -> State:
         """A copy of the weights."""
@@ -266,6 +290,7 @@ class TransformersEngine:
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
         at a time."""
+        assert self.shards is None, "only what generates has older weights"
         tensors = self.tensors()
         same_names(tensors, state)
         own = {name: tensor.data for name, tensor in tensors.items()}
@@ -283,13 +308,14 @@ class TransformersEngine:
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `optimizer_state` returned."""
-        self._optimizer = Optimizer(trained(self.model)) if state else None
+        self._optimizer = self._new_optimizer() if state else None
         if self._optimizer is not None:
             self._optimizer.load_state(state)
 
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
         adapters these, as PEFT does."""
+        assert self.shards is None, "no rank has all of it"
         with quiet():
             if self.spec.adapters is None:
                 self.model.save_pretrained(str(folder))
@@ -317,6 +343,7 @@ class TransformersEngine:
 
     def copy(self) -> TransformersEngine:
         """The same model with weights of its own, those of a base aside that adapters share, and no optimizer."""
+        assert self.shards is None, "each rank opens its part"
         return TransformersEngine(
             Loaded(duplicate(self.model), self.codec, self.new_parameters),
             self.spec,
@@ -330,16 +357,24 @@ class TransformersEngine:
 
     @property
     def speaks(self) -> bool:
-        """Each rank is a whole copy, with results of its own."""
-        return True
+        """Each rank is a whole copy, with results of its own, or the first one of those that share one out."""
+        return self.shards is None or self.shards.index == 0
 
     def layout(self) -> tuple[Local, ...]:
-        """All of every tensor; in the terms of its family where that is known, else each by its own name."""
+        """All of every tensor, or this rank's part; in the terms of its family where that is known, else each by its
+        own name."""
+        split, rank = (self.shards.mesh, self.shards.rank) if self.shards else (mesh(), 0)
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
-            return tuple(_entire(name, tuple(tensor.shape)) for name, tensor in self.tensors().items())
-        return entire(replace(shape, adapters=self.spec.adapters), mesh(), 0, self.spec.kind)
+            shapes = self.shards.shapes if self.shards else {}
+            return tuple(
+                local(name, shapes[name], own(split, rank, shapes[name][0]))
+                if name in shapes
+                else local(name, tuple(tensor.shape), None)
+                for name, tensor in self.tensors().items()
+            )
+        return layout(replace(shape, adapters=self.spec.adapters), split, rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
@@ -348,12 +383,30 @@ class TransformersEngine:
             return trained(self.model)
         saved = self.model.state_dict().keys()
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        return named | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+        here = self.shards.parameters if self.shards else named
+        return here | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     def written(self) -> None:
         """Takes the weights over into the optimizer's wide copies."""
         if self._optimizer is not None:
             self._optimizer.reread()
+
+    @property
+    def _trained(self) -> dict[str, Tensor]:
+        """By name: what is here of the parameters that are trained."""
+        return self.shards.parameters if self.shards else trained(self.model)
+
+    def _new_optimizer(self) -> Optimizer:
+        return Optimizer(self._trained, self.shards.sum if self.shards else None)
+
+    def _run(self, work: Callable[[], T]) -> T:
+        """`work` that calls the model."""
+        return self.shards.run(work) if self.shards else work()
+
+    def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
+        if self.shards:
+            return self.shards.gradients(loss)
+        return torch.autograd.grad(loss, list(trained(self.model).values()), allow_unused=True)
 
     def _require(self, kind: str, what: str) -> None:
         if self.spec.kind != kind:
@@ -394,6 +447,8 @@ class TransformersEngine:
         busy = counts.nonzero()[:, 0]
         if not busy.shape[0]:
             return [torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)]
+        if self.shards is not None:
+            return self._over_ranks(self.shards, lengths[busy], busy, counts, block)
         if torch.is_grad_enabled():
             # With gradients the caller has chosen the block: this is it.
             whole = busy.shape[0] == lengths.shape[0]
@@ -406,6 +461,28 @@ class TransformersEngine:
         joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
         return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
 
+    def _over_ranks(
+        self,
+        shards: Shards,
+        lengths: Tensor,
+        busy: Tensor,
+        counts: Tensor,
+        block: Callable[[Tensor], Sequence[Tensor]],
+    ) -> list[Tensor]:
+        """The same, of ranks that share the model out: each computes with its rows, and has the results of all."""
+        starts = counts.cumsum(0) - counts
+
+        def mine() -> list[Tensor]:
+            places, done = [torch.zeros(0, dtype=torch.long)], []
+            for rows, own_rows in shards.turns(lengths, self._block_tokens):
+                values, at = block(busy[rows]), busy[rows]
+                places.append(ragged_index(starts[at], counts[at])[: None if own_rows else 0])
+                done.append([each if own_rows else each[:0] for each in values])
+            joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
+            return shards.exchanged(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
+
+        return self._run(mine)
+
     def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
         """`work` on each block without gradients, side by side where the engine has threads."""
         if self._pool is None or len(plan) == 1:
@@ -416,10 +493,6 @@ class TransformersEngine:
                 return work(rows)
 
         return list(self._pool.map(quietly, plan))
-
-
-def _entire(name: str, shape: tuple[int, ...]) -> Local:
-    return Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),))
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:

@@ -23,28 +23,32 @@ class Answers(Scores, Protocol):
 
 def summed(
     engine: Answers,
-    parameters: Sequence[Tensor],
+    differentiate: Callable[[Tensor], Sequence[Tensor | None]],
     blocks: Sequence[Any],
     micro: Callable[[Any], Micro],
     pool: Executor | None,
     threads: int,
     before: Sequence[Tensor | None] = (),
 ) -> tuple[float, list[Tensor | None]]:
-    """The sum over blocks of the loss and of its gradient for each parameter, added in the blocks' order. before: a sum
-    to which gradients are added in its place."""
+    """The sum over blocks of the loss and of its gradients, added in the blocks' order; none where nothing was
+    differentiated. differentiate: from a loss to its gradient for each parameter. before: a sum to which gradients are
+    added in its place."""
 
     def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
         with torch.enable_grad():
             part = micro(block)
             value = part.loss(_answers(engine, part.calls))
             if not value.requires_grad:
-                return float(value), [None] * len(parameters)
-            return float(value.detach()), torch.autograd.grad(value, parameters, allow_unused=True)
+                return float(value), []
+            return float(value.detach()), differentiate(value)
 
-    total, sums = 0.0, list(before) or list[Tensor | None]([None] * len(parameters))
+    total, sums = 0.0, list(before)
     for value, gradients in _in_order(one, blocks, pool, threads):
         total += value
-        sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+        if sums and gradients:
+            sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+        else:
+            sums = sums or list(gradients)
     return total, sums
 
 

@@ -1,8 +1,9 @@
-"""What the engine of Hugging Face models is for: everything, with models that one process holds."""
+"""What the engine of Hugging Face models is for: everything, with models that one process computes with."""
 
 from __future__ import annotations
 
 from rlgraph.clusters.cluster import DeviceKind
+from rlgraph.engines.transformers.layout import layout
 from rlgraph.enginespec.spec import EngineSpec, Grown, Memory
 
 
@@ -14,6 +15,9 @@ SPEC = EngineSpec(
     name="transformers",
     opens="rlgraph.engines.transformers.engine:open_rank",
     operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
+    axes=("dp", "fsdp"),
+    whole=frozenset({"generate", "interact"}),
+    layout=layout,
     experts=True,
     every_model=True,
     threads=True,

@@ -160,7 +160,14 @@ class Options:
         """Numbers of copies that may need less memory than more copies do."""
         deployment = strategy.deployment
         # All that the loads of copies depend on.
-        key = (number, id(deployment.island), deployment.engine, deployment.pp, deployment.micro_tokens)
+        key = (
+            number,
+            id(deployment.island),
+            deployment.engine,
+            deployment.pp,
+            deployment.fsdp,
+            deployment.micro_tokens,
+        )
         if key not in self._lighter:
             numbers = pairwise(self.copies(component, deployment.island.devices))
             self._lighter[key] = [fewer for more, fewer in numbers if strategy.lighter(fewer, more)]
@@ -183,7 +190,10 @@ class Options:
         said = [(name, size) for name, size in pin.sizes if name != "dp"] if pin else []
         for engine in [pin.engine] if pin and pin.engine else self.able(component):
             for split in legal(component.config.shape, engine, component.config.kind, island.per_node):
-                if split.size <= island.devices and all(split.length(name) == size for name, size in said):
+                able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
+                fits = split.size <= island.devices and all(split.length(name) == size for name, size in said)
+                wanted = all(axis.searched or axis.name in dict(said) for axis in AXES if axis.name in split.splits)
+                if able and fits and wanted:
                     yield Deployment(engine, island, split)
 
     def able(self, component: Component) -> list[str]:

@@ -67,6 +67,16 @@ place actor, critic, ref, reward on all(engine=transformers, dp=2)
 """,
         {("ref", "logprobs"): {"micro_tokens": TOKENS}},
     ),
+    "ppo: fsdp2 to two, held": Case(
+        "ppo",
+        """
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train, actor.logprobs, critic, ref, reward on learn(engine=transformers, fsdp=2)
+place actor.generate on play(engine=transformers)
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}},
+    ),
     "grpo: tp2 x pp2 to two": Case(
         "grpo",
         """

@@ -1,0 +1,88 @@
+"""A model that the ranks of a copy share out, beside one process with all of it; real ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.engines.base import Rank, TrainOptions
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
+from rlgraph.models.families import ModelKind
+from tests.engines.models import source
+from tests.engines.ranks import Ranks
+from tests.engines.sharded import WORDS, Task, Trained, ask, elsewhere, rows, updates, whole
+
+MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2), "fsdp3": mesh(fsdp=3)}
+OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(4, ["rlgraph.engines.transformers.engine", "torch.distributed.fsdp", "tests.engines.sharded"])
+    yield started
+    started.close()
+
+
+def spec_of(family: str, kind: ModelKind = "causal_lm", dtype: str = "float64", **config: Any) -> ModelSpec:
+    made = source(family)
+    return ModelSpec(kind, replace(made, config={**made.config, **config}, tokenizer=WORDS), dtype, generates=False)
+
+
+def opened(split: Mesh, spec: ModelSpec, **how: Any) -> TransformersEngine:
+    return open_rank(spec, Rank(split, dist.get_rank(), Holding("", "", **how)))
+
+
+def score(split: Mesh, spec: ModelSpec, sequences: Any, micro_tokens: int) -> Any:
+    engine = opened(split, spec, micro_tokens=micro_tokens)
+    return engine.speaks, elsewhere(ask, engine, spec.kind, sequences, (1.0, 0.7))
+
+
+def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> tuple[Trained, dict[str, Tensor]]:
+    """What training told, and the gradients of all blocks after it."""
+    engine = opened(split, spec, recompute=recompute)
+    own = task.blocks[split.at(dist.get_rank(), "dp")]
+    told = elsewhere(updates, engine, spec.kind, task, own)
+    return Trained(told, engine.state(), engine.layout()), engine.optimizer_state()
+
+
+@pytest.mark.parametrize("split", ["fsdp2", "fsdp4"])
+@pytest.mark.parametrize(
+    "family,config", [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
+)
+def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
+    spec, sequences = spec_of(family, **config), rows(9)
+    theirs = ask(TransformersEngine.open(spec), spec.kind, sequences, (1.0, 0.7))
+    found = ranks.run(MESHES[split], score, spec, sequences, 16)
+    assert [speaks for speaks, _ in found] == [True] + [False] * (len(found) - 1)
+    for _, ours in found:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("split", ["fsdp2", "dp2fsdp2", "fsdp4"])
+@pytest.mark.parametrize(
+    "family,config", [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
+)
+def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
+    spec = spec_of(family, **config)
+    blocks = ((0, 1, 2), (3,), (4, 5, 6, 7)), ((8, 9), (10, 11))
+    task = Task(rows(12), blocks if MESHES[split].length("dp") > 1 else (blocks[0] + blocks[1],), OPTIONS)
+    engine = TransformersEngine.open(spec)
+    told = updates(engine, spec.kind, task, list(itertools.chain(*task.blocks)))
+    trained = ranks.run(MESHES[split], train, spec, task, False)
+    for rank, _ in trained:
+        for mine, other in zip(rank.told, told, strict=True):
+            assert mine == pytest.approx(other, rel=1e-10)
+    state = engine.state()
+    found = whole([rank for rank, _ in trained], state)
+    for name, tensor in state.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10)
