@@ -278,6 +278,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         packed=deployment.spec.packs,
         splits_tokens=memory.splits_tokens,
         split_head=memory.split_head,
+        keeps_fused=memory.keeps_fused,
     )
 
 

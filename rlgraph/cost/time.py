@@ -418,7 +418,7 @@ class DecodeStep:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth = device.streamed * rates.memory
-        context = batch.prompt.mean + batch.response.mean / 2
+        context = work.seen(shape, batch.prompt.mean + batch.response.mean / 2)
         self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
         self.others = (
             work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights

@@ -119,6 +119,11 @@ def decode_flops(shape: Shape, context: float) -> float:
     return forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
 
 
+def seen(shape: Shape, context: float) -> float:
+    """Of so many tokens before it those that a new one sees, in the mean of all layers."""
+    return context - shape.windowed / shape.layers * max(0.0, context - shape.window)
+
+
 @cache
 def _layer_weights(shape: Shape) -> int:
     """Of one layer, those that a token is multiplied with."""
@@ -134,6 +139,9 @@ def _layer_weights(shape: Shape) -> int:
 LOGITS = 1 << 25
 """Of which a rank computes at most so many at a time."""
 
+
+QUERIES = 512
+"""Of a row, whose scores are there at a time where they are written out."""
 
 NETWORK = 4
 """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
@@ -177,6 +185,7 @@ def activation_bytes(
     packed: bool = False,
     splits_tokens: bool = False,
     split_head: bool = False,
+    keeps_fused: bool = True,
     entropy: bool = False,
     logits: int = LOGITS,
 ) -> Activations:
@@ -186,10 +195,10 @@ def activation_bytes(
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    network, splits_tokens, split_head: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the
+    network, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the
     other. entropy: the loss asks for it, too. logits: those that are there at a time.
     """
-    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens)
+    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
@@ -231,13 +240,15 @@ def _head(
 ) -> float:
     """Three float32 matrices of a loss over the whole vocabulary: log-softmax, and the gradients behind and before it;
     with the entropy, which has a log-softmax of its own, six. Four of a loss that is split by vocabulary, whatever it
-    asks for: logits, those less the largest, their exponentials and a product. Of more than `most` logits so many at a
+    asks for: logits, those less the largest, their exponentials and a product. A cap in float32 keeps what it gives.
+    Of more than `most` logits so many at a
     time are computed again, beside the gradients so far of the head and of what it reads."""
     if kind != "causal_lm":
         return 0.0
     numbers = micro.scored * shape.vocab / tp
     so_far = (shape.vocab / tp + micro.scored) * shape.hidden * itemsize if numbers > most else 0
-    return (16 if split else 12 * (1 + entropy)) * min(numbers, most) + so_far
+    capped = 4 if shape.capped and itemsize == 4 else 0
+    return ((16 if split else 12 * (1 + entropy)) + capped) * min(numbers, most) + so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +263,7 @@ class _LayerShard:
     network: int
     packed: bool
     splits_tokens: bool
+    keeps_fused: bool = True
 
     @property
     def token_ranks(self) -> int:
@@ -259,7 +271,9 @@ class _LayerShard:
         return self.tp if self.splits_tokens else 1
 
     def kept(self) -> float:
-        return self.micro.tokens * (2 * self._norm() / self.token_ranks + self._network() + self._attention())
+        more = len(self.shape.norms) - 2
+        norms = 2 * self._norm() + more * (self._inner() * self.shape.hidden + 4)
+        return self.micro.tokens * (norms / self.token_ranks + self._network() + self._attention())
 
     def working(self) -> float:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
@@ -267,7 +281,14 @@ class _LayerShard:
         # What a network did not keep is computed again.
         network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
         norm = 0 if self.fused_norms else (20 * self.shape.hidden + stream) / self.token_ranks
-        return self.micro.tokens * max(network, norm)
+        return max(self.micro.tokens * max(network, norm), self._scores())
+
+    def _scores(self) -> float:
+        """Of some queries at a time, where a cap has to be written out: capped, and their softmax."""
+        if not self.shape.capped:
+            return 0.0
+        seen = min(self.micro.squares, QUERIES * self.micro.tokens)
+        return 2 * self.shape.heads / self.tp * seen * self.itemsize
 
     def again(self) -> float:
         """Where it keeps its input alone: all that it would have kept, and its backward pass. A norm that is written
@@ -301,10 +322,14 @@ class _LayerShard:
         return found + angles * self.shape.head_dim * self.itemsize
 
     def _norm(self) -> float:
-        """For each token: what comes in, its normal form where the norm is written out, what goes out, and a float32
-        scale."""
-        wide = 0 if self.fused_norms else 4
-        return self.shape.hidden * (wide + 2 * self.itemsize) + 4
+        """For each token: what a norm keeps, what comes out, and a float32 scale."""
+        return self.shape.hidden * (self._inner() + self.itemsize) + 4
+
+    def _inner(self) -> int:
+        """For each column: what comes in; where the norm is written out its normal form, too."""
+        if self.shape.wide_norms:
+            return 8
+        return self.itemsize if self.fused_norms else 4 + self.itemsize
 
     def _network(self) -> float:
         """For each token what a feed-forward network keeps. Experts also keep a token's copy for each of them, and what
@@ -318,10 +343,12 @@ class _LayerShard:
         queries, keys, heads = self._sizes()
         several = self.packed and self.micro.rows > 1
         found = ((2 + several) * queries + 2 * keys) * self.itemsize + 4 * heads
+        if self.shape.fused and self.keeps_fused:
+            # Values are a view of all three; rotated queries are there twice.
+            found += (2 * queries + keys) * self.itemsize
         if self.shape.qk_norm:
             # As `_norm`, but what goes out is not kept.
-            wide = 0 if self.fused_norms else 4
-            found += (queries + keys) * (wide + self.itemsize + 4 / self.shape.head_dim)
+            found += (queries + keys) * (self._inner() + 4 / self.shape.head_dim)
         return found
 
     def _sizes(self) -> tuple[float, float, float]:

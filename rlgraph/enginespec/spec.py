@@ -91,6 +91,8 @@ class Memory:
     """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
     split_head: bool = False
     """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
+    keeps_fused: bool = True
+    """Of a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
     fused_norms: Callable[[DeviceKind, str], bool] = _written_out
     """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
     gradients_stay: bool = False

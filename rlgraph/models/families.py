@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from rlgraph.ir.layout import Parameter
+from rlgraph.ir.layout import Parameter, Range
 from rlgraph.models.adapters import pair
 from rlgraph.models.shape import SPARSE, Shape
 
@@ -23,9 +23,8 @@ def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, 
     return (
         Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
         *_attention(shape),
-        *(_experts(shape) if shape.experts else _mlp(shape, "mlp", shape.ffn)),
-        _each_layer(shape, "input_layernorm.weight", shape.hidden),
-        _each_layer(shape, "post_attention_layernorm.weight", shape.hidden),
+        *(_experts(shape) if shape.experts else _network(shape)),
+        *(_each_layer(shape, f"{name}.weight", shape.hidden) for name in shape.norms),
         Parameter("model.norm.weight", (shape.hidden,)),
         *_head(shape, kind),
     )
@@ -96,21 +95,58 @@ _STORED_EXPERTS = {
 }
 
 
+Part = Literal["q", "k", "v", "gate", "up"]
+_TOGETHER: tuple[tuple[str, tuple[Part, ...]], ...] = (
+    ("self_attn.qkv_proj", ("q", "k", "v")),
+    ("mlp.gate_up_proj", ("gate", "up")),
+)
+"""Parts of a layer that read the same, under the name that they have where they are one tensor."""
+
+
+def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weight") -> tuple[str, Range]:
+    """Where some rows of a part of each layer are: the tensor, and the rows there."""
+    name, parts = next(each for each in _TOGETHER if part in each[1])
+    if not shape.fused:
+        return f"model.layers.*.{name.split('.')[0]}.{part}_proj.{field}", (start, stop)
+    before = sum(size_of(shape, each) for each in parts[: parts.index(part)])
+    return f"model.layers.*.{name}.{field}", (before + start, before + stop)
+
+
+def size_of(shape: Shape, part: Part) -> int:
+    """Rows of a part."""
+    if part in ("gate", "up"):
+        return shape.ffn
+    return (shape.heads if part == "q" else shape.kv_heads) * shape.head_dim
+
+
+def _together(shape: Shape, name: str) -> list[tuple[str, int]]:
+    """The tensors of parts that read the same, and their rows."""
+    parts = dict(_TOGETHER)[name]
+    if shape.fused:
+        return [(name, sum(size_of(shape, part) for part in parts))]
+    return [(f"{name.split('.')[0]}.{part}_proj", size_of(shape, part)) for part in parts]
+
+
 def _attention(shape: Shape) -> list[Parameter]:
-    rows = {
-        "q": shape.heads * shape.head_dim,
-        "k": shape.kv_heads * shape.head_dim,
-        "v": shape.kv_heads * shape.head_dim,
-    }
     found = []
-    for letter, size in rows.items():
-        found.append(_each_layer(shape, f"self_attn.{letter}_proj.weight", size, shape.hidden))
+    for name, size in _together(shape, "self_attn.qkv_proj"):
+        found.append(_each_layer(shape, f"{name}.weight", size, shape.hidden))
         if shape.qkv_bias:
-            found.append(_each_layer(shape, f"self_attn.{letter}_proj.bias", size))
-    found.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, rows["q"]))
+            found.append(_each_layer(shape, f"{name}.bias", size))
+    found.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, size_of(shape, "q")))
     if shape.qk_norm:
         found += [_each_layer(shape, f"self_attn.{letter}_norm.weight", shape.head_dim) for letter in "qk"]
     return found
+
+
+def _network(shape: Shape) -> list[Parameter]:
+    return [
+        *(
+            _each_layer(shape, f"{name}.weight", size, shape.hidden)
+            for name, size in _together(shape, "mlp.gate_up_proj")
+        ),
+        _each_layer(shape, "mlp.down_proj.weight", shape.hidden, shape.ffn),
+    ]
 
 
 def _mlp(shape: Shape, name: str, ffn: int) -> list[Parameter]:

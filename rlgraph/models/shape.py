@@ -8,6 +8,9 @@ from typing import Any
 
 from rlgraph.models.adapters import Adapters
 
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_MORE_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
 
 class UnsupportedModel(ValueError):
     """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names
@@ -24,8 +27,8 @@ class UnknownFamily(UnsupportedModel):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated SiLU network, or many of which
-    each token takes a few: its experts."""
+    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated network, or many of which each
+    token takes a few: its experts."""
 
     family: str
     """transformers' `model_type`: `llama`, `qwen3_moe`."""
@@ -55,6 +58,21 @@ class Shape:
     experts_per_token: int = 0
     shared_ffn: int = 0
     """Columns of the expert that every token takes beside its own, where there is one."""
+    fused: bool = False
+    """Queries, keys and values are one tensor, in this order, and so are gate and up."""
+    norms: tuple[str, ...] = _NORMS
+    """Of each layer, over its hidden states, by their names."""
+    wide_norms: bool = False
+    """Norms multiply by one more than their weight, in float32."""
+    capped: bool = False
+    """Scores and logits are capped."""
+    window: int = 0
+    """In layers that see but the last tokens, how many; 0 where all layers see all."""
+    windowed: int = 0
+    """How many layers those are."""
+    beyond: tuple[str, ...] = ()
+    """What it computes beside a decoder with SiLU networks whose layers all see all tokens, as it goes on after
+    `compute`: `capped logits`."""
     adapters: Adapters | None = None
     """Where they are trained, and not the model itself."""
 
@@ -68,12 +86,36 @@ _LLAMA = {
 }
 _QWEN2 = _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768}
 _MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 _QWEN_MOE = {"hidden_size": 2048, "num_hidden_layers": 24, "max_position_embeddings": 32768}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _MISTRAL | {"sliding_window": 4096},
     "qwen2": _QWEN2,
     "qwen3": _QWEN2 | {"head_dim": 128},
+    "granite": _LLAMA,
+    "phi3": _LLAMA
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 32000,
+    },
+    "gemma2": _GEMMA | _CAPS | {"max_position_embeddings": 8192},
+    "gemma3_text": _GEMMA | {"max_position_embeddings": 131072, "rope_theta": 1e6},
     "mixtral": _MISTRAL | {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2_moe": _QWEN_MOE
     | {
@@ -100,6 +142,21 @@ FAMILIES = tuple(_DEFAULTS)
 SPARSE = tuple(family for family, fields in _DEFAULTS.items() if "num_experts_per_tok" in fields)
 """Those whose layers have experts."""
 
+_FUSED = ("phi3",)
+_SANDWICHED = ("gemma2", "gemma3_text")
+"""Those that normalize what comes out of attention and network, too, with norms of their own kind."""
+
+_GELU = ("networks of GELU", "scaled embeddings", "norms of their own kind")
+_BEYOND: dict[str, tuple[str, ...]] = {
+    "granite": ("scaled embeddings, sums and logits",),
+    "gemma2": _GELU,
+    "gemma3_text": (*_GELU, "positions that rotate otherwise in layers with a window"),
+}
+
+_WINDOWS: dict[str, int] = {"mistral": 1, "phi3": 1, "gemma2": 2, "gemma3_text": 6}
+"""Families whose layers have a window where `sliding_window` says so: all of them; or all but each second or sixth, where
+`layer_types` does not say which."""
+
 _Plain = dict[str, tuple[object, str]]
 _PLAIN: _Plain = {
     "hidden_act": ("silu", "another activation than SiLU"),
@@ -112,14 +169,17 @@ _PLAIN: _Plain = {
 """Fields that change what a model computes, the value that is known here, and what another one means."""
 
 _NO_BIAS: _Plain = {"attention_bias": (False, "biases in its attention")}
-_NO_WINDOW: _Plain = {"sliding_window": (None, "sliding-window attention")}
+_GEMMA_PLAIN: _Plain = {
+    "hidden_activation": ("gelu_pytorch_tanh", "another activation than GELU"),
+    "use_bidirectional_attention": (False, "attention to later tokens"),
+}
 _PLAIN_OF: dict[str, _Plain] = {
     # There is no such field in Qwen2: queries, keys and values have biases, the output has none.
     "qwen2": {},
     "qwen2_moe": {"qkv_bias": (True, "no biases in its attention")},
-    # In Qwen2 and Qwen3 another field says whether there is a window.
-    "mistral": _NO_BIAS | _NO_WINDOW,
-    "mixtral": _NO_BIAS | _NO_WINDOW,
+    "mixtral": _NO_BIAS | {"sliding_window": (None, "sliding-window attention")},
+    "gemma2": _NO_BIAS | _GEMMA_PLAIN,
+    "gemma3_text": _NO_BIAS | _GEMMA_PLAIN,
 }
 """The same of single families; of those that are not there, `_NO_BIAS`."""
 
@@ -138,23 +198,32 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         raise UnsupportedModel(f"num_key_value_heads is {kv_heads}, which does not divide the {heads} attention heads")
     hidden = _number(config, "hidden_size")
     theta, scaling = _rope(config)
+    layers = _number(config, "num_hidden_layers")
+    window, windowed = _window(family, config, layers)
     return Shape(
         family=family,
         vocab=_number(config, "vocab_size"),
         hidden=hidden,
         ffn=_number(config, "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"),
-        layers=_number(config, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_number(config, "head_dim", hidden // heads),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.startswith("qwen2"),
-        qk_norm=family.startswith("qwen3"),
+        qk_norm=family.startswith(("qwen3", "gemma3")),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         positions=_number(config, "max_position_embeddings"),
         pad_id=config.get("pad_token_id"),
+        fused=family in _FUSED,
+        norms=_NORMS + _MORE_NORMS if family in _SANDWICHED else _NORMS,
+        wide_norms=family in _SANDWICHED,
+        capped=bool(config.get("attn_logit_softcapping") or config.get("final_logit_softcapping")),
+        window=window,
+        windowed=windowed,
+        beyond=_beyond(family, config, windowed),
         **(_experts(config) if family in SPARSE else {}),
     )
 
@@ -171,6 +240,31 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
         "experts_per_token": chosen,
         "shared_ffn": _number(config, shared) if shared in config else 0,
     }
+
+
+def _beyond(family: str, config: Mapping[str, Any], windowed: int) -> tuple[str, ...]:
+    rope = config.get("rope_parameters") or {}
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (1, None)
+    caps = config.get("attn_logit_softcapping") or config.get("final_logit_softcapping")
+    found = _BEYOND.get(family, ()) + ("capped scores and logits",) * bool(caps)
+    return found + ("attention in a window",) * (windowed > 0) + ("heads of which a part rotates",) * partial
+
+
+def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """How far a window reaches, and how many layers have it; 0 and 0 where none has."""
+    window, every = config.get("sliding_window"), _WINDOWS.get(family)
+    if window is None or every is None:
+        return 0, 0
+    window = _number(config, "sliding_window")
+    types = config.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers:
+            raise UnsupportedModel(f"`layer_types` in the model's configuration should be a list of {layers} words")
+        windowed = types.count("sliding_attention")
+    else:
+        every = config.get("sliding_window_pattern") or every
+        windowed = layers if every == 1 else layers - layers // every
+    return (window, windowed) if windowed else (0, 0)
 
 
 def _refuse_unusual(family: str, config: Mapping[str, Any]) -> None:
@@ -197,11 +291,15 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, Any], ...]
     """Base and scaling of the rotary positions: in one field since transformers 5, before in two, with `type` for
     `rope_type` in the oldest files."""
     fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    # Where layers with a window rotate otherwise, those count that see all.
+    fields = dict(fields.get("full_attention", fields))
     theta = float(fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    if fields.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (1, None):
-        raise UnsupportedModel(
-            "this model rotates a part of each head (`partial_rotary_factor`), which is not known here"
-        )
+    fields.pop("partial_rotary_factor", None)
     kind = fields.pop("type", "default")
     fields.setdefault("rope_type", kind)
-    return theta, () if fields["rope_type"] == "default" else tuple(sorted(fields.items()))
+    return theta, () if fields["rope_type"] == "default" else tuple(sorted(_frozen(fields).items()))
+
+
+def _frozen(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """With lists, of factors for each pair of columns, as tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -22,6 +22,9 @@ CASES = [
     *(Case("llama", dtype=dtype, **more) for more in (MANY_SCORED, LONG, WIDE) for dtype in ("float32", "bfloat16")),
     Case("qwen2", "value_lm", **MANY_SCORED),
     Case("qwen2", entropy=True, **MANY_SCORED),
+    Case("phi3", fields=(("pad_token_id", 0),)),
+    Case("gemma2", scored=127, fields=(("head_dim", 16),)),
+    Case("gemma3_text", dtype="bfloat16", fields=(("head_dim", 16),)),
     Case("mixtral", fields=(("num_local_experts", 4),)),
     Case("qwen3_moe", fields=(("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 80))),
 ]
@@ -50,8 +53,9 @@ def test_what_transformers_keeps(case: Case) -> None:
         entropy=case.entropy,
     )
     two, four = measured(case, 2), measured(case, 4)
-    # What routers keep is left out.
-    assert found.layer == pytest.approx((four - two) / 2, rel=0.03 if shape.experts else 0.001)
+    # What routers keep is left out. Where scores are written out no sums of them are kept.
+    rel = 0.03 if shape.experts else 0.003 if shape.capped else 0.001
+    assert found.layer == pytest.approx((four - two) / 2, rel=rel)
     assert found.peak(2) == pytest.approx(two, rel=0.1)
     assert found.peak(4) == pytest.approx(four, rel=0.1)
 

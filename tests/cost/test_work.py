@@ -25,6 +25,7 @@ from rlgraph.cost.work import (
     kv_bytes,
     layer_parameters,
     layers_flops,
+    seen,
     stage_parameters,
 )
 from rlgraph.engines.megatron import layout as megatron
@@ -33,6 +34,7 @@ from rlgraph.models.families import ModelKind, count, tensors
 from rlgraph.models.known import known
 from rlgraph.models.shape import FAMILIES, shape_of
 from tests.models.tiny import AUTO, OWN, SIZES
+from tests.models.tiny import KINDS as ALL
 
 LARGE = [
     "Qwen/Qwen2.5-0.5B",
@@ -69,7 +71,7 @@ def model_of(config: dict[str, Any], kind: ModelKind) -> PreTrainedModel:
     fields = {"num_labels": 1, "attn_implementation": "sdpa", "experts_implementation": "batched_mm"}
     if kind == "reward_lm":
         fields["pad_token_id"] = 0
-    return AUTO[kind].from_config(AutoConfig.for_model(**config, **fields))
+    return AUTO[kind].from_config(AutoConfig.for_model(**{**config, **fields}))
 
 
 def counter() -> FlopCounterMode:
@@ -120,8 +122,7 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     assert backward_flops(shape, "causal_lm", work) == backward
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), ALL)
 def test_flops_of_every_family_and_head(family: str, kind: ModelKind) -> None:
     config = {"model_type": family, **SIZES, **OWN.get(family, {})}
     shape, work = shape_of(config), whole(3, 20)
@@ -179,6 +180,14 @@ def test_the_fullest_stage_is_that_of_megatron(pp: int, kind: ModelKind, tied: b
 def test_keys_and_values_of_a_token() -> None:
     # 2 (keys and values) x 32 layers x 8 heads x 128 x 2 bytes: 128 KiB.
     assert kv_bytes(shape_of(config_of("meta-llama/Llama-3.1-8B")), 2) == 128 << 10
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(6, 6), (8, 8), (20, (8 * 3 + 20) / 4), (4000, (8 * 3 + 4000) / 4)])
+def test_layers_with_a_window_see_its_last_tokens(context: int, tokens: float) -> None:
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    windowed = shape_of({"model_type": "gemma3_text", **SIZES, "sliding_window": 8, "layer_types": types})
+    assert seen(windowed, context) == tokens
+    assert seen(shape_of({"model_type": "llama", **SIZES}), context) == context
 
 
 def test_padding_makes_all_rows_as_long_as_the_longest() -> None:

@@ -49,6 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen2", _USUAL | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama": ("llama", _USUAL | {"rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5}),
     "mistral": ("mistral", _USUAL | {"sliding_window": None}),
+    "phi3": ("phi3", _USUAL | {"pad_token_id": 0}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
 }
 

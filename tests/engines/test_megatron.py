@@ -78,7 +78,7 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("tp2", ["qwen2", "tied", "llama", "mistral", "qwen3"]),
         ("pp2", ["tied", "llama"]),
         ("tp2pp2", ["tied", "qwen3"]),
-        ("tp4", ["qwen2"]),
+        ("tp4", ["qwen2", "phi3"]),
     ],
 )
 def test_logprobs_and_entropy_are_those_of_transformers(
@@ -154,6 +154,7 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
     "split,model,distributed",
     [
         ("tp2", "qwen2", True),
+        ("tp2", "phi3", True),
         ("tp2", "qwen3", True),
         ("pp2", "tied", True),
         ("pp2", "llama", False),

@@ -24,9 +24,16 @@ _SHAPE = {
     # Larger than usual: the next token is then far from uniform and mistakes show.
     "initializer_range": 0.1,
 }
+_WINDOWS = {"head_dim": 64, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_CAPPED = _WINDOWS | {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "mistral": ("mistral", {"sliding_window": None}),
+    # Windows shorter than rows of the tests.
+    "mistral": ("mistral", {"sliding_window": 8}),
+    "granite": ("granite", {"logits_scaling": 2.0, "attention_multiplier": 0.5, "embedding_multiplier": 1.5}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "gemma2": ("gemma2", _CAPPED),
+    "gemma3_text": ("gemma3_text", _WINDOWS),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     # Its heads together are wider than the model.

@@ -9,12 +9,11 @@ from transformers import AutoConfig
 
 from rlgraph.models.families import count, parameters, tensors
 from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, shape_of
-from tests.models.tiny import AUTO, DENSE, OWN, SIZES, shape_of_model, tiny
+from tests.models.tiny import DENSE, KINDS, OWN, SIZES, shape_of_model, tiny
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("kind", AUTO)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: bool) -> None:
     model = tiny(family, kind, tie_word_embeddings=tied)
     theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -67,7 +66,7 @@ def test_plain_rotary_positions_are_no_scaling() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "family `gpt2` are not known: there are llama, mistral, qwen2, qwen3, mixtral"),
+        ({"model_type": "gpt2"}, "family `gpt2` are not known: there are llama, mistral, qwen2, qwen3, granite"),
         ({"vocab_size": None}, "has no `vocab_size`"),
         ({"hidden_size": "16"}, "`hidden_size` in the model's configuration is '16'"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` in the model's configuration is 0"),
@@ -75,8 +74,10 @@ def test_plain_rotary_positions_are_no_scaling() -> None:
         ({"attention_bias": True}, "llama model has biases in its attention (`attention_bias`)"),
         ({"hidden_act": "gelu"}, "another activation than SiLU"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "sliding-window attention"),
-        ({"partial_rotary_factor": 0.5}, "rotates a part of each head"),
-        ({"model_type": "mistral"}, "sliding-window attention (`sliding_window`)"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "another activation than GELU"),
+        ({"model_type": "gemma2", "sliding_window": -1}, "`sliding_window` in the model's configuration is -1"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "should be a list of 4 words"),
+        ({"model_type": "mixtral", "sliding_window": 8}, "sliding-window attention (`sliding_window`)"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "layers without experts (`mlp_only_layers`)"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 2}, "layers without experts (`decoder_sparse_step`)"),
         ({"model_type": "qwen2_moe", "qkv_bias": False}, "no biases in its attention"),
@@ -96,6 +97,10 @@ def test_biases_and_norms_of_the_families() -> None:
     found = {family: has(shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})) for family in FAMILIES}
     assert found == {
         "llama": (False, False),
+        "granite": (False, False),
+        "phi3": (False, False),
+        "gemma2": (False, False),
+        "gemma3_text": (False, True),
         "mistral": (False, False),
         "mixtral": (False, False),
         "qwen2": (True, False),
@@ -103,6 +108,41 @@ def test_biases_and_norms_of_the_families() -> None:
         "qwen3": (False, True),
         "qwen3_moe": (False, True),
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "window", "windowed"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, 0, 0),
+        ({"model_type": "mistral", "sliding_window": None}, 0, 0),
+        ({"model_type": "mistral"}, 4096, 4),
+        ({"model_type": "phi3", "sliding_window": 9}, 9, 4),
+        ({"model_type": "gemma2"}, 4096, 2),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 7}, 4096, 6),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 2}, 4096, 2),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 4}, 0, 0),
+    ],
+)
+def test_layers_with_a_window(fields: dict[str, Any], window: int, windowed: int) -> None:
+    shape = shape_of({**SIZES, **fields})
+    assert (shape.window, shape.windowed) == (window, windowed)
+    theirs = AutoConfig.for_model(**{**SIZES, **fields}).to_dict().get("layer_types") or []
+    assert shape.family not in ("gemma2", "gemma3_text") or theirs.count("sliding_attention") == windowed
+    assert ("attention in a window" in shape.beyond) == (windowed > 0)
+
+
+def test_what_a_family_computes_beyond_a_plain_decoder() -> None:
+    plain = {"llama", "qwen2", "qwen3", "phi3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe"}
+    found = {family: shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}).beyond for family in FAMILIES}
+    assert {family for family, beyond in found.items() if not beyond} == plain
+    partial = {"model_type": "phi3", **SIZES, "partial_rotary_factor": 0.75}
+    assert shape_of(partial).beyond == ("heads of which a part rotates",)
+
+
+def test_factors_of_rotary_positions_can_be_lists() -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+    shape = shape_of({"model_type": "phi3", **SIZES, "rope_scaling": scaling})
+    assert hash(shape) and dict(shape.rope_scaling)["long_factor"] == (2.0, 3.0)
 
 
 def test_experts_of_the_families() -> None:

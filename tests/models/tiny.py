@@ -33,11 +33,21 @@ SIZES = {
 DENSE = tuple(family for family in FAMILIES if family not in SPARSE)
 OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
+    "phi3": {"pad_token_id": 0},
+    "gemma2": {"sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 4},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 12},
 }
 """What some families have beside `SIZES`."""
+KINDS = [
+    (family, kind)
+    for family in FAMILIES
+    for kind, auto in AUTO.items()
+    if type(AutoConfig.for_model(family)) in auto._model_mapping
+]
+"""Families, and what transformers makes of them."""
 
 
 def tiny(family: str, kind: str = "causal_lm", **fields: Any) -> PreTrainedModel:
@@ -54,4 +64,4 @@ def shape_of_model(model: PreTrainedModel) -> Shape:
     return shape_of(model.config.to_dict())
 
 
-__all__ = ["DENSE", "FAMILIES", "OWN", "SIZES", "SPARSE", "shape_of_model", "tiny"]
+__all__ = ["DENSE", "FAMILIES", "KINDS", "OWN", "SIZES", "SPARSE", "shape_of_model", "tiny"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind
+from rlgraph.models.families import EMBEDDING, ModelKind, Part, rows_of
 from rlgraph.models.shape import Shape
 
 
@@ -44,8 +44,8 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
         yield cuts.entire(f"{ours}self_attention.k_layernorm.weight", f"{theirs}self_attn.k_norm.weight")
     yield cuts.split(f"{ours}self_attention.linear_proj.weight", f"{theirs}self_attn.o_proj.weight", dim=1)
     yield cuts.entire(f"{ours}pre_mlp_layernorm.weight", f"{theirs}post_attention_layernorm.weight")
-    gate_up = [f"{theirs}mlp.gate_proj.weight", f"{theirs}mlp.up_proj.weight"]
-    yield cuts.split(f"{ours}mlp.linear_fc1.weight", *gate_up)
+    columns = cuts.part(shape.ffn)
+    yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
     yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
 
 
@@ -60,10 +60,11 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
     queries = shape.heads // shape.kv_heads * shape.head_dim
     at = 0
     for head in range(shape.kv_heads):
-        for letter, size in (("q", queries), ("k", shape.head_dim), ("v", shape.head_dim)):
+        sizes: tuple[tuple[Part, int], ...] = (("q", queries), ("k", shape.head_dim), ("v", shape.head_dim))
+        for part, size in sizes:
             low, high = max(start - at, 0), min(stop - at, size)
             if low < high:
-                yield f"model.layers.*.self_attn.{letter}_proj.{field}", (head * size + low, head * size + high)
+                yield rows_of(shape, part, head * size + low, head * size + high, field)
             at += size
 
 

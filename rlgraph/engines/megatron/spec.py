@@ -21,9 +21,10 @@ _ROPE = {
 def faults(shape: Shape) -> list[str]:
     scaling = dict(shape.rope_scaling)
     scaling.pop("factor", None)
+    found = [f"cannot compute {', '.join(shape.beyond)}, which this model has"] if shape.beyond else []
     if not scaling or scaling == _ROPE:
-        return []
-    return [f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
+        return found
+    return [*found, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
 
 
 def _stages(shape: Shape, pp: int) -> list[str]:
@@ -54,7 +55,9 @@ SPEC = EngineSpec(
     accumulates=True,
     shards_optimizer=True,
     packs=True,
-    memory=Memory(network=3, splits_tokens=True, split_head=True, fused_norms=_fused_norms, gradients_stay=True),
+    memory=Memory(
+        network=3, splits_tokens=True, split_head=True, keeps_fused=False, fused_norms=_fused_norms, gradients_stay=True
+    ),
     # Shares of what the largest products and long copies reach: for training fitted to MA01 to MA07 of
     # docs/accuracy.md, models of 1.7 to 145 billion parameters on A100. What only reads is assumed to reach as much.
     rates={

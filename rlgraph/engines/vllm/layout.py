@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind
+from rlgraph.models.families import EMBEDDING, ModelKind, rows_of
 from rlgraph.models.shape import Shape
 
 VOCAB_MULTIPLE = 64
@@ -41,12 +41,18 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     if shape.qk_norm:
         for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
             yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
-    yield from _experts(shape, cuts) if shape.experts else _network(cuts, f"{layer}mlp")
-    for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-        yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
+    yield from _experts(shape, cuts) if shape.experts else _network(shape, cuts)
+    for name in shape.norms:
+        yield cuts.entire(f"{layer}{name}.weight", f"{layer}{name}.weight")
 
 
-def _network(cuts: Cuts, name: str) -> Iterator[Local]:
+def _network(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    layer, columns = "model.layers.*.", cuts.part(shape.ffn)
+    yield cuts.join(f"{layer}mlp.gate_up_proj.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
+    yield cuts.split(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
+
+
+def _shared(cuts: Cuts, name: str) -> Iterator[Local]:
     yield cuts.split(f"{name}.gate_up_proj.weight", f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
     yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
 
@@ -61,7 +67,7 @@ def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", both, dim=1)
     yield cuts.split(f"{ours}.experts.routed_experts.w2_weight", f"{theirs}.experts.down_proj", dim=2)
     if shape.shared_ffn:
-        yield from _network(cuts, f"{ours}.shared_expert")
+        yield from _shared(cuts, f"{ours}.shared_expert")
         yield cuts.entire(f"{ours}.shared_expert_gate.weight", f"{theirs}.shared_expert_gate.weight")
 
 
@@ -72,6 +78,6 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
     sharers = max(1, cuts.tp // shape.kv_heads)
     size = rows * sharers // cuts.tp
     start = cuts.index // sharers * size
-    yield f"model.layers.*.self_attn.q_proj.{field}", cuts.part(shape.heads * shape.head_dim)
-    yield f"model.layers.*.self_attn.k_proj.{field}", (start, start + size)
-    yield f"model.layers.*.self_attn.v_proj.{field}", (start, start + size)
+    yield rows_of(shape, "q", *cuts.part(shape.heads * shape.head_dim), field)
+    yield rows_of(shape, "k", start, start + size, field)
+    yield rows_of(shape, "v", start, start + size, field)
