@@ -75,6 +75,24 @@ def test_what_agrees_is_taken_in_float64(family: str) -> None:
     assert engine(family).new_parameters == ()
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("granite", {"logits_scaling": 1.02}), ("gemma2", {"head_dim": 8, "final_logit_softcapping": 30.0})],
+)
+def test_in_a_narrow_dtype_a_head_is_not_taken_for_one_that_scales_or_caps_its_logits(
+    family: str, fields: dict[str, Any]
+) -> None:
+    """Of small logits both change less than bfloat16 shows."""
+    shape = DECODER | fields | {"initializer_range": 0.02}
+    model = TransformersEngine.open(ModelSpec("causal_lm", RandomSource(family, shape, WORDS), "bfloat16"))
+    hidden = 1000 * torch.randn(5, 32, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model.model.lm_head(hidden)
+        wanted = logits / 1.02 if family == "granite" else 30 * torch.tanh(logits / 30)
+        found = model._network.head(hidden)
+    torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.01)
+
+
 def test_a_model_that_only_reads_needs_no_cache() -> None:
     assert opened("mamba", generates=False).model.config.model_type == "mamba"
     with pytest.raises(ModelRefused, match="no causal model"):

@@ -20,6 +20,11 @@ from rlgraph.engines.transformers.cache import make_cache
 _PADDED = 1.05
 """Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
 
+_MOST, _SAME = 0.25, 0.01
+"""Shares of the largest number that two ways to it may be apart in a narrow dtype: two passes through the layers; two
+heads on the same hidden states."""
+_LARGE = 1000.0
+
 _HEADS = ("score", "classifier", "lm_head")
 
 
@@ -155,14 +160,16 @@ class Network:
             whole = self.model(input_ids=ids, use_cache=False).logits
         if self._backbone is self.model:
             return None
-        for head in _heads(self.model):
+        *modules, rest = _heads(self.model)
+        for head in (*modules, rest):
             try:
-                parts = head(self._backbone(input_ids=ids, use_cache=False).last_hidden_state[0])
+                hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
+                parts = head(hidden)
             except Exception:
                 continue
             # A sequence classifier reads one place, of its own choice.
             apart = (parts - whole).abs().amax(-1).min() if whole.dim() == 2 else (parts - whole[0]).abs().max()
-            if parts.dim() == 2 and bool(apart <= _tolerance(whole)):
+            if parts.dim() == 2 and bool(apart <= _tolerance(whole, _SAME)) and _agree(head, rest, hidden):
                 return head
         return None
 
@@ -182,6 +189,17 @@ def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
     yield head
 
 
+def _agree(head: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
+    """Whether two heads give the same for large hidden states, too: of small ones a cap changes less than a narrow dtype
+    shows."""
+    try:
+        wanted = rest(_LARGE * hidden)
+    except Exception:
+        return True  # This model has no such head.
+    given = head(_LARGE * hidden)
+    return given.shape != wanted.shape or bool((given - wanted).abs().max() <= _tolerance(wanted, _SAME))
+
+
 class _Given(nn.Module):
     """In the place of a backbone: its last hidden states are what it is given."""
 
@@ -189,8 +207,9 @@ class _Given(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
 
 
-def _tolerance(logits: Tensor) -> float:
-    return 100 * torch.finfo(logits.dtype).eps * max(1.0, float(logits.abs().max()))
+def _tolerance(logits: Tensor, most: float = _MOST) -> float:
+    """How far numbers may be apart that are the same but for rounding; never more than a share of the largest."""
+    return min(most, 100 * torch.finfo(logits.dtype).eps) * float(logits.abs().max())
 
 
 def _is_range(index: Tensor, size: int) -> bool:
