@@ -195,8 +195,8 @@ def activation_bytes(
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    network, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one behind the
-    other. entropy: the loss asks for it, too. logits: those that are there at a time.
+    network, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one
+    behind the other. entropy: the loss asks for it, too. logits: those that are there at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused)
     kept, working = layer.kept(), layer.working()

@@ -154,8 +154,8 @@ _BEYOND: dict[str, tuple[str, ...]] = {
 }
 
 _WINDOWS: dict[str, int] = {"mistral": 1, "phi3": 1, "gemma2": 2, "gemma3_text": 6}
-"""Families whose layers have a window where `sliding_window` says so: all of them; or all but each second or sixth, where
-`layer_types` does not say which."""
+"""Families whose layers have a window where `sliding_window` says so: all of them; or all but each second or sixth,
+where `layer_types` does not say which."""
 
 _Plain = dict[str, tuple[object, str]]
 _PLAIN: _Plain = {

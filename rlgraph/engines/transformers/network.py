@@ -190,8 +190,8 @@ def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _agree(head: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
-    """Whether two heads give the same for large hidden states, too: of small ones a cap changes less than a narrow dtype
-    shows."""
+    """Whether two heads give the same for large hidden states, too: of small ones a cap changes less than a narrow
+    dtype shows."""
     try:
         wanted = rest(_LARGE * hidden)
     except Exception:
