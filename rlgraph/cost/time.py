@@ -433,7 +433,8 @@ class DecodeStep:
         self.rounds = (
             2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
-        self.overhead, self.row = rates.block + rates.layer * shape.layers, rates.row
+        self.overhead = rates.block + rates.layer * shape.layers
+        self.row = rates.row + rates.hidden * shape.layers * shape.hidden
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property

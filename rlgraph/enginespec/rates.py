@@ -24,6 +24,9 @@ class Rates:
     """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
     row: float = 0.0
     """Seconds of each row; of `generate`, of each row in each decoding step."""
+    hidden: float = 0.0
+    """Of `generate`: seconds of each number of a row's hidden state in each layer of each decoding step, for what is
+    done to it beside matrix products."""
     token: float = 0.0
     """Seconds of each token that is read, in each layer: what is done to it beside matrix products."""
     update: float = 0.0

@@ -63,7 +63,7 @@ INVERSE = ("compute", "memory")
 """Shares, which are fitted as their inverses."""
 LEAST = {"compute": 0.2, "memory": 0.1}
 """The device's own rates may have been measured while others disturbed it."""
-START = {"compute": 2.0, "memory": 2.0, "crowd": 0.1, "lock": 0.1}
+START = {"compute": 2.0, "memory": 2.0, "crowd": 0.1, "lock": 0.1, "hidden": 1e-7}
 
 Note = Callable[[str], None]
 Beside = Callable[[str], Sequence[TimedRun]]

@@ -31,9 +31,10 @@ SPEC = EngineSpec(
     memory=Memory(cache=Reserved(), cpu_dtype="float32", cpu_packs_experts=True),
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
     # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100.
+    # On a CPU a decoded row takes what docs/calibration.md has measured.
     rates={
         "gpu": {"generate": Rates(0.75, 0.95, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6)},
-        "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1e-4)},
+        "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)},
     },
     settings=frozenset({"kv_bytes"}),
     preference=2,
