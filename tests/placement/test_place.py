@@ -166,6 +166,13 @@ def test_scoring_stays_where_the_model_trains_and_generating_if_it_is_the_same_e
     assert set(roles(alone).values()) == {home}
 
 
+def test_a_model_that_is_shared_out_generates_with_whole_copies() -> None:
+    schedule = "pool one = 4 devices\nplace actor.train on one(engine=transformers, fsdp=2)\n"
+    plan = planned(shipped("async_grpo"), schedule, installed=("transformers",))
+    meshes = {role.operation: plan.group(role.group).mesh for role in plan.roles if role.model == "actor"}
+    assert meshes == {"generate": mesh(dp=4), "logprobs": mesh(dp=2, fsdp=2), "train": mesh(dp=2, fsdp=2)}
+
+
 def test_a_copy_that_is_not_placed_is_in_the_pool_of_its_original_and_others_in_the_first() -> None:
     schedule = "pool play = 2 devices\npool learn = 4 devices\nplace actor, critic on learn\n"
     plan = planned(shipped("ppo"), schedule)
