@@ -65,6 +65,15 @@ class Deployment:
         return self.mesh.length("pp")
 
     @property
+    def ep(self) -> int:
+        return self.mesh.length("ep")
+
+    @property
+    def row_ranks(self) -> int:
+        """Ranks of a copy that share out its rows."""
+        return self.fsdp * self.ep
+
+    @property
     def dp(self) -> int:
         return self.mesh.length("dp")
 
@@ -90,4 +99,8 @@ class Deployment:
         """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
         share = constants.collective
         inner = link(self.island, self.tp <= self.island.per_node, share)
-        return inner, link(self.island, self.island.beside(self.tp, self.pp), share)
+        return inner, link(self.island, self.island.beside(self.tp * self.ep, self.pp), share)
+
+    def among_experts(self, constants: Constants) -> Link:
+        """Between ranks that share experts out."""
+        return link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)

@@ -35,6 +35,14 @@ class Link:
             return 0.0
         return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
 
+    def all_to_all_bytes(self, size: float, ranks: int) -> float:
+        """Every rank sends each other one an equal part of `size` bytes: the part of its bytes."""
+        return (ranks - 1) * size / ranks / self.bandwidth
+
+    def all_to_all_latency(self, ranks: int) -> float:
+        """The part of its messages."""
+        return (ranks - 1) * self.latency
+
     def send(self, size: float) -> float:
         """One message."""
         return size / self.bandwidth + self.latency

@@ -175,7 +175,7 @@ class _Fed(MemoryModel):
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         super().__init__(config, deployment, batches)
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
-        self.feeding = _feeding(tuple(batches), budget, side, deployment.fsdp)
+        self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks)
         self.weights = held(config, deployment)
         """Numbers of the fullest rank."""
         self.state = optimizer_bytes(config.optimizer, config.item)
@@ -201,8 +201,11 @@ class Training(_Fed):
         weights, state = self.weights, self.state
         micro = self.feeding.micro(rows)
         own = Bytes((("weights", weights * config.item),)) + _gathered(config, deployment, micro)
-        optimizer = Bytes((("optimizer", weights * (state.master + state.moments)),))
         sharded = deployment.spec.shards_optimizer
+        # Ranks that share experts out are copies of the rest, to the optimizer, too.
+        stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+        stepped = stage / deployment.ep if sharded else weights
+        optimizer = Bytes((("optimizer", stepped * (state.master + state.moments)),))
         kept = _activations(config, deployment, micro)
         shared_out = Bytes()
         if deployment.spec.memory.gradients_stay:
@@ -212,7 +215,7 @@ class Training(_Fed):
             # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
             update = Bytes((("buffers", wide_gradients),))
             if sharded and not _on_cpu(deployment):
-                shared_out = update
+                shared_out = Bytes((("buffers", stepped * state.gradient),))
             else:
                 active = _larger(active, update)
         else:

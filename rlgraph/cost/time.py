@@ -229,6 +229,11 @@ def latency(
     size = tokens * shape.hidden * config.item
     sent = layers * reduces * inner.all_reduce_bytes(size, deployment.tp)
     rounds = layers * reduces * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
+    if deployment.ep > 1:
+        # A token goes to each of its experts and comes back, forward and backward.
+        among = deployment.among_experts(constants)
+        sent += layers * reduces * among.all_to_all_bytes(size * shape.experts_per_token, deployment.ep)
+        rounds += layers * reduces * among.all_to_all_latency(deployment.ep)
     if deployment.pp > 1:
         both = 1 if kind == "forward" else 2
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
@@ -245,7 +250,7 @@ def latency(
             # The next layer's parameters come while this one works.
             waited = max(0.0, waited - each.seconds / max(blocks, 1e-9))
         block += Cost(communication=waited)
-    return LatencyModel(each, block, rates.call, blocks, deployment.pp, deployment.fsdp)
+    return LatencyModel(each, block, rates.call, blocks, deployment.pp, deployment.row_ranks)
 
 
 def _gathering(
@@ -264,7 +269,7 @@ def held(config: ModelConfig, deployment: Deployment) -> float:
     """Parameters that the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.shard_parameters(config.shape, config.kind, deployment.fsdp)
-    return work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +280,11 @@ class Update:
     one: int
     """Devices of a copy."""
     sent: float
-    """Bytes of gradients and weights that go around once."""
+    """Bytes of gradients and weights that go around once, among copies."""
+    common: float
+    """The same of what ranks that share experts out have in common: among these, too."""
+    sharing: int
+    """So many ranks share them out."""
     whole: float
     """Bytes that each copy reads and writes."""
     shared: float
@@ -288,7 +297,12 @@ class Update:
     def communication(self, copies: int) -> float:
         """Seconds that copies exchange."""
         between = between_copies(self.island, self.one, copies, self.share)
-        return 2 * between.all_gather(self.sent / 2, copies)
+        found = 2 * between.all_gather(self.sent / 2, copies)
+        if not self.common:
+            return found
+        ranks = copies * self.sharing
+        wider = between_copies(self.island, self.one // self.sharing, ranks, self.share)
+        return found + 2 * wider.all_gather(self.common / 2, ranks)
 
     def memory(self, copies: int) -> float:
         """Seconds that a copy waits for its memory."""
@@ -307,19 +321,24 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     """Of a model that is trained on a split like this one."""
     rates = constants.rates[deployment.engine, "train"]
     weights = held(config, deployment)
+    stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
     # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
     # gradients.
     split = deployment.spec.shards_optimizer
     step = optimizer_bytes(config.optimizer)
-    sent = weights * (step.gradient + config.item) if split else weights * 2 * step.gradient
+    each = step.gradient + config.item if split else 2 * step.gradient
+    # Of the weights of all experts a rank has one part in so many.
+    experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
     whole = weights * (step.gradient + (config.item if split else step.moved))
-    shared = weights * step.moved if split else 0.0
+    shared = stage / deployment.ep * step.moved if split else 0.0
     reached = device.streamed * rates.memory
     return Update(
         deployment.island,
         deployment.mesh.copy_size,
-        sent,
+        experts * each,
+        (weights - experts) * each,
+        deployment.ep,
         whole,
         shared,
         reached,

@@ -80,6 +80,12 @@ def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
     return sum(-(-each.shape[0] // parts) * math.prod(each.shape[1:]) for each in tensors(shape, kind))
 
 
+def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
+    """Of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`, too."""
+    experts = expert_parameters(shape) / shape.layers * -(-shape.layers // pp)
+    return (stage_parameters(shape, kind, pp) - experts * (1 - 1 / ep)) / tp
+
+
 # FLOPs
 
 
@@ -335,6 +341,9 @@ class _LayerShard:
         """For each token what a feed-forward network keeps. Experts also keep a token's copy for each of them, and what
         they make of it."""
         copies = 2 * self.shape.experts_per_token * self.shape.hidden
+        if self.shape.experts and self.token_ranks > 1:
+            # All tokens, put together for the router.
+            copies += self.shape.hidden
         return (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
 
     def _attention(self) -> float:

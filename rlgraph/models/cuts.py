@@ -27,12 +27,15 @@ class Cuts:
     """How many tensor-parallel ranks there are."""
     index: int
     """Which one of them this is."""
+    experts: Range
+    """Those that the rank has, where tensors are of all experts of a layer: [experts, rows, columns]."""
 
     @classmethod
     def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> Cuts:
         shapes = {parameter.name: parameter.shape for parameter in parameters(shape, kind)}
         layers = share(shape.layers, mesh.length("pp"), mesh.at(rank, "pp"))
-        return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"))
+        experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
+        return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
 
     def entire(self, name: str, source: str) -> Local:
         """A tensor that no tensor-parallel rank splits."""
@@ -64,6 +67,8 @@ class Cuts:
             axis = dim + _stacked(source)
             if _stacked(source):
                 box[0] = self.layers
+            if ".experts." in source:
+                box[1] = self.experts
             box[axis] = (start, stop)
             pieces.append(Piece(source, tuple(box), tuple(at * (place == axis) for place in range(len(box)))))
             at += stop - start

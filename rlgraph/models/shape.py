@@ -56,6 +56,8 @@ class Shape:
     experts: int = 0
     """In each layer; 0 where all tokens take the same feed-forward network."""
     experts_per_token: int = 0
+    norm_topk: bool = False
+    """What a token's experts say is weighed by shares that add up to 1, not by theirs among all experts."""
     shared_ffn: int = 0
     """Columns of the expert that every token takes beside its own, where there is one."""
     fused: bool = False
@@ -238,6 +240,8 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "experts": experts,
         "experts_per_token": chosen,
+        # There is no such field in Mixtral, which always does it.
+        "norm_topk": config["model_type"] == "mixtral" or bool(config.get("norm_topk_prob", False)),
         "shared_ffn": _number(config, shared) if shared in config else 0,
     }
 

@@ -51,6 +51,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", _USUAL | {"sliding_window": None}),
     "phi3": ("phi3", _USUAL | {"pad_token_id": 0}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
+    "mixtral": ("mixtral", _USUAL | {"num_local_experts": 4, "num_key_value_heads": 4}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        _USUAL
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        _USUAL
+        | {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 
 

@@ -49,6 +49,11 @@ MESHES = {
     "pp2dp2": mesh(dp=2, pp=2),
     "tp4": mesh(tp=4),
     "pp4": mesh(pp=4),
+    "ep2": mesh(ep=2),
+    "ep4": mesh(ep=4),
+    "ep2tp2": mesh(ep=2, tp=2),
+    "ep2pp2": mesh(ep=2, pp=2),
+    "ep2dp2": mesh(ep=2, dp=2),
 }
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 """A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
@@ -79,6 +84,11 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("pp2", ["tied", "llama"]),
         ("tp2pp2", ["tied", "qwen3"]),
         ("tp4", ["qwen2", "phi3"]),
+        ("tp1", ["mixtral", "qwen2_moe", "qwen3_moe"]),
+        ("tp2pp2", ["qwen2_moe"]),
+        ("ep2tp2", ["mixtral", "qwen2_moe", "qwen3_moe"]),
+        ("ep2pp2", ["qwen3_moe"]),
+        ("ep4", ["mixtral"]),
     ],
 )
 def test_logprobs_and_entropy_are_those_of_transformers(
@@ -165,6 +175,15 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("pp2dp2", "tied", True),
         ("tp4", "qwen2", True),
         ("pp4", "tied", True),
+        ("tp1", "qwen2_moe", True),
+        ("tp2", "qwen2_moe", True),
+        ("ep2", "qwen3_moe", True),
+        ("ep2tp2", "qwen2_moe", True),
+        ("ep2tp2", "mixtral", False),
+        ("ep2pp2", "qwen3_moe", True),
+        ("ep2dp2", "mixtral", True),
+        ("ep2dp2", "qwen2_moe", False),
+        ("ep4", "mixtral", True),
     ],
 )
 def test_updates_are_those_of_transformers(

@@ -40,6 +40,7 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     shape = draw(shapes(named(engine).experts))
     tp = draw(st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8) if shape.heads % tp == 0]))
     pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if engine == "megatron" else 1
-    over = mesh(2, pp, tp)
+    sizes = [ep for ep in (1, 2, 3) if engine == "megatron" and shape.experts and shape.experts % ep == 0]
+    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])))
     assume(not problems(shape, engine, over))
     return shape, over

@@ -66,18 +66,19 @@ def one_copy(over: Mesh) -> list[int]:
 
 @settings(max_examples=150)
 @given(splits("megatron"))
-def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_tensor_rank(
+def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_rank(
     split: tuple[Shape, Mesh],
 ) -> None:
     shape, over = split
-    tp, pp = over.length("tp"), over.length("pp")
+    tp, pp, ep = over.length("tp"), over.length("pp"), over.length("ep")
     for kind in KINDS:
         layouts = [megatron.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
-            expected = tp if "norm" in name or name.startswith("score") else 1
+            entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
+            expected = (tp if entire else 1) * (1 if ".experts." in name else ep)
             if name == EMBEDDING and shape.tied and pp > 1 and kind == "causal_lm":
-                expected = 2
+                expected *= 2
             assert counts == {expected}, name
         assert [megatron.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 

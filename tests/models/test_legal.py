@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from rlgraph.enginespec import legal
 from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import engine as named
+from rlgraph.enginespec.registry import engines
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -46,7 +49,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
         (
             "megatron",
             Mesh((("tp", 2), ("cp", 2))),
-            ["megatron does not split along cp, but cp=2: it can use dp, pp, tp"],
+            ["megatron does not split along cp, but cp=2: it can use dp, pp, ep, tp"],
         ),
     ],
 )
@@ -100,17 +103,27 @@ SPARSE = replace(SHAPE, family="qwen2_moe", experts=4, experts_per_token=2, shar
 
 
 def test_experts_have_to_divide() -> None:
-    for engine in ("transformers", "vllm"):
+    for engine in ("transformers", "vllm", "megatron"):
         assert problems(SPARSE, engine, mesh()) == []
     assert problems(SPARSE, "vllm", mesh(tp=4)) == []
+    assert problems(SPARSE, "megatron", mesh(2, 2, 2, ep=4)) == []
+    assert problems(SPARSE, "vllm", mesh(ep=2)) == ["vllm does not split along ep, but ep=2: it can use dp, tp"]
+    assert problems(SPARSE, "megatron", mesh(ep=3)) == [
+        "ep=3 does not divide the 4 experts: the nearest that fits is ep=2 or ep=4"
+    ]
+    assert problems(SHAPE, "megatron", mesh(ep=2)) == [
+        "ep=2 splits experts, of which this model has none: the nearest that fits is ep=1"
+    ]
     assert problems(replace(SPARSE, ffn=30, shared_ffn=18), "vllm", mesh(tp=4)) == [
         "tp=4 does not divide the 30 columns of an expert and does not divide the 18 columns of the shared expert: the"
         " nearest that fits is tp=2"
     ]
 
 
-@pytest.mark.parametrize("engine", ["megatron"])
-def test_engines_without_experts(engine: str) -> None:
-    assert problems(SPARSE, engine, mesh(tp=2)) == [
-        f"{engine} cannot lay out the experts of qwen2_moe models here yet: use transformers"
+def test_an_engine_without_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(named("megatron"), experts=False)
+    monkeypatch.setattr(legal, "named", lambda name: plain)
+    monkeypatch.setattr(legal, "engines", lambda: {**engines(), "megatron": plain})
+    assert problems(SPARSE, "megatron", mesh(tp=2)) == [
+        "megatron cannot lay out the experts of qwen2_moe models here yet: use transformers"
     ]

@@ -66,7 +66,7 @@ def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole:
 
 
 MESHES = {
-    "megatron": (mesh(), mesh(1, 2, 2), mesh(2, 4, 1), mesh(1, 1, 4)),
+    "megatron": (mesh(), mesh(1, 2, 2), mesh(2, 4, 1), mesh(1, 1, 4), mesh(1, 2, 2, ep=2)),
     "vllm": (mesh(), mesh(1, 1, 2), mesh(2, 1, 4)),
     "transformers": (mesh(2),),
 }
@@ -100,14 +100,18 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
         assert torch.equal(tensor, theirs[each]), each
 
 
-@pytest.mark.parametrize("layout", [vllm.layout, entire], ids=["vllm", "transformers"])
+@pytest.mark.parametrize(
+    ("layout", "over"),
+    [(megatron.layout, mesh(tp=2, ep=2)), (vllm.layout, mesh(tp=4)), (entire, mesh(4))],
+    ids=["megatron", "vllm", "transformers"],
+)
 @pytest.mark.parametrize("family", SPARSE)
-def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layout, tmp_path: Path) -> None:
+def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layout, over: Mesh, tmp_path: Path) -> None:
     model = tiny(family)
     model.save_pretrained(tmp_path)
     names = load_file(tmp_path / "model.safetensors")
     assert names.keys() != dict(model.named_parameters()).keys()
-    shape, over = shape_of_model(model), mesh(1, 1, 4)
+    shape = shape_of_model(model)
     whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape)}
     for rank in range(4):
         mine = layout(shape, over, rank)

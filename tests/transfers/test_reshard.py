@@ -14,6 +14,7 @@ from rlgraph.engines.megatron import layout as megatron
 from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
 from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.layout import Box, Local, Parameter, Piece, share, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
@@ -229,6 +230,34 @@ def test_from_ranks_that_share_a_model_out_and_to_them(
     case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool
 ) -> None:
     check(*case, forward)
+
+
+@st.composite
+def with_experts(draw: st.DrawFn) -> tuple[Shape, list[Side]]:
+    """A model with experts as two engines hold it, on other devices or on some of the same."""
+    columns, experts = draw(st.sampled_from((4, 8))), draw(st.sampled_from((4, 8)))
+    shared = draw(st.sampled_from((0, 8)))
+    shape = Shape("qwen2_moe", 10, 4, columns, 4, 4, 4, 2, experts=experts, experts_per_token=2, shared_ffn=shared)
+    sides: list[Side] = []
+    for first in (0, draw(st.sampled_from((0, 1, 40)))):
+        engine = draw(st.sampled_from(sorted(LAYOUTS)))
+        sizes = {axis: draw(st.sampled_from((1, 2, 4))) for axis in spec_of(engine).axes if axis != "dp"}
+        over = mesh(**sizes, dp=draw(st.integers(1, 2)))
+        assume(not problems(shape, engine, over))
+        sides.append({first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)})
+    return shape, sides
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(with_experts())
+def test_experts_of_any_two_engines(case: tuple[Shape, list[Side]]) -> None:
+    shape, (source, destination) = case
+    full = content(list(parameters_of(shape)))
+    topology = Topology.separate(sorted({*source, *destination}), 4)
+    transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20)
+    run(transfer, source, destination, full)
+    away, _, kept = counted(source, destination, full, topology)
+    assert transfer.moved == transfer.bound == away and transfer.kept == kept
 
 
 # What has to be so

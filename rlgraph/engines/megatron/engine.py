@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
@@ -35,9 +36,10 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 class MegatronEngine:
     """One rank's part of a model. Implements `Scores` and `Accumulates`.
 
-    All ranks of a pipeline get the same calls with the same rows, in the same order; those of different copies (dp)
-    have rows of their own, and call `open`, `copy`, `train_step`, `clear_gradients` and `apply_gradients` together.
-    Nothing but training keeps gradients. All ranks of the last stage have results, not the one alone that `speaks`.
+    All ranks of a copy get the same calls with the same rows, in the same order, and those along ep share the blocks of
+    rows out; ranks of different copies (dp) have rows of their own, and call `open`, `copy`, `train_step`,
+    `clear_gradients` and `apply_gradients` together. Nothing but training keeps gradients. All ranks of the last stage
+    have results, not the one alone that `speaks`.
     """
 
     def __init__(
@@ -147,20 +149,23 @@ class MegatronEngine:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
         the ranks of this copy take part."""
         assert self._trainer is not None
-        self._loss += self._pipeline.gradients(self._trainer.chunk, blocks, self._checked(micro))
+        self._loss += self._pipeline.gradients(self._trainer.chunk, self._own(blocks), self._checked(micro))
 
     @on_cpu()
     @torch.enable_grad()
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with `scale` times the gradients of all copies."""
         assert self._trainer is not None
-        total = torch.tensor(self._loss if self.speaks else 0.0, dtype=torch.float64, device=device())
+        first = self._last and self._mesh.at(self._rank, "tp") == 0
+        total = torch.tensor(self._loss if first else 0.0, dtype=torch.float64, device=device())
         dist.all_reduce(total)
         return {"loss": scale * float(total), **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Blocks for `train_step`: row indices; at least one for each stage, where there are as many rows."""
-        return plan_blocks(lengths, token_budget or self._block_tokens, self._mesh.length("pp"), packed=True)
+        """Blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there are as
+        many rows."""
+        side = self._mesh.length("pp") * self._mesh.length("ep")
+        return plan_blocks(lengths, token_budget or self._block_tokens, side, packed=True)
 
     def state(self) -> State:
         """A copy of this rank's weights."""
@@ -192,8 +197,8 @@ class MegatronEngine:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is its copy's last stage, and the first tensor-parallel rank there."""
-        return self._last and self._mesh.at(self._rank, "tp") == 0
+        """Whether this is its copy's last stage, and the first rank there along tp and ep."""
+        return self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "ep") == 0
 
     def layout(self) -> tuple[Local, ...]:
         """The tensors that this rank holds."""
@@ -237,27 +242,44 @@ class MegatronEngine:
             self._require(op)
         counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.counts()
         busy = counts.nonzero()[:, 0]
-        plan = [busy[rows] for rows in self.plan_blocks(sequences.lengths[busy])]
-        parts = [sequences.take(rows) for rows in plan]
-        batches = [batch_of([Call(op, part, temperature) for op in ops], self.codec.pad_id) for part in parts]
-        done = self._pipeline.answers(batches)
+        plan = self._own([busy[rows] for rows in self.plan_blocks(sequences.lengths[busy])])
+        calls = [
+            [] if rows is None else [Call(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
+            for rows in plan
+        ]
+        done = self._pipeline.answers([batch_of(each, self.codec.pad_id) for each in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
         found = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
         if done:
-            order, starts = torch.cat(plan), counts.cumsum(0) - counts
+            order, starts = (
+                torch.cat([busy[:0], *(rows for rows in plan if rows is not None)]),
+                counts.cumsum(0) - counts,
+            )
             back = ragged_index(starts[order], counts[order]).to(device())
-            for place, answers in zip(found, zip(*done, strict=True), strict=True):
-                place[back] = torch.cat(answers)
+            for index, place in enumerate(found):
+                place[back] = torch.cat([place[:0], *(answers[index] for answers in done if answers)])
+                if self._mesh.length("ep") > 1:
+                    # Each has the answers to its own rows.
+                    dist.all_reduce(place, group=parallel_state.get_expert_model_parallel_group())
         return found
 
     def _checked(self, micro: Callable[[Any], Micro]) -> Callable[[Any], Micro]:
         def checked(block: Any) -> Micro:
+            if block is None:
+                return Micro((), lambda answers: torch.zeros((), device=device()))
             part = micro(block)
             for call in part.calls:
                 self._require(call.op)
             return part
 
         return checked
+
+    def _own(self, blocks: Sequence[Any]) -> list[Any]:
+        """Ranks along ep get the same blocks, and each works on its part of them; with as many for each, since all of
+        them have experts that each one needs: None where there is none."""
+        ep, at = self._mesh.length("ep"), self._mesh.at(self._rank, "ep")
+        own = list(blocks[at::ep])
+        return own + [None] * (-(-len(blocks) // ep) - len(own))
 
     def _require(self, op: str) -> None:
         kind, what = _GIVES[op]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -20,26 +23,63 @@ def settle(mesh: Mesh) -> int:
     if not dist.is_initialized() or dist.get_world_size() != mesh.size:
         there = dist.get_world_size() if dist.is_initialized() else "no"
         raise EngineError(f"a mesh of {mesh} needs a process group of {mesh.size} ranks: there are {there} ranks")
-    tp, pp = mesh.length("tp"), mesh.length("pp")
+    tp, pp, ep = mesh.length("tp"), mesh.length("pp"), mesh.length("ep")
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tp, pp, order="tp-cp-ep-pp-dp")
+        _initialize(mesh)
         # Its generators are used at dropout only, which is off; but it asks for them.
         with torch.random.fork_rng(devices=[]):
             model_parallel_cuda_manual_seed(1)
     rank = dist.get_rank()
     here = {
-        "dp": parallel_state.get_data_parallel_rank(),
+        "dp": parallel_state.get_data_parallel_rank() // ep,
+        "ep": parallel_state.get_expert_model_parallel_rank(),
         "pp": parallel_state.get_pipeline_model_parallel_rank(),
         "tp": parallel_state.get_tensor_model_parallel_rank(),
     }
     split = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_world_size(),
     )
-    if split != (tp, pp):
-        raise EngineError(
-            f"this process has a model split over tp={split[0]}, pp={split[1]}: one over {mesh} needs processes of its "
-            "own"
-        )
+    if split != (tp, pp, ep):
+        there = ", ".join(f"{axis}={size}" for axis, size in zip(("tp", "pp", "ep"), split, strict=True))
+        raise EngineError(f"this process has a model split over {there}: one over {mesh} needs processes of its own")
     assert all(mesh.at(rank, axis) == at for axis, at in here.items()), f"Megatron counts ranks otherwise: {here}"
     return rank
+
+
+def _initialize(mesh: Mesh) -> None:
+    """Megatron's own orders of ranks have stages outermost where experts are split; the mesh has copies there."""
+    own = parallel_state.RankGenerator
+    parallel_state.RankGenerator = partial(_Ranks, mesh)
+    try:
+        parallel_state.initialize_model_parallel(
+            mesh.length("tp"),
+            mesh.length("pp"),
+            expert_model_parallel_size=mesh.length("ep"),
+            order="tp-cp-ep-dp-pp",
+        )
+    finally:
+        parallel_state.RankGenerator = own
+
+
+class _Ranks:
+    """A mesh's ranks in groups, as Megatron asks for them. What is no expert is the same along ep as along dp: to it
+    both are copies."""
+
+    def __init__(self, mesh: Mesh, *, ep: int, dp: int, **_: Any) -> None:
+        """With the sizes of the axes for experts, or for what is none, which has ep=1."""
+        self._mesh, self._copies = mesh, {"dp"} if dp == mesh.length("dp") else {"dp", "ep"}
+        assert dp * ep == mesh.length("dp") * mesh.length("ep")
+        self.world_size = mesh.size
+
+    def get_ranks(self, token: str) -> list[list[int]]:
+        """Groups of those that differ along some axes only: `tp-dp`."""
+        along = {*token.split("-")}
+        if "dp" in along:
+            along |= self._copies
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self._mesh.size):
+            place = self._mesh.coordinates(rank)
+            found.setdefault(tuple(at for axis, at in place.items() if axis not in along), []).append(rank)
+        return list(found.values())

@@ -1,6 +1,8 @@
-"""How Megatron-core's GPTModel lays out a model over pipeline stages and tensor-parallel ranks.
+"""How Megatron-core's GPTModel lays out a model over pipeline stages, tensor-parallel ranks, and ranks that
+share experts out.
 
-The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`; layers are counted from 0 on each stage.
+The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, but for experts; layers are counted from 0
+on each stage.
 """
 
 from __future__ import annotations
@@ -44,9 +46,28 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
         yield cuts.entire(f"{ours}self_attention.k_layernorm.weight", f"{theirs}self_attn.k_norm.weight")
     yield cuts.split(f"{ours}self_attention.linear_proj.weight", f"{theirs}self_attn.o_proj.weight", dim=1)
     yield cuts.entire(f"{ours}pre_mlp_layernorm.weight", f"{theirs}post_attention_layernorm.weight")
+    if shape.experts:
+        yield from _experts(shape, cuts)
+        return
     columns = cuts.part(shape.ffn)
     yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
     yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+
+
+def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    """As `rlgraph.engines.megatron.experts` has them: some experts for each rank along ep, some columns of them for
+    each along tp."""
+    ours, theirs = "decoder.layers.*.mlp.", "model.layers.*.mlp."
+    start, stop = cuts.part(shape.ffn)
+    both = [(f"{theirs}experts.gate_up_proj", (start + up, stop + up)) for up in (0, shape.ffn)]
+    yield cuts.entire(f"{ours}router", f"{theirs}gate.weight")
+    yield cuts.join(f"{ours}linear_fc1", both, dim=1)
+    yield cuts.split(f"{ours}linear_fc2", f"{theirs}experts.down_proj", dim=2)
+    if shape.shared_ffn:
+        gate_up = [f"{theirs}shared_expert.{name}_proj.weight" for name in ("gate", "up")]
+        yield cuts.split(f"{ours}shared_fc1", *gate_up)
+        yield cuts.split(f"{ours}shared_fc2", f"{theirs}shared_expert.down_proj.weight", dim=1)
+        yield cuts.entire(f"{ours}shared_gate", f"{theirs}shared_expert_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -9,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.megatron.experts import Experts
 from rlgraph.engines.megatron.layout import padded_vocab
 from rlgraph.engines.megatron.modules import Angles, Scalar, Unread, layers
 from rlgraph.engines.megatron.shim import device
@@ -34,7 +37,8 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     config = _config(shape, mesh, dtype, recompute)
     model = GPTModel(
         config,
-        layers(config),
+        # Not a `ModuleSpec`, of whose modules Megatron wants to know all.
+        layers(config, SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None),
         vocab_size=rows,
         max_sequence_length=shape.positions,
         pre_process=parallel_state.is_pipeline_first_stage(),

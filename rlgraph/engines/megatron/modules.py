@@ -22,12 +22,14 @@ from rlgraph.engines.norm import rms_norm
 from rlgraph.engines.varlen import attend
 
 
-def layers(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Those of this rank's stage, with the parameters of Megatron-core's local specification."""
+def layers(config: TransformerConfig, network: Any = None) -> TransformerBlockSubmodules:
+    """Those of this rank's stage, with the parameters of Megatron-core's local specification. network: a module in
+    place of its feed-forward network."""
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
     parts.mlp.submodules.activation_func = Gate
+    parts.mlp = network or parts.mlp
     attention = parts.self_attention.submodules
     attention.core_attention = Attention
     if config.qk_layernorm:

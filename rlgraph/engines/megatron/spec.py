@@ -39,6 +39,12 @@ def _tensors(shape: Shape, tp: int) -> list[str]:
     return found
 
 
+def _experts(shape: Shape, ep: int) -> list[str]:
+    if ep > 1 and not shape.experts:
+        return ["splits experts, of which this model has none"]
+    return [f"does not divide the {shape.experts} experts"] if shape.experts % ep else []
+
+
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
     return device != "cpu" or dtype == "float32"
 
@@ -47,9 +53,10 @@ SPEC = EngineSpec(
     name="megatron",
     opens="rlgraph.engines.megatron.opening:open_rank",
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
-    axes=("dp", "pp", "tp"),
-    misfits={"pp": _stages, "tp": _tensors},
+    axes=("dp", "pp", "ep", "tp"),
+    misfits={"pp": _stages, "ep": _experts, "tp": _tensors},
     faults=faults,
+    experts=True,
     layout=layout,
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
     accumulates=True,

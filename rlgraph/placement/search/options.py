@@ -160,14 +160,7 @@ class Options:
         """Numbers of copies that may need less memory than more copies do."""
         deployment = strategy.deployment
         # All that the loads of copies depend on.
-        key = (
-            number,
-            id(deployment.island),
-            deployment.engine,
-            deployment.pp,
-            deployment.fsdp,
-            deployment.micro_tokens,
-        )
+        key = (number, id(deployment.island), deployment.engine, deployment.mesh, deployment.micro_tokens)
         if key not in self._lighter:
             numbers = pairwise(self.copies(component, deployment.island.devices))
             self._lighter[key] = [fewer for more, fewer in numbers if strategy.lighter(fewer, more)]
