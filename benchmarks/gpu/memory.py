@@ -92,7 +92,9 @@ def _measured(compiled: Compiled, setting: Setting) -> int:
 
 def _predicted(compiled: Compiled, tokens: int, device: str, setting: Setting) -> Peak:
     """Of tensors alone: what contexts and the allocator keep is not theirs."""
-    constants = replace(defaults("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0)
+    constants = replace(
+        defaults("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0, process={}, communicator=0
+    )
     workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
     laid = tasks(compiled.program, main_step(compiled.program), workload)
     return peaks(compiled.plan, laid, model_configs(compiled), read_cluster(f"1x1:{device}"), constants)["all"]

@@ -93,7 +93,18 @@ def constants_of(
     known = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
     # What is done beside matrix products was measured with them, and tensors with the transfers that they are of.
     known_rates = {**base.rates, **rates}
-    return replace(base, rates=known_rates, host=host, reserved=known, source=source, traffic=0.0, tensor=0.0, **plain)
+    return replace(
+        base,
+        rates=known_rates,
+        host=host,
+        reserved=known,
+        source=source,
+        traffic=0.0,
+        tensor=0.0,
+        process=base.process,
+        communicator=base.communicator,
+        **plain,
+    )
 
 
 def _short(numbers: Mapping[str, float]) -> dict[str, float]:

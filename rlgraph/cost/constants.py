@@ -24,6 +24,9 @@ from rlgraph.enginespec.registry import engines
 TENSOR = 2e-5
 """Of `Constants.tensor` on a GPU: launches of a few kernels. Assumed."""
 
+COMMUNICATOR = 688 << 20
+"""Of `Constants.communicator` on a GPU: NCCL's, of more than two ranks; of two it is 544 MB (nccl issue 964)."""
+
 TRAFFIC = 3.0
 """Of `Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted
 to MA01 to MA07 of docs/accuracy.md."""
@@ -63,8 +66,13 @@ class Constants:
     beside the matrix products read and write."""
     fragmentation: float = 0.05
     """Share of a device's memory that an allocator cannot use."""
-    reserved: int = 2 << 30
-    """Bytes of a device that its runtime and libraries take."""
+    reserved: int = 1 << 30
+    """Bytes of a device that belong to no process: the driver's, of a GPU a few hundred MB to 1 GB (sichek pull request
+    113)."""
+    process: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a device that a process has beside tensors, by its engine."""
+    communicator: int = 0
+    """Bytes of a device that a process has for each mesh axis along which it exchanges something."""
     source: str = "defaults"
     """Where they are from: shown with every prediction."""
 
@@ -86,5 +94,11 @@ def defaults(device: DeviceKind) -> Constants:
     return (
         Constants(_rates(device), reserved=512 << 20)
         if device == "cpu"
-        else Constants(_rates(device), tensor=TENSOR, traffic=TRAFFIC)
+        else Constants(
+            _rates(device),
+            tensor=TENSOR,
+            traffic=TRAFFIC,
+            process={name: spec.memory.process for name, spec in engines().items()},
+            communicator=COMMUNICATOR,
+        )
     )

@@ -95,6 +95,14 @@ class Deployment:
         near = self.island.near(self.fsdp)
         return link(self.island, True, constants.collective) if near else across(self.island, 1, constants.collective)
 
+    def process(self, constants: Constants) -> int:
+        """Bytes of a device that one of its processes has beside tensors: the runtime's, and those of a communicator
+        for each axis along which ranks exchange something. Copies do where they are trained."""
+        if self.island.device.kind == "cpu":
+            return 0
+        exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.axes)
+        return constants.process.get(self.engine, 0) + exchanging * constants.communicator
+
     def links(self, constants: Constants) -> tuple[Link, Link]:
         """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
         share = constants.collective

@@ -1,7 +1,8 @@
 """The fullest moment of each pool over a step, and what fills its devices then.
 
 Groups of a pool take turns: all of them hold their models, and one of them works. A model that is off-loaded is there
-only while it works.
+only while it works. A process is
+there all the time, with what it has beside tensors.
 """
 
 from __future__ import annotations
@@ -150,10 +151,16 @@ class _Filling:
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """What is held on a device while one model works."""
         for group in self.groups:
+            if device in group.devices and (process := self.process(group)):
+                yield group.models[0], "runtime", process
             for model in group.models if device in group.devices else ():
                 away = self.plan.holding(model, group.name).offload and (model, group.name) != busy
                 for what, size in () if away else self.held.get((model, group.name), Bytes()).parts:
                     yield model, what, size
+
+    def process(self, group: Group) -> float:
+        """What one process of a group has beside tensors."""
+        return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
 
 
 def _sum(parts: Parts) -> float:

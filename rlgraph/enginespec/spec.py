@@ -101,6 +101,9 @@ class Memory:
     """Where it generates."""
     cpu_dtype: str | None = None
     """What it computes in on a CPU, whatever it is told."""
+    process: int = 512 << 20
+    """Bytes that one of its processes has on a GPU beside tensors: CUDA's context with the kernels of torch. Those are
+    300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
     cpu_packs_experts: bool = False
     """On a CPU experts are there twice: as its kernel wants them, and as others write them."""
 

@@ -42,7 +42,7 @@ def too_full(
     constants = constants or defaults(cluster.islands[0].device.kind)
     if compiled.told.get("assumptions", {}).get("constants", constants.source) != constants.source:
         # They were measured, and are not here: a device has no more than all of its memory.
-        constants = replace(constants, reserved=0, fragmentation=0.0)
+        constants = replace(constants, reserved=0, fragmentation=0.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
         model.name: config_of(model, shape, program)

@@ -101,7 +101,7 @@ def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
 
 def test_off_loading_is_told() -> None:
     """Three models that fit on a device only one after the other."""
-    choice = rlgraph.compile(PPO, cluster="1x1:a100-80gb(memory=5.5GiB)").choice
+    choice = rlgraph.compile(PPO, cluster="1x1:a100-80gb(memory=7GiB)").choice
     assert any(option.offload for option in choice.found.options)
     path = critical_path(choice.problem, choice.found)
     assert any(each.parts.get("offload") for each in path)
@@ -142,8 +142,8 @@ def test_a_way_that_does_not_fit_says_what_lacks() -> None:
 
 def test_pools_that_are_too_small_are_told() -> None:
     # Adam's states of a model need two devices: two trained models with a pool each need four of them.
-    cluster = "1x2:a100-80gb(memory=4GB)"
-    told = explain(rlgraph.compile(PPO, cluster=cluster))
+    large = PPO.replace("num_hidden_layers=8", "num_hidden_layers=64")
+    told = explain(rlgraph.compile(large, cluster="1x2:a100-80gb(memory=18GB)"))
     [split] = [each for each in told.alternatives if each.name == "split"]
     assert split.refused == "does not fit: 4 devices are needed (2 for `actor`, `ref`, 2 for `critic`), and there are 2"
 
@@ -304,7 +304,7 @@ def test_plain_data(told: Explanation) -> None:
     assert data["seconds"] == told.seconds and data["cluster"] == SMALL
     assert sum(data["goes_to"].values()) == pytest.approx(data["seconds"])
     assert [each["name"] for each in data["changes"]] == [change.name for change in told.changes]
-    less = explain(rlgraph.compile(ALONE, cluster="2x1:a100-80gb(memory=4GB)"))
+    less = explain(rlgraph.compile(ALONE, cluster="2x1:a100-80gb(memory=5.2GB)"))
     assert [each["saves"] for each in less.to_json()["changes"] if each["name"] == "one node less"] == [None]
 
 

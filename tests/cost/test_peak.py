@@ -88,11 +88,17 @@ def test_all_models_are_there_and_one_works() -> None:
         footprint("ref", "logprobs", "look"),
     ]
     peak = found()
+    # A process for each group, that of `learn` with two models.
+    running = sum(
+        predictor.deployment(model, own.group(group)).process(GPU)
+        for model, group in (("actor", "learn"), ("actor", "play"), ("ref", "look"))
+    )
+    stays = running + sum(size for size, _ in held)
     # The devices with `ref` are the fullest.
-    assert peak.bytes == pytest.approx(sum(size for size, _ in held) + max(size for _, size in held))
+    assert peak.bytes == pytest.approx(stays + max(size for _, size in held))
     assert peak.moment == "train actor"
     assert [name for name, _ in peak.moments] == [task.name for task in TASKS if task.model]
-    assert dict(peak.moments)["ref_logp"] == pytest.approx(sum(size for size, _ in held) + held[3][1])
+    assert dict(peak.moments)["ref_logp"] == pytest.approx(stays + held[3][1])
 
 
 def test_parts_add_up() -> None:
@@ -105,13 +111,14 @@ def test_parts_add_up() -> None:
 
 def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
     whole, less = found(), found(("critic", "learn"), ("ref", "look"))
-    critic = sum(size for model, _, size in whole.parts if model == "critic")
-    ref = sum(size for model, _, size in whole.parts if model == "ref")
+    # Processes stay.
+    critic = sum(size for model, what, size in whole.parts if model == "critic" and what != "runtime")
+    ref = sum(size for model, what, size in whole.parts if model == "ref" and what != "runtime")
     before, after = dict(whole.moments), dict(less.moments)
     assert after["train actor"] == pytest.approx(before["train actor"] - critic - ref)
     assert after["train critic"] == pytest.approx(before["train critic"] - ref)
     assert after["rollout"] == pytest.approx(before["rollout"] - critic - ref)
-    assert less.moment == "train critic" and "ref" not in {model for model, _, _ in less.parts}
+    assert less.moment == "train critic" and {what for model, what, _ in less.parts if model == "ref"} == {"runtime"}
 
 
 def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:

@@ -23,10 +23,12 @@ from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import ROW_BYTES
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
 from rlgraph.placement.choose import refused
 from rlgraph.placement.search import watch
+from rlgraph.placement.search.problem import peak as counted
 from rlgraph.placement.search.refuse import MOST_NODES
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -38,6 +40,12 @@ pool learn = 4 devices
 pool play = 8 devices
 place actor.train on learn(tp=2, dp=2)
 place actor.generate on play(engine=vllm, tp=2)
+"""
+ALIKE = """\
+schedule ppo
+pool whole = 8 devices
+place actor.train, critic, ref, reward on whole(engine=megatron, tp=2, dp=4)
+place actor.generate on whole(engine=vllm, tp=2)
 """
 
 
@@ -163,7 +171,9 @@ def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> N
     pins = f"schedule grpo\npool all = 8 devices\nplace actor.train on all(engine=megatron, {split})\n"
     sets = {"base": '"Qwen/Qwen2.5-3B"'}
     free, pinned = (
-        rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="1x8:rtx4090", schedule=text).choice
+        rlgraph.compile(
+            ALGORITHMS / "grpo.rlf", sets, cluster="1x8:rtx4090(memory=28GiB)", schedule=text, offload=False
+        ).choice
         for text in (None, pins)
     )
     assert free.found.bound <= pinned.found.seconds * (1 + 1e-9)
@@ -181,6 +191,26 @@ def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
         workload=LENGTHS,
     )
     assert found.plan.role("actor", "train").mesh.length("dp") == 8
+
+
+def test_each_process_has_its_runtime_on_a_device() -> None:
+    """Models that are split alike by one engine share a process, and so what it has beside tensors."""
+    for cluster, schedule in (("1x8:a100-80gb", None), ("1x8:a100-80gb", ALIKE)):
+        choice = chosen("ppo", cluster, schedule=schedule).choice
+        [pool] = (pool for pool in choice.plan.pools if pool.name != HOST)
+        groups = [group for group in choice.plan.groups if group.pool == pool.name]
+        assert schedule is None or len(groups) < len(choice.problem.components)
+        expected = 0
+        for group in groups:
+            spec = engine(group.engine)
+            axes = [name for name, size in group.mesh.axes if size > 1 and (name != "dp" or spec.trains)]
+            expected += spec.memory.process + len(axes) * choice.question.constants.communicator
+        [peak] = memory(choice).values()
+        assert sum(size for _, what, size in peak.parts if what == "runtime") == expected > 0
+        # The search does not count on processes that are shared.
+        found = choice.found
+        assert peak.bytes <= counted(found.options) * (1 + 1e-9)
+        assert (peak.bytes == pytest.approx(counted(found.options))) == (len(groups) == len(found.options))
 
 
 def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
@@ -329,7 +359,7 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
 
 
 def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
-    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=4GiB)"))
+    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
         refusals = refused(replace(asked, search_seconds=seconds)).diagnostics
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)

@@ -35,7 +35,13 @@ from rlgraph.placement.search.partitions import packed, partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Search
 
-CONSTANTS = replace(defaults("gpu"), reserved=0)
+CONSTANTS = replace(
+    defaults("gpu"),
+    reserved=0,
+    process={"megatron": 10 << 20, "vllm": 20 << 20, "transformers": 5 << 20},
+    communicator=5 << 20,
+)
+"""With processes as small as the models."""
 MOST = 6000
 """Choices of options that brute force looks at for one problem."""
 

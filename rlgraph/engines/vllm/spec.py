@@ -28,7 +28,9 @@ SPEC = EngineSpec(
     streams=True,
     rereads=True,
     keeps=True,
-    memory=Memory(cache=Reserved(), cpu_dtype="float32", cpu_packs_experts=True),
+    # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
+    # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
+    memory=Memory(cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True),
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
     # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100.
     # On a CPU a decoded row takes what docs/calibration.md has measured.

@@ -73,7 +73,7 @@ class Option:
 class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
-    __slots__ = ("deployment", "idle", "made", "memory", "near", "paying", "size", "tasks")
+    __slots__ = ("deployment", "idle", "made", "memory", "near", "paying", "process", "size", "tasks")
 
     def __init__(
         self,
@@ -81,8 +81,10 @@ class Strategy:
         tasks: Sequence[TaskModel],
         memory: Sequence[MemoryModel],
         idle: Sequence[MemoryModel] = (),
+        process: tuple[int, int] = (0, 0),
     ) -> None:
-        self.deployment = deployment
+        """process: bytes of a device that it takes beside tensors, with one copy and with several."""
+        self.deployment, self.process = deployment, process
         self.size = deployment.size
         """Devices of a copy."""
         self.tasks, self.memory = tuple(tasks), tuple(memory)
@@ -102,7 +104,8 @@ class Strategy:
         return self.deployment.island.teams(tp, devices) // (self.size // tp)
 
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
-        """Bytes that stay on each device of so many copies, and more of them during each of the component's tasks."""
+        """Bytes that stay on each device of so many copies unless the model is off-loaded, and more of them during each
+        of the component's tasks."""
         held, active = 0.0, []
         for each in self.memory:
             stays, more = each.totals(copies)
@@ -114,11 +117,18 @@ class Strategy:
 
     def least(self, copies: int) -> float:
         """Bytes of a device that at most so many copies need at least."""
-        return max((each.least(copies) for each in self.memory), default=0.0)
+        return self.process[0] + max((each.least(copies) for each in self.memory), default=0.0)
+
+    def held(self, copies: int) -> int:
+        """Bytes that a process of so many copies has beside tensors. Two components that are split alike share their
+        processes; the search does not count on that."""
+        return self.process[copies > 1]
 
     def lighter(self, copies: int, more: int) -> bool:
         """Whether so many copies may need less memory than more of them: the rows that each has may be cut into smaller
-        micro-batches."""
+        micro-batches, or one copy has nobody to exchange with."""
+        if self.held(copies) < self.held(more):
+            return True
         return any(any(map(lt, each.load(copies), each.load(more))) for each in self.memory)
 
 

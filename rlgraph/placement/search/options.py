@@ -232,7 +232,8 @@ class Options:
 
         memory = [needs(op, batches) for op, batches in done]
         idle = [needs(op, ()) for op in component.operations if op not in dict(done)]
-        return Strategy(deployment, found, memory, idle)
+        held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
+        return Strategy(deployment, found, memory, idle, held)
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
@@ -263,10 +264,11 @@ class Options:
         split = self._splits.setdefault(split, split)
         kind, sent = _sent(component, deployment, split)
         more = (kind, (*sent, -copies) if self.apart else sent)
-        yield Option(strategy, copies, split, False, tuple(seconds), resident, active, *more)
+        process = strategy.held(copies)
+        yield Option(strategy, copies, split, False, tuple(seconds), resident + process, active, *more)
         if away:
             held = tuple(resident + each for each in active)
-            yield Option(strategy, copies, split, True, tuple(again), 0.0, held, *more)
+            yield Option(strategy, copies, split, True, tuple(again), float(process), held, *more)
 
 
 @cache
