@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -64,11 +64,18 @@ class Clock(Protocol):
 
 
 class Lock(Protocol):
-    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> AbstractContextManager[int]:
+    def take(
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None
+    ) -> AbstractContextManager[int]:
         """Waits for one of its places, the first that is free, or for all of these at once, and has it meanwhile: which
         one, or the first of them. Of those that wait for the same the lowest rank is next, and of several the one that
-        came first. All who take of one lock ask in one of the two ways."""
+        came first. All who take of one lock ask in one of the two ways. key: those who want the same places with the
+        same key have them together, up to `TOGETHER` of them, but nobody passes one who waits for such a place."""
         ...
+
+
+TOGETHER = 8
+"""Who has the same places at the same time, at most."""
 
 
 @dataclass(order=True)
@@ -76,6 +83,7 @@ class _Waiting:
     rank: int
     number: int
     wanted: frozenset[int] | None = field(compare=False)
+    key: Hashable = field(compare=False)
     who: Any = field(compare=False)
 
 
@@ -86,16 +94,23 @@ class _Places:
         self._free = set(range(places))
         self._lowest = list(range(places))
         """A heap of those that are free, and of some that were."""
+        self._shared: Counter[tuple[Hashable, frozenset[int] | None]] = Counter()
+        """How many have the same places together, by their key."""
         self._waiting: list[_Waiting] = []
         self._number = count()
 
-    def ask(self, rank: int, wanted: frozenset[int] | None, who: Any) -> frozenset[int] | None:
+    def ask(self, rank: int, wanted: frozenset[int] | None, key: Hashable, who: Any) -> frozenset[int] | None:
         """What who asks gets now; None: `back` of another one will hand it over."""
-        insort(self._waiting, _Waiting(rank, next(self._number), wanted, who))
+        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, who))
         return dict(self._served()).get(who)
 
-    def back(self, places: frozenset[int]) -> list[tuple[Any, frozenset[int]]]:
-        """Places are free again: who gets some of them, and which."""
+    def back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
+        """Places are given back: who gets some of them, and which."""
+        if key is not None:
+            self._shared[key, places] -= 1
+            if self._shared[key, places]:
+                return list(self._served())
+            del self._shared[key, places]
         self._free |= places
         for each in places:
             heappush(self._lowest, each)
@@ -106,20 +121,26 @@ class _Places:
         """What others want that come first: it is kept for them."""
         left = []
         for at, each in enumerate(self._waiting):
-            if not self._free:
+            if not self._free and not self._shared:
                 left += self._waiting[at:]
                 break
             if each.wanted is None:
                 given = frozenset({self._first()})
-            elif each.wanted <= self._free and claimed.isdisjoint(each.wanted):
+            elif claimed.isdisjoint(each.wanted) and (each.wanted <= self._free or self._joins(each)):
                 given = each.wanted
             else:
                 claimed |= each.wanted
                 left.append(each)
                 continue
+            if each.key is not None:
+                self._shared[each.key, given] += 1
             self._free -= given
             yield each.who, given
         self._waiting = left
+
+    def _joins(self, each: _Waiting) -> bool:
+        """Whether those who have the places have them with the same key."""
+        return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER
 
     def _first(self) -> int:
         while (found := heappop(self._lowest)) not in self._free:
@@ -183,16 +204,16 @@ class _Lock:
         self._places = _Places(places)
 
     @contextmanager
-    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> Iterator[int]:
+    def take(self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None) -> Iterator[int]:
         turn: SimpleQueue[frozenset[int]] = SimpleQueue()
         with self._mine:
-            given = self._places.ask(rank, wanted, turn)
+            given = self._places.ask(rank, wanted, key, turn)
         given = given or turn.get()
         try:
             yield min(given)
         finally:
             with self._mine:
-                for who, places in self._places.back(given):
+                for who, places in self._places.back(given, key):
                     who.put(places)
 
 
@@ -318,16 +339,16 @@ class _VirtualLock:
         self.handed: dict[_Thread, frozenset[int]] = {}
 
     @contextmanager
-    def take(self, rank: int = 0, wanted: frozenset[int] | None = None) -> Iterator[int]:
+    def take(self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None) -> Iterator[int]:
         me = self.clock._me
-        given = self.places.ask(rank, wanted, me)
+        given = self.places.ask(rank, wanted, key, me)
         if given is None:
             self.clock._wait()
             given = self.handed.pop(me)
         try:
             yield min(given)
         finally:
-            for thread, places in self.places.back(given):
+            for thread, places in self.places.back(given, key):
                 self.handed[thread] = places
                 self.clock._wake(thread)
 

@@ -19,7 +19,7 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
     from rlgraph.backends.batches import Batch
-    from rlgraph.engines.base import Refresh
+    from rlgraph.engines.base import Admission, Refresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
@@ -36,6 +36,8 @@ class Frame:
     """Of the weights that sample, where whoever handed the work out has chosen it."""
     refresh: Refresh | None = None
     """Where newer ones come while they do."""
+    admission: Admission | None = None
+    """How their rows come among those of other work, where somebody else than who does it samples for all."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

@@ -90,10 +90,11 @@ class Notes:
         with self._lock:
             self._ended.setdefault(step.number, []).extend((data, *each) for each in batches)
 
-    def take(self) -> tuple[Note, ...]:
-        """All that there are, which are forgotten here."""
+    def take(self, step: int | None = None) -> tuple[Note, ...]:
+        """All that there are, or those of a step, which are forgotten here."""
         with self._lock:
-            taken, self._notes = tuple(self._notes), []
+            taken = tuple(note for note in self._notes if step in (None, note.step))
+            self._notes = [note for note in self._notes if step not in (None, note.step)]
         return taken
 
     def clear(self) -> None:

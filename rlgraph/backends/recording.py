@@ -110,6 +110,8 @@ class Recorder:
         self.folder = folder
         # Of two recorders in one process each has its own files, too.
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._lock = Lock()
+        """Rows of several orders may come at the same time."""
 
     def write(
         self,
@@ -141,7 +143,8 @@ class Recorder:
                 record["start"] = tokens[: len(tokens) - len(response)]
             lines.append(json.dumps(record) + "\n")
         try:
-            with (self.folder / f"{_stem(step)}.{self._writer}.jsonl").open("a", encoding="utf-8") as file:
+            path = self.folder / f"{_stem(step)}.{self._writer}.jsonl"
+            with self._lock, path.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))
         except OSError as error:
             raise RunError(_unwritable(self.folder, error)) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -38,16 +38,16 @@ class Queues:
         self._locks = {name: clock.lock(size) for name, size in sizes.items()}
 
     @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0) -> Iterator[None]:
+    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[None]:
         """Waits until all these devices are free, and has them meanwhile. Without a rank it goes before all work, as
-        weights do that others wait for."""
+        weights do that others wait for. key: work of the same key on the same devices is done together."""
         places: dict[str, frozenset[int]] = {}
         for each in wanted:
             places[each.pool] = places.get(each.pool, frozenset()) | each.places
         with ExitStack() as held:
             # Always in the same order: two that want the same pools never wait for each other.
             for pool in sorted(places):
-                held.enter_context(self._locks[pool].take(rank, places[pool]))
+                held.enter_context(self._locks[pool].take(rank, places[pool], key))
             yield
 
     def place(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:

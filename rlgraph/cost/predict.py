@@ -196,7 +196,8 @@ class Predictor:
             rows = prompts[start:stop], answers[start:stop]
             found.append(sampled(config, deployment, self.constants, *rows, samples))
         slowest = max((each.cost for each in found), key=lambda cost: cost.seconds)
-        return Sampled(slowest, [end for each in found for end in each.ends])
+        pace = found[0].pace if len(found) == 1 else None
+        return Sampled(slowest, [end for each in found for end in each.ends], pace)
 
     def order(self, group: str, copies: int | None = None) -> Cost:
         """Until a group, or so many of its copies, has its orders and has answered."""

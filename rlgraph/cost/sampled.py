@@ -6,9 +6,11 @@ takes as long as the rows that are in it say. `rlgraph.cost.time.generate` is wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
@@ -17,11 +19,31 @@ from rlgraph.cost.time import Batch, Cost, DecodeStep, crowded, prefill, slots
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a copy samples the rows of a call."""
+
+    call: float
+    """Seconds until it begins."""
+    read: float
+    """Seconds in which it reads a row's prompt; the others wait."""
+    most: int
+    """Rows that it decodes together."""
+    step: Callable[[int], float]
+    """Seconds of a step with so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     cost: Cost
     """Until the last row has ended."""
     ends: Sequence[float]
     """Seconds after which each row has ended, from the beginning of the work."""
+    pace: Pace | None = None
+    """Where rows of another call can come in between."""
+
+
+NOTHING = Sampled(Cost(), (), Pace(0.0, 0.0, 1, lambda rows: 0.0))
+"""Of a copy that has no rows."""
 
 
 def sampled(
@@ -35,7 +57,7 @@ def sampled(
     """Of one copy, or one thread of it. prompts, answers: tokens of each row, in the order in which they begin; rows of
     one prompt stand together, so many samples of each."""
     if not answers:
-        return Sampled(Cost(), ())
+        return NOTHING
     rates = constants.rates[deployment.engine, "generate"]
     call = Cost(overhead=rates.call)
     batch = Batch(len(answers), Lengths.of(prompts), Lengths.of(answers), samples)
@@ -57,7 +79,8 @@ def sampled(
             decoded += took * seconds[together]
             total[together] += took
         ends[row] = call.seconds + read.seconds * begun + decoded
-    return Sampled(sum((costs[count].times(took) for count, took in total.items()), call + read), ends)
+    pace = Pace(call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).times(slower).seconds)
+    return Sampled(sum((costs[count].times(took) for count, took in total.items()), call + read), ends, pace)
 
 
 def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
@@ -71,3 +94,83 @@ def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
         found.append(busy[0] + length)
         heapreplace(busy, found[-1])
     return found
+
+
+class Together:
+    """What one copy samples for several calls: as many rows as the largest of them has, or as there is room for. So a
+    row that ends is followed by one of the next call, and a step takes as long as the rows that are in it say, each
+    call's by its own pace."""
+
+    def __init__(self) -> None:
+        self._now = self._steps = 0.0
+        """A moment, in seconds, and the steps that have been taken by then."""
+        self._paces: list[tuple[int, Pace]] = []
+        """Of each call, with its rows."""
+        self._there: list[tuple[int, Pace]] = []
+        """Of those that had rows when the last one came."""
+        self._active: list[tuple[float, int, int]] = []
+        """A heap of the rows that are decoded: after which step they end, their call, and which of it they are."""
+        self._waiting: deque[tuple[int, int, float]] = deque()
+        """Rows that have not begun: their call, which of it they are, and their tokens."""
+        self._ends: list[list[float]] = []
+        self._left: dict[int, int] = {}
+        """Of each call the rows that have not ended."""
+
+    def join(self, now: float, pace: Pace, answers: Sequence[float]) -> int:
+        """A call with rows of so many tokens comes at a moment, no earlier than those before: its number."""
+        self._run(now + pace.call)
+        number = len(self._paces)
+        self._paces.append((len(answers), pace))
+        self._ends.append([self._now] * len(answers))
+        self._waiting += ((number, row, length) for row, length in enumerate(answers))
+        if answers:
+            self._left[number] = len(answers)
+        self._there = [self._paces[call] for call in self._left]
+        return number
+
+    def ends(self) -> list[list[float]]:
+        """The moment at which each row of each call ends, if no other call comes."""
+        alone = copy(self)
+        alone._active, alone._waiting = list(self._active), copy(self._waiting)
+        alone._ends, alone._left = [list(each) for each in self._ends], dict(self._left)
+        alone._run(float("inf"))
+        return alone._ends
+
+    def _run(self, until: float) -> None:
+        """Lets time pass."""
+        costs: dict[int, float] = {}
+        while self._now < until:
+            if self._waiting:
+                self._begin()
+            if not self._active:
+                if until < float("inf"):
+                    self._now = until
+                return
+            together = len(self._active)
+            if together not in costs:
+                costs[together] = self._mean(lambda pace, rows=together: pace.step(rows))  # type: ignore[misc]
+            # Rows of no tokens have ended when they begin.
+            ends = max(self._active[0][0], self._steps)
+            if self._now + (ends - self._steps) * costs[together] > until:
+                self._steps += (until - self._now) / costs[together]
+                self._now = until
+                return
+            self._now += (ends - self._steps) * costs[together]
+            self._steps = ends
+            while self._active and self._active[0][0] <= ends:
+                _, call, row = heappop(self._active)
+                self._ends[call][row] = self._now
+                self._left[call] -= 1
+                if not self._left[call]:
+                    del self._left[call]
+
+    def _begin(self) -> None:
+        """Rows begin for which there is room; all others wait until their prompts are read."""
+        most = min(max(self._paces[call][0] for call in self._left), max(1, int(self._mean(lambda pace: pace.most))))
+        while self._waiting and len(self._active) < most:
+            call, row, length = self._waiting.popleft()
+            self._now += self._paces[call][1].read
+            heappush(self._active, (self._steps + length, call, row))
+
+    def _mean(self, of: Callable[[Pace], float]) -> float:
+        return sum(count * of(pace) for count, pace in self._there) / sum(count for count, _ in self._there)

@@ -233,6 +233,18 @@ class Refresh(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Admission:
+    """How the rows of a call come among those that an engine samples, where it `admits`."""
+
+    number: int
+    """Of the call; the same at all ranks of a copy."""
+    joins: bool
+    """While the rows of other calls are sampled; else when they have ended."""
+    beside: int = 0
+    """Most rows of other calls that a token was sampled for together with rows of this one: the engine counts them."""
+
+
 class Generates(HasWeights, Protocol):
     """Of an engine whose operations are `generate` and `interact`."""
 
@@ -248,7 +260,8 @@ class Generates(HasWeights, Protocol):
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given.
 
         refresh: where new weights may come meanwhile, of an engine that `rereads`: rows that have not ended go on with
-        them as if these had read their prompts and the tokens so far.
+        them as if these had read their prompts and the tokens so far. One that `admits` also takes an `admission`, see
+        there.
 
         The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
         n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,
@@ -272,6 +285,23 @@ class Streams(Generates, Protocol):
     ) -> Iterator[tuple[int, Generation]]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
         ends, with its number."""
+        ...
+
+
+class Admits(Streams, Protocol):
+    """Of an engine that `admits`. Its `generate` and `parts` take an `admission: Admission | None`: with one, the call
+    samples nothing itself. It hands its rows over, from any thread, and waits for them; the thread that calls `drive`
+    samples."""
+
+    def drive(self, number: int) -> None:
+        """Samples until the rows of the call of this number have ended, once they are handed over; rows of calls that
+        join come in between two tokens. All ranks of a copy drive the same calls in the same order, and begin each
+        before the same token."""
+        ...
+
+    def dismiss(self, number: int) -> None:
+        """Who made the call of this number, or failed to, is done with it: nobody drives it any more. Called once for
+        each number that is driven."""
         ...
 
 

@@ -161,6 +161,9 @@ class EngineSpec:
     """It computes micro-batches side by side in one process, as many as there are threads."""
     streams: bool = False
     """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.engines.base.Streams`)."""
+    admits: bool = False
+    """It takes the rows of another call while it samples those of one, with the same weights: somebody else than who
+    asks samples for all of them (`rlgraph.engines.base.Admits`)."""
     rereads: bool = False
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
     again (`rlgraph.engines.base.Refresh`)."""

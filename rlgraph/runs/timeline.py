@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,21 +79,22 @@ class Timeline:
     def _events(self) -> Iterator[dict[str, Any]]:
         """Names first, then everything in the order of time; outer slices before inner ones, arrows behind their
         slices."""
-        pools = {pool: place for place, pool in enumerate(dict.fromkeys(s.track[0] for s in self._slices), 1)}
-        tracks = {track: place for place, track in enumerate(dict.fromkeys(s.track for s in self._slices), 1)}
+        slices = _laid(self._slices)
+        pools = {pool: place for place, pool in enumerate(dict.fromkeys(s.track[0] for s in slices), 1)}
+        tracks = {track: place for place, track in enumerate(dict.fromkeys(s.track for s in slices), 1)}
         for pool, pid in pools.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": pool}}
         for (pool, rank), tid in tracks.items():
             named = f"rank {rank}" if isinstance(rank, int) else rank
             yield {"ph": "M", "name": "thread_name", "pid": pools[pool], "tid": tid, "args": {"name": named}}
-        first = min((s.start for s in self._slices), default=0)
-        for at, _, event in sorted(self._timed(), key=lambda found: found[:2]):
+        first = min((s.start for s in slices), default=0)
+        for at, _, event in sorted(self._timed(slices), key=lambda found: found[:2]):
             track = event.pop("track")
             yield {"pid": pools[track[0]], "tid": tracks[track], "ts": (at - first) / 1e3, **event}
 
-    def _timed(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def _timed(self, slices: Sequence[_Slice]) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Events with their time and their order among those of the same time."""
-        for found in self._slices:
+        for found in slices:
             length = found.end - found.start
             yield (
                 found.start,
@@ -109,7 +110,7 @@ class Timeline:
             )
             yield from _rates(found)
         for number, flow in enumerate(self._flows, 1):
-            source, target = self._slices[flow.source], self._slices[flow.target]
+            source, target = slices[flow.source], slices[flow.target]
             # An arrow belongs to the slice that is there at its time, and does not fly back, though clocks of machines
             # differ.
             leaves = max(source.start, min(source.end - 1, target.start))
@@ -119,6 +120,26 @@ class Timeline:
             sent = {"name": flow.name, "cat": "transfer", "id": number, "args": {"bytes": flow.sent_bytes}}
             yield leaves, 1, {"ph": "s", "track": source.track, **sent}
             yield lands, 2, {"ph": "f", "bp": "e", "track": target.track, **sent}
+
+
+def _laid(slices: Sequence[_Slice]) -> list[_Slice]:
+    """Each on its track, or on another one beside it where it began before the one that is there had ended: a viewer
+    shows only those of a track that nest."""
+    found, open_ = list(slices), dict[Track, list[list[int]]]()
+    for number, each in sorted(enumerate(slices), key=lambda item: (item[1].start, -item[1].end)):
+        lanes = open_.setdefault(each.track, [])
+        for ends in lanes:
+            while ends and ends[-1] <= each.start:
+                ends.pop()
+        lane = next((at for at, ends in enumerate(lanes) if not ends or each.end <= ends[-1]), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(each.end)
+        if lane:
+            pool, rank = each.track
+            named = f"rank {rank}" if isinstance(rank, int) else rank
+            found[number] = each._replace(track=(pool, f"{named}, beside {lane}"))
+    return found
 
 
 def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:

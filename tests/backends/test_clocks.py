@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import Threads, Virtual
+from rlgraph.backends.clocks import TOGETHER, Threads, Virtual
 from rlgraph.backends.turns import Queues, Seats
 from rlgraph.ir.plan import Plan, Pool
 
@@ -236,3 +237,61 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
     assert len(most) == 5 and max(most) <= 2
     if isinstance(clock, Virtual):
         assert max(most) == 2 and clock.now == 3.0
+
+
+@pytest.mark.parametrize("clock", [Virtual(), Threads()])
+def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads) -> None:
+    """But nobody passes one who came before, and a place more is not the same place."""
+    queues = Queues(Plan("p", (Pool("play", 2),), (), (), ()), clock)
+    here, both = Seats("play", frozenset({0})), Seats("play", frozenset({0, 1}))
+    at: list[set[str]] = []
+    inside: set[str] = set()
+    mine, begun = threading.Lock(), {name: threading.Event() for name in "abcde"}
+
+    def work(name: str, seats: Seats, key: str | None, wait: str) -> None:
+        with queues.turn(seats, rank=1, key=key):
+            with mine:
+                inside.add(name)
+                at.append(set(inside))
+            begun[name].set()
+            if isinstance(clock, Virtual):
+                clock.sleep(1.0)
+            elif wait:
+                begun[wait].wait(10)
+            with mine:
+                inside.remove(name)
+
+    each = [
+        ("a", here, "x", "b"),
+        ("b", here, "x", ""),
+        ("c", here, "y", ""),
+        ("d", here, "x", ""),
+        ("e", both, "x", ""),
+    ]
+    with clock.crew(5) as crew:
+        for name, seats, key, wait in each:
+            crew.begin(partial(work, name, seats, key, wait))
+            if isinstance(clock, Threads):
+                time.sleep(0.01)
+    assert {"a", "b"} in at
+    assert not any({"c", other} <= found for found in at for other in "abde")
+    assert not any("e" in found and len(found) > 1 for found in at)
+    if isinstance(clock, Virtual):
+        assert [sorted(found) for found in at] == [["a"], ["a", "b"], ["c"], ["d"], ["e"]] and clock.now == 4.0
+
+
+def test_so_many_have_a_place_together() -> None:
+    clock, most = Virtual(), []
+    lock, inside = clock.lock(), []
+
+    def work() -> None:
+        with lock.take(0, frozenset({0}), "x"):
+            inside.append(1)
+            most.append(len(inside))
+            clock.sleep(1.0)
+            inside.pop()
+
+    with clock.crew(2 * TOGETHER + 1) as crew:
+        for _ in range(2 * TOGETHER + 1):
+            crew.begin(work)
+    assert max(most) == TOGETHER and clock.now == 3.0

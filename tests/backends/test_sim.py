@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
-from tiny import compile_text, data_folder, shipped
+from tiny import ALGORITHMS, compile_text, data_folder, shipped
 
+import rlgraph
+from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.blocks import handed_on
+from rlgraph.backends.placed import backend as placed_backend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
@@ -28,6 +31,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.cost.time import Batch, Cost
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
@@ -425,3 +429,32 @@ def test_a_failure_comes_out(folder: Path) -> None:
 
     with pytest.raises(LookupError, match="no rates"):
         simulated(program("ppo", folder, apart), 1, fixed=Fails())
+
+
+def test_a_copy_takes_rows_of_the_next_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few answers are long, it is not empty while they end: a step of the same rows is shorter, by blocks that
+    are dealt freely and by two tables that are sampled with the same weights."""
+    rows, cluster = Workload(Lengths((300.0,)), Lengths.lognormal(mean=200, p99=1000)), "2x8:h100-80gb"
+    placed = """
+pool learn = 8 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, tp=4, dp=2)
+place reward on learn(engine=transformers, dp=8)
+place actor.generate on play(engine=vllm, dp=2)
+"""
+
+    def measured(schedule: str, *, admits: bool) -> tuple[float, int, float]:
+        """Seconds of a step, and of all steps tokens and seconds in which the copies sample."""
+        known = replace(engine("vllm"), admits=admits)
+        with monkeypatch.context() as patched:
+            patched.setattr(placed_backend, "engine", lambda name: known if name == "vllm" else engine(name))
+            made = rlgraph.compile(ALGORITHMS / "remax.rlf", schedule=f"schedule remax{schedule}", cluster=cluster)
+            found = simulate(made, cluster, steps=3, workload=rows)
+        works = [work for work in found.works if work.op == "generate"]
+        busy = worker_time("play", {name: [0] for work in works for name in work.groups}, works, 0.0, found.ends[-1])
+        return found.seconds, sum(work.tokens for work in works), busy.busy
+
+    for schedule in (placed, f"{placed}stream rollout(block=32, deal=free)\n"):
+        alone, together = (measured(schedule, admits=admits) for admits in (False, True))
+        assert together[1] == alone[1]
+        assert together[0] < alone[0] and together[2] < 0.9 * alone[2], schedule

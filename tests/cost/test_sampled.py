@@ -6,13 +6,15 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost import time
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Sampled, sampled
+from rlgraph.cost.sampled import Pace, Sampled, Together, sampled
 from rlgraph.cost.time import Batch, slots
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh
@@ -73,3 +75,44 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
         all_copies += ends
     assert fmean(slowest) == pytest.approx(expected, rel=0.03)
     assert fmean(all_copies) < fmean(slowest) or copies == 1
+
+
+def test_a_call_that_is_alone_takes_what_it_takes() -> None:
+    answers = [float(each) for each in range(2, 2000, 3)] * 3
+    found, together = one(answers), Together()
+    assert found.pace is not None
+    together.join(7.0, found.pace, answers)
+    assert together.ends() == [pytest.approx([7.0 + end for end in found.ends])]
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=6)), min_size=1, max_size=5
+    ),
+    most=st.integers(1, 5),
+)
+def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list[int]]], most: int) -> None:
+    """A step takes a second: whoever comes first has the first place that is free, and there are as many as the largest
+    call has rows."""
+    together, now = Together(), 0
+    coming: dict[int, list[tuple[int, int, int]]] = {}
+    for number, (after, rows) in enumerate(calls):
+        now += after
+        together.join(float(now), Pace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
+        coming.setdefault(now, []).extend((number, row, tokens) for row, tokens in enumerate(rows))
+    expected = [[0.0] * len(rows) for _, rows in calls]
+    waiting: list[tuple[int, int, int]] = []
+    active: list[tuple[int, int, int]] = []
+    second, last = 0, max(coming)
+    while second <= last or waiting or active:
+        waiting += coming.get(second, [])
+        going = {call for call, *_ in [*waiting, *active]}
+        while waiting and len(active) < min(most, max(len(calls[call][1]) for call in going)):
+            active.append(waiting.pop(0))
+        second += 1
+        active = [(call, row, left - 1) for call, row, left in active]
+        for call, row, left in active:
+            if not left:
+                expected[call][row] = float(second)
+        active = [each for each in active if each[2]]
+    assert together.ends() == [pytest.approx(each) for each in expected]

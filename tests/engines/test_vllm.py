@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import itemgetter
 
@@ -13,7 +15,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from rlgraph.engines.base import EngineError, Sampling
+from rlgraph.engines.base import Admission, EngineError, Generation, Sampling
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource
@@ -180,10 +182,74 @@ def test_a_stream_gives_each_row_as_it_ends(pair: Pair) -> None:
     assert [sample.finished for sample in samples] == whole.finished.tolist()
     stream = engine.stream(PROMPTS, 6, sampling, keys(30))
     next(stream)
-    with pytest.raises(EngineError, match="still generating"):
-        engine.generate(PROMPTS, 1, sampling, keys(5))
     stream.close()
     assert engine.generate(PROMPTS, 6, sampling, keys(30)).sequences.rows() == whole.sequences.rows()
+
+
+def test_rows_of_several_calls_are_sampled_together(pair: Pair) -> None:
+    """Each call is sampled in its own way, and gets the rows that it gets alone."""
+    engine, _ = pair
+    long, short = Sampling(40, stop_ids=(20, 21)), Sampling(12, temperature=0.7, top_k=9, min_tokens=4, stop_ids=(7, 8))
+    alone = [engine.generate(PROMPTS, 6, long, keys(30)), engine.generate(LONG, 3, short, keys(12, start=50))]
+    streams = [engine.stream(PROMPTS, 6, long, keys(30)), engine.stream(LONG, 3, short, keys(12, start=50))]
+    samples = [[next(stream)] for stream in streams]
+    while streams[0].gi_frame and samples[1]:
+        samples[0] += [sample] if (sample := next(streams[0], None)) else []
+        samples[1] += [sample] if (sample := next(streams[1], None)) else []
+        if len(samples[0]) + len(samples[1]) == 42:
+            break
+    for found, whole in zip(samples, alone, strict=True):
+        found.sort(key=lambda sample: sample.row)
+        assert [sample.tokens for sample in found] == whole.sequences.scored_rows()
+        logprobs = torch.tensor([each for sample in found for each in sample.logprobs])
+        torch.testing.assert_close(logprobs, whole.logprobs, rtol=0, atol=1e-5)
+
+
+def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
+    """The second one joins the first, the third begins when both have ended; one that fails takes no other one down."""
+    engine, _ = pair
+    sampling = Sampling(40, min_tokens=20, stop_ids=(20, 21))
+    prompts = [PROMPTS, LONG, PROMPTS]
+    alone = [engine.generate(each, 3, sampling, keys(3 * len(each))) for each in prompts]
+    joining = Admission(1, joins=False), Admission(2, joins=True), Admission(4, joins=False)
+
+    def call(prompts: Sequences, admission: Admission) -> Generation:
+        try:
+            return engine.generate(prompts, 3, sampling, keys(3 * len(prompts)), admission=admission)
+        finally:
+            engine.dismiss(admission.number)
+
+    with ThreadPoolExecutor(4) as threads:
+        made = [threads.submit(call, each, how) for each, how in zip(prompts, joining, strict=True)]
+        wrong = threads.submit(call, Sequences.from_lists([[5] * 300]), Admission(3, joins=True))
+        while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3:
+            time.sleep(0.001)
+        for number in (1, 2, 3, 4):
+            engine.drive(number)
+        for found, expected in zip(made, alone, strict=True):
+            assert found.result().sequences.rows() == expected.sequences.rows()
+            torch.testing.assert_close(found.result().logprobs, expected.logprobs, rtol=0, atol=1e-5)
+        with pytest.raises(EngineError, match="more than the 256"):
+            wrong.result()
+    assert [how.beside > 0 for how in joining] == [True, True, False]
+    assert not engine._calls and not engine._desk._calls and not engine._desk._driven
+
+
+def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
+    engine, _ = pair
+    sampling = Sampling(12)
+    whole = engine.generate(PROMPTS, 6, sampling, keys(30))
+    one, other = engine.stream(PROMPTS, 6, sampling, keys(30)), engine.stream(PROMPTS, 6, sampling, keys(30))
+    samples = [next(one)]
+    next(other)
+    next(iter(engine._calls.values())).batch.failure = EngineError("lost")
+    with pytest.raises(EngineError, match="lost"):
+        samples += one
+    rows = sorted(other, key=lambda sample: sample.row)
+    assert {sample.row: sample.tokens for sample in rows}.items() <= dict(
+        enumerate(whole.sequences.scored_rows())
+    ).items()
+    assert len(rows) >= 20 and not engine._calls
 
 
 def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:

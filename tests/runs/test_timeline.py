@@ -122,6 +122,26 @@ def test_slices_that_begin_together(folder: Path) -> None:
     assert [event["name"] for event in slices(read(folder / "t.json"))] == ["outer", "inner"]
 
 
+def test_work_that_is_done_together(folder: Path) -> None:
+    """What does not nest is on tracks beside each other, which are used again."""
+    trace = Timeline()
+    works = [(0.0, 4.0), (1.0, 5.0), (2.0, 6.0), (5.0, 7.0), (5.5, 6.5), (6.5, 8.0)]
+    ids = [trace.span("play", 0, str(number), "generate", *work) for number, work in enumerate(works)]
+    trace.flow(ids[1], ids[5], "rows", 1)
+    trace.write(folder / "t.json")
+    events = read(folder / "t.json")
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    found = {event["name"]: names[event["tid"]] for event in slices(events)}
+    assert found == {
+        "0": "rank 0",
+        "1": "rank 0, beside 1",
+        "2": "rank 0, beside 2",
+        "3": "rank 0",
+        "4": "rank 0",
+        "5": "rank 0, beside 1",
+    }
+
+
 def test_a_run(folder: Path) -> None:
     rlgraph.compile("tiny.rlf").run(2, threads=1, progress=False, trace="t.json")
     events = read(folder / "t.json")

@@ -25,6 +25,10 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
 
+HANDS = 2
+"""Blocks that a copy has in hand which is dealt freely, where it samples rows of several orders together: those of the
+second one come in where rows of the first have ended."""
+
 
 class Placed(Steps):
     """Its frames have stand-ins for the rows that its groups have."""
@@ -56,8 +60,12 @@ class Placed(Steps):
         self.weights = Weights(program, plan, transport, clock, observer, self.versions)
         blocks = Blocks(block) if block else Blocks(tables=dict(plan.blocks))
         self._dealt = _dealt(program, plan)
-        self._copies = {group.name: clock.lock(group.mesh.length("dp")) for group in plan.groups}
-        most = max((group.mesh.length("dp") for group in plan.groups), default=1) if self._dealt else 1
+        self._copies = {
+            (group.name, together): clock.lock(group.mesh.length("dp") * (HANDS if together else 1))
+            for group in plan.groups
+            for together in (False, True)
+        }
+        most = HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._dealt else 1
         self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)))
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
@@ -89,16 +97,22 @@ class Placed(Steps):
     def lanes(self, node: Node, frame: Frame) -> int:
         """Ranks that run the user's code take rows each by itself, and copies of a model where the plan says so."""
         if NODES[node.op].with_model:
-            return self._group(node, frame).mesh.length("dp") if node.id in self._dealt else 1
-        group = self.plan.runs(code_of(node))
-        return group.mesh.size if group else 1
+            group = self._group(node, frame)
+            copies = group.mesh.length("dp")
+            if node.id not in self._dealt or copies == 1:
+                return 1
+            refreshes = self._refreshes(node, frame.values[model_of(node)], group)
+            return copies * (HANDS if self._together(node, group, refreshes) else 1)
+        runner = self.plan.runs(code_of(node))
+        return runner.mesh.size if runner else 1
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
         refreshes = self._refreshes(node, model, group)
-        with self.weights.lent(model, group, node, frame.step, refreshes) as lent:
+        together = self._together(node, group, refreshes)
+        with self.weights.lent(model, group, node, frame.step, refreshes, together=together) as lent:
             yield from self.transport.parts(
-                Order(node, frame, group, lent.version, lent.sampling, arrived=lent.arrived), sizes
+                Order(node, frame, group, lent.version, lent.sampling, arrived=lent.arrived, key=lent.key), sizes
             )
 
     def work(self, node: Node, frame: Frame) -> Made:
@@ -128,13 +142,16 @@ class Placed(Steps):
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
         refreshes = self._refreshes(node, model, group)
+        together = self._together(node, group, refreshes)
         with ExitStack() as held:
             copy = None
-            if self.lanes(node, frame) > 1:
-                copy = held.enter_context(self._copies[group.name].take(frame.step.number))
-            lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy))
+            if node.id in self._dealt and group.mesh.length("dp") > 1:
+                place = held.enter_context(self._copies[group.name, together].take(frame.step.number))
+                copy = place % group.mesh.length("dp")
+            lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy, together))
+            sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key
             try:
-                made = self.transport.fire(Order(node, frame, group, lent.version, lent.sampling, copy, lent.arrived))
+                made = self.transport.fire(Order(node, frame, group, *sampled))
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
                 if updates:
@@ -150,6 +167,11 @@ class Placed(Steps):
         if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.together:
             return False
         return self.plan.holding(model, group.name).refreshes
+
+    def _together(self, node: Node, group: Group, refreshes: bool) -> bool:
+        """A group takes rows of other orders for the same weights while it does a node's work."""
+        op, how = NODES[node.op], engine(group.engine)
+        return op.streams and how.admits and not (refreshes or self.replays) and self.executor.clock.together
 
     def published(self, model: str) -> None:
         self.weights.refresh(model)

@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -63,6 +63,8 @@ class Order:
     """Of the group's data-parallel copies the one that does it; None: all of them share the rows."""
     arrived: Callable[[], None] = lambda: None
     """Waits for the weights that it works with, which were sent before it."""
+    key: Hashable = None
+    """Of the weights that it samples with, where rows of other orders with the same ones come in between its own."""
 
     @property
     def step(self) -> Step:

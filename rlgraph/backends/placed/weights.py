@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -27,6 +27,8 @@ class Lent:
     """Newer ones may come meanwhile."""
     arrived: Callable[[], None] = lambda: None
     """Waits until they are there: what is ordered before that is done after it."""
+    key: Hashable = None
+    """The same for all who sample with the same weights in the same place, where they may do so together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,10 @@ class _Sampling:
     """Of the weights: which version is said when they go."""
     lock: Lock
     """Of who brings them, and of who says that the group has ended."""
+
+
+_ALL = frozenset({0})
+"""What there is to have of weights that are lent."""
 
 
 class Weights:
@@ -66,6 +72,8 @@ class Weights:
             for group, copies in self._copies.items()
             for copy in range(copies)
         }
+        self._bringing = {place: clock.lock() for place in self._lent}
+        """Of those who have the same weights together the first one brings them."""
         self._samplings = count()
         self._sampling: list[_Sampling] = []
         """Groups to which newer weights can come now."""
@@ -99,22 +107,36 @@ class Weights:
 
     @contextmanager
     def lent(
-        self, model: str, group: Group, node: Node, step: Step, refreshes: bool = False, copy: int | None = None
+        self,
+        model: str,
+        group: Group,
+        node: Node,
+        step: Step,
+        refreshes: bool = False,
+        copy: int | None = None,
+        together: bool = False,
     ) -> Iterator[Lent]:
         """A group, or one of its copies, has the weights that a node works with, until that is done: the present ones,
         or a version before. They may still be on their way: an order that is given now comes after them. Meanwhile
         nobody brings others, for another step; with `refreshes` newer ones, while the node samples. Which version it is
-        is said now, and not before."""
+        is said now, and not before. together: those who work with the same version have it at the same time; where the
+        version is still to be chosen, one after the other."""
         owner = self.plan.owner(model)
+        version = self.versions.chosen(model, step, node)
         if owner.name == group.name:
-            yield Lent(self.versions.chosen(model, step, node))
+            yield Lent(version, key=self._key(together, model, group, version if oldest(node) else None))
             return
         with ExitStack() as lent:
+            shared = None if not together or node.attr("staleness", 0) else version
             for place in self._places(model, group, copy):
-                lent.enter_context(self._lent[place].take(step.number))
+                lent.enter_context(self._lent[place].take(step.number, _ALL, shared))
             version = self.versions.chosen(model, step, node)
             move = Move(model, owner, model, group, node, step, version if oldest(node) else None, copy=copy)
-            coming = self._bring(move)
+            with ExitStack() as bringing:
+                for place in self._places(model, group, copy) if shared is not None else ():
+                    bringing.enter_context(self._bringing[place].take(step.number))
+                coming = self._bring(move)
+                key = self._key(together, model, group, move.version)
             if not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
@@ -126,8 +148,13 @@ class Weights:
                 while coming:
                     coming.pop()()
 
-            yield Lent(version, sampling, arrived)
+            yield Lent(version, sampling, arrived, key)
             arrived()
+
+    def _key(self, together: bool, model: str, group: Group, version: int | None) -> Hashable:
+        """Of the present weights, or of a version of them."""
+        count = self._changes[model] if version is None else self._count(model, version)
+        return (model, group.name, count) if together else None
 
     @contextmanager
     def _refreshed(self, move: Move, version: int, coming: list[Callable[[], None]]) -> Iterator[tuple[int, Sampling]]:

@@ -19,7 +19,7 @@ from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs, joined
-from rlgraph.engines.base import EngineError, Generation, Refresh, Sampling, State, Streams
+from rlgraph.engines.base import Admission, EngineError, Generation, Refresh, Sampling, State, Streams
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError
@@ -49,9 +49,9 @@ def generate_parts(
     ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
-    refresh = _refresh(node, frame)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    sampler = _Sampler(node, frame.step, session, model, None, count, _sampling(node, model), weights, version, refresh)
+    how = _sampling(node, model), weights, version, _refresh(node, frame), frame.admission
+    sampler = _Sampler(node, frame.step, session, model, None, count, *how)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]
@@ -242,6 +242,8 @@ class _Sampler:
     """Of the weights that the engine samples with."""
     refresh: Refresh | None
     """Where newer ones come meanwhile."""
+    admission: Admission | None = None
+    """How the rows come among those of other work."""
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
@@ -271,6 +273,8 @@ class _Sampler:
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
         # Only an engine that rereads knows this word.
         more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
+        # And only one that admits this one.
+        more |= {} if self.admission is None else {"admission": self.admission}
         if len(sizes) == 1:
             found = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **more))])
         else:

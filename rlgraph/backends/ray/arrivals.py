@@ -1,4 +1,5 @@
-"""New weights that come to a process, also while it samples: then they are taken between two tokens."""
+"""What comes to a process: rows of orders, in their order; and new weights, also while it samples: then they are taken
+between two tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition, Lock
 
 from rlgraph.exchange.exchange import Moved
 
@@ -23,6 +24,24 @@ class _Arrival:
             self.moved.set_result(self.receive())
         except BaseException as error:
             self.moved.set_exception(error)
+
+
+class Came:
+    """Of which orders the rows are here: who is told a later one by another thread may need them."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._changed = Condition()
+
+    def add(self, number: int) -> None:
+        with self._changed:
+            self._last = max(self._last, number)
+            self._changed.notify_all()
+
+    def wait(self, number: int) -> None:
+        """Until the rows of an order are here, or it has failed; 0: of none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._last >= number)
 
 
 class Arrivals:

@@ -60,6 +60,12 @@ class Calls(Generic[T]):
         if copy[1]:
             self.others(copy, method, *args, **named)
 
+    def also(self, others: Calls[T]) -> None:
+        """Waits for what others were asked, too."""
+        self.asked += others.asked
+        self.answers += others.answers
+        self._several += others._several
+
     def _add(self, who: tuple[Address, ...], answer: Reference[Any], *, several: bool) -> None:
         self.asked.append(who)
         self.answers.append(answer)

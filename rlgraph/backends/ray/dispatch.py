@@ -19,9 +19,10 @@ from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
-from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
+from rlgraph.backends.ray.together import Place, Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
@@ -31,6 +32,7 @@ from rlgraph.ir.graph import Node, Program, axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, is_model
+from rlgraph.ops.nodes import model_of
 
 P = ParamSpec("P")
 
@@ -54,6 +56,7 @@ class Dispatch:
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
         self.axes = axes(program)
+        self.together = Together()
         self._number, self._counting = 0, threading.Lock()
         self._copies: dict[tuple[str, Mesh], tuple[Copy, ...]] = {}
         self._work: dict[int, dict[tuple[Address, int], int]] = {}
@@ -97,29 +100,35 @@ class Dispatch:
 
         A copy without a frame takes part in an update to which it has nothing to add.
         """
-        with self.queues.turn(order.seats, rank=order.step.number):
+        with self.queues.turn(order.seats, rank=order.step.number, key=order.key):
             return self._sent(order, frames)
 
     def _sent(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """The same, by who has the pool, or a place of it."""
         node, group = order.node, order.group
-        [number] = self._numbers(1)
         copies, wanted = self.copies(group), self.needs(order)
-        sent = [
-            (copy, frame is None, each)
-            for copy, frame in frames.items()
-            for each in self.addressed(node, copies[copy], frame, wanted)
-        ]
-        self.ledger.send([each.delivery for *_, each in sent])
-        self.observer.firing(node, group.pool)
-        began = time.perf_counter()
         calls = Calls[bytes](self.processes)
-        for _, idle, each in sent:
-            told = packed(self.told(order, number, each.delivery, each.speaks and not idle, idle=idle))
-            self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
-        self.begun(order, frames)
-        began += arrived(order)
-        answers = self.answers(calls, node)
+        with self.together.order(order, [copies[copy] for copy in frames]) as place:
+            with place.sending:
+                [number] = self._numbers(1)
+                sent = [
+                    (copy, frame is None, each)
+                    for copy, frame in frames.items()
+                    for each in self.addressed(node, copies[copy], frame, wanted)
+                ]
+                self.ledger.send([each.delivery for *_, each in sent])
+                self.observer.firing(node, group.pool)
+                began = time.perf_counter()
+                for copy, idle, each in sent:
+                    keeps = each.speaks and not idle
+                    after = place.after(copies[copy])
+                    told = self.told(order, number, each.delivery, keeps, after, idle=idle)
+                    self.give(calls, order, each, told)
+                for copy in frames:
+                    calls.beside += self.driven(order, number, copies[copy], place)
+            self.begun(order, frames)
+            began += arrived(order)
+            answers = self.answers(calls, node)
         seconds = time.perf_counter() - began
         receipts = {
             copy: found[0] for (copy, idle, each), found in zip(sent, answers, strict=True) if each.speaks and not idle
@@ -141,6 +150,22 @@ class Dispatch:
             calls.one(sent.copy[0], method, *args, **named)
         else:
             calls.others(sent.copy, method, *args, **named)
+
+    def give(self, calls: Calls[bytes], order: Order, sent: _Sent, told: RankOrder) -> None:
+        """Gives a copy an order, or a part of the copy."""
+        if order.key is None:
+            self.tell(calls, sent, Worker.fire, packed(told), *sent.delivery.arriving)
+        else:
+            self.tell(calls, sent, Worker.sample, _sampled(order), packed(told), *sent.delivery.arriving)
+
+    def driven(self, order: Order, number: int, copy: Copy, place: Place) -> list[Reference[Any]]:
+        """Has a copy sample the rows of an order that it was given, if they are sampled together with others."""
+        if order.key is None:
+            return []
+        calls = Calls[None](self.processes)
+        calls.copy(copy, Worker.drive, number, _sampled(order))
+        place.given(copy, number)
+        return calls.answers
 
     def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
         receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
@@ -164,6 +189,7 @@ class Dispatch:
         number: int,
         delivery: Delivery,
         keeps: bool,
+        after: int | None,
         *,
         idle: bool = False,
         parts: tuple[tuple[int, int], ...] = (),
@@ -179,6 +205,8 @@ class Dispatch:
             keeps,
             order.version,
             None if order.sampling is None else order.sampling.number,
+            None if after is None else after > 0,
+            after or 0,
             parts,
         )
 
@@ -187,36 +215,47 @@ class Dispatch:
         node, frame, group = order.node, order.frame, order.group
         axis, copies, wanted = split_axis(node), self.copies(group), self.needs(order)
         assert axis is not None
-        numbers = self._numbers(len(sizes))
         bounds = list(pairwise(accumulate(sizes, initial=0)))
-        with self.queues.turn(order.seats, rank=order.step.number):
+        dealt = {ranks[0]: range(copy, len(sizes), len(copies)) for copy, ranks in enumerate(copies)}
+        busy = [ranks for ranks in copies if dealt[ranks[0]]]
+        with (
+            self.queues.turn(order.seats, rank=order.step.number, key=order.key),
+            self.together.order(order, busy) as place,
+        ):
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
             coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]
-            dealt = {ranks[0]: range(copy, len(sizes), len(copies)) for copy, ranks in enumerate(copies)}
-            for ranks in copies:
-                mine = dealt[ranks[0]]
-                if not mine:
-                    continue
-                body, _ = part(frame, axis, np.concatenate([np.arange(*bounds[index]) for index in mine]), node.inputs)
-                parts = tuple((numbers[index], sizes[index]) for index in mine)
-                sent = list(self.addressed(node, ranks, body, wanted))
-                self.ledger.send([each.delivery for each in sent])
-                for each in sent:
-                    told = packed(self.told(order, numbers[mine[0]], each.delivery, each.speaks, parts=parts))
-                    # Of the others nobody wants a part: they tell of all at the end, but a failure at once.
-                    calls, deliveries = coming[mine[0] if each.speaks else mine[-1]]
-                    self.tell(calls, each, Worker.fire, told, *each.delivery.arriving)
-                    deliveries.append(each.delivery)
-                    if not each.speaks:
-                        for index in mine[:-1]:
-                            coming[index][0].beside += calls.answers[-1:]
-                        continue
-                    for index in mine[1:]:
-                        calls, deliveries = coming[index]
-                        # A process does one thing after the other: it goes on when it has told of the part before.
-                        self.tell(calls, each, Worker.next_part)
-                        deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
+            silent: dict[Address, list[tuple[Calls[bytes], Delivery]]] = {}
+            """Of copies, by who speaks, what the others were asked: nobody wants a part of them, and they tell of all
+            at the end, but of a failure at once."""
+            with place.sending:
+                numbers = self._numbers(len(sizes))
+                for ranks in busy:
+                    mine = dealt[ranks[0]]
+                    rows = np.concatenate([np.arange(*bounds[index]) for index in mine])
+                    body, _ = part(frame, axis, rows, node.inputs)
+                    parts = tuple((numbers[index], sizes[index]) for index in mine)
+                    sent = list(self.addressed(node, ranks, body, wanted))
+                    self.ledger.send([each.delivery for each in sent])
+                    number, after = numbers[mine[0]], place.after(ranks)
+                    for each in sent:
+                        told = self.told(order, number, each.delivery, each.speaks, after, parts=parts)
+                        calls, deliveries = coming[mine[0]] if each.speaks else (Calls[bytes](self.processes), [])
+                        self.give(calls, order, each, told)
+                        deliveries.append(each.delivery)
+                        if not each.speaks:
+                            silent.setdefault(ranks[0], []).append((calls, each.delivery))
+                            continue
+                        # A process does one thing after the other: it goes on when it has told of the part before. Of
+                        # those that are sampled together with others no part is asked before: a thread would wait.
+                        for index in mine[1:] if order.key is None else ():
+                            self.tell(coming[index][0], each, Worker.next_part, number)
+                        for index in mine[1:]:
+                            coming[index][1].append(Delivery(each.delivery.inputs, each.delivery.rows))
+                    watched = self.driven(order, number, ranks, place)
+                    watched += [each for calls, _ in silent.get(ranks[0], ()) for each in calls.answers]
+                    for index in mine:
+                        coming[index][0].beside += watched
             self.begun(order, [copy for copy, ranks in enumerate(copies) if dealt[ranks[0]]])
             began += arrived(order)
             # Of each copy what it tells of next.
@@ -226,10 +265,18 @@ class Dispatch:
                 beside = [each for calls in heads for each in calls.beside]
                 copy = self.processes.first([calls.answers[0] for calls in heads], beside)
                 calls, deliveries = coming[left[copy].pop(0)]
+                who = calls.who[0]
+                if not left[copy]:
+                    for others, delivery in silent.get(who, ()):
+                        calls.also(others)
+                        deliveries.append(delivery)
                 answers = self.answers(calls, node)
                 # Who speaks is asked first.
-                receipt, who = answers[0][0], calls.who[0]
+                receipt = answers[0][0]
                 index = dealt[who][receipt.part]
+                if left[copy] and order.key is not None:
+                    following = coming[left[copy][0]][0]
+                    following.one(who, Worker.next_sampled, numbers[dealt[who][0]], _sampled(order))
                 self.trace(order, numbers[index], calls, deliveries, answers)
                 tokens += receipt.tokens
                 left = [own for own in left if own]
@@ -270,6 +317,7 @@ class Dispatch:
                     answer.end,
                     rows=rows,
                     tokens=answer.tokens,
+                    **({"beside": answer.beside} if answer.beside else {}),
                 )
                 works[address, number] = work
                 for source, came in zip(senders, answer.came, strict=True):
@@ -313,6 +361,12 @@ def arrived(order: Order) -> float:
     began = time.perf_counter()
     order.arrived()
     return time.perf_counter() - began
+
+
+def _sampled(order: Order) -> str:
+    """The model that samples."""
+    found: str = order.frame.values[model_of(order.node)]
+    return found
 
 
 def _model(node: Node) -> str:

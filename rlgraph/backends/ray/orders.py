@@ -73,6 +73,11 @@ class RankOrder:
     """Of the weights that it samples with."""
     sampling: int | None = None
     """The number under which newer ones may come meanwhile."""
+    joins: bool | None = None
+    """Its rows are sampled together with those of orders before it, which have not ended; None: `fire` samples
+    them."""
+    after: int = 0
+    """The number of the order before it whose rows it may need."""
     parts: tuple[tuple[int, int], ...] = ()
     """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
     about."""
@@ -100,6 +105,8 @@ class Receipt:
     """Bytes of the rows that came with the order, one number for each sender."""
     notes: tuple[Note, ...] = ()
     """Of its rows, for the trace."""
+    beside: int = 0
+    """Most rows of other orders that its engine had together with its own ones."""
     part: int = 0
     """Of an order that is done in parts, which of its parts this is."""
 

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
-from rlgraph.backends.ray.worker import ORDERS, ROWS, Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Plan
@@ -232,7 +232,7 @@ class Actors(Processes):
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
         bound = getattr(self.handles[who], method.__name__)
-        called = bound.options(concurrency_group=ROWS) if method in _BESIDE else bound
+        called = bound.options(concurrency_group=_BESIDE[method]) if method in _BESIDE else bound
         return cast("Reference[T]", called.remote(*args, **named))
 
     def open(self, plan: Plan) -> list[str]:
@@ -255,10 +255,10 @@ class Actors(Processes):
         *args: P.args,
         **named: P.kwargs,
     ) -> Reference[list[T]]:
-        beside = method in _BESIDE
-        called = self.handles[through].pass_on.options(concurrency_group=ROWS if beside else ORDERS)
+        threads = _BESIDE.get(method)
+        called = self.handles[through].pass_on.options(concurrency_group=threads or ORDERS)
         # Inside of a list references stay references: rows go to those who need them.
-        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, beside)
+        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, threads)
         return cast("Reference[list[T]]", sent)
 
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
@@ -392,9 +392,12 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE: tuple[object, ...] = (Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh)
-"""What a process does while it works on something else, as it packs rows: a step may end while a later one is at
-work, and newer weights come while rows are sampled."""
+_BESIDE: dict[object, str] = {
+    **dict.fromkeys((Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh), ROWS),
+    **dict.fromkeys((Worker.sample, Worker.next_sampled), SAMPLES),
+}
+"""What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a
+later one is at work, newer weights come while rows are sampled, and so do rows of other orders."""
 _SLICE = 0.5
 _GRACE = 5.0
 """Seconds in which a process that is there answers."""

@@ -24,7 +24,7 @@ from rlgraph.backends.process.sampling import generate_parts, inner_rows, sample
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.arrivals import Arrivals
+from rlgraph.backends.ray.arrivals import Arrivals, Came
 from rlgraph.backends.ray.folder import ModelFolder, empty
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
@@ -44,7 +44,7 @@ from rlgraph.backends.ray.store import (
 )
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Saves
+from rlgraph.engines.base import Admission, Admits, Saves
 from rlgraph.engines.joining import Meeting, listen
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -58,6 +58,8 @@ from rlgraph.ops.nodes import NODES, model_of
 
 ROWS = "rows"
 """The threads of a process that answer while it computes."""
+SAMPLES = "samples"
+"""Those that wait for the rows of orders which are sampled together: each for one, here or at the other ranks."""
 ORDERS = "orders"
 """The thread of a process that passes on what the others of its copy have to do, one thing after the other."""
 
@@ -86,7 +88,9 @@ class Worker:
         self.axes = _axes(self.types)
         self.store = Store()
         self.session: Session
-        self.parts: Iterator[Receipt]
+        self.parts: dict[int, Iterator[Receipt]] = {}
+        """By the number of an order what it has not told of."""
+        self.came = Came()
         self.links = Links(spec.seconds)
         self.arrivals = {model.name: Arrivals() for model in spec.program.models}
         self.meetings: list[Meeting] = []
@@ -107,15 +111,16 @@ class Worker:
         self.others = others
 
     def pass_on(
-        self, to: Sequence[int], method: str, args: Sequence[Any], named: Mapping[str, Any], beside: bool
+        self, to: Sequence[int], method: str, args: Sequence[Any], named: Mapping[str, Any], threads: str | None
     ) -> list[Any]:
-        """Has other ranks of this copy do something: their answers. `beside`: while they work on something else."""
+        """Has other ranks of this copy do something: their answers. `threads`: those that do it while they work on
+        something else."""
         import ray
 
         asked = []
         for rank in to:
             bound = getattr(self.others[rank], method)
-            asked.append((bound.options(concurrency_group=ROWS) if beside else bound).remote(*args, **named))
+            asked.append((bound.options(concurrency_group=threads) if threads else bound).remote(*args, **named))
         return list(ray.get(asked))
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
@@ -187,24 +192,59 @@ class Worker:
         """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
         return packed(self.do(order_of(order), *arrived))
 
+    def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
+        """The same for an order whose rows are sampled together with those of others, while `drive` does that."""
+        told = order_of(order)
+        try:
+            self.came.wait(told.after)
+            return packed(self.do(told, *arrived))
+        except BaseException:
+            self.parts.pop(told.number, None)
+            raise
+        finally:
+            self.came.add(told.number)
+            self.dismiss(told.number, model)
+
+    def next_sampled(self, number: int, model: str) -> bytes:
+        """Goes on with such an order, until its next part is done."""
+        try:
+            return self.next_part(number)
+        finally:
+            self.dismiss(number, model)
+
+    def dismiss(self, number: int, model: str) -> None:
+        """Nobody samples for such an order any more, if it has told of all."""
+        if number not in self.parts:
+            self.admitting(model).dismiss(number)
+
+    def drive(self, number: int, model: str) -> None:
+        """Has the rows of such an order sampled, and those of others that come in between."""
+        with torch.no_grad():
+            self.admitting(model).drive(number)
+
+    def admitting(self, model: str) -> Admits:
+        return cast(Admits, self.session.models[model].engine)
+
     def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
         start = time.time()
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
                 self.store.arrive(order.step.number, key, long(places), from_wire(sent))
+        self.came.add(order.number)
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
                 chosen = chosen_places(node, frame, session)
-                return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.keeps))
+                return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.step, order.keeps))
             if order.parts:
-                self.parts = self.in_parts(order, node, frame, start, came)
+                parts = self.in_parts(order, node, frame, start, came)
                 if order.keeps:
-                    return next(self.parts)
-                *_, last = self.parts
+                    self.parts[order.number] = parts
+                    return next(parts)
+                *_, last = parts
                 return replace(last, start=start, came=came)
             if node.op in TRAINING:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
@@ -214,10 +254,14 @@ class Worker:
                     made = work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
-    def next_part(self) -> bytes:
-        """Goes on with the order that was fired last, until its next part is done; a packed receipt."""
-        with torch.no_grad():
-            return packed(next(self.parts))
+    def next_part(self, number: int) -> bytes:
+        """Goes on with an order that was fired, until its next part is done; a packed receipt."""
+        try:
+            with torch.no_grad():
+                return packed(next(self.parts[number]))
+        except BaseException:
+            del self.parts[number]
+            raise
 
     def in_parts(
         self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
@@ -228,7 +272,8 @@ class Worker:
             for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
                 if done == len(sizes):
                     sampling.close()
-                asked, number = Frame(frame.types, order.step), order.parts[part][0]
+                    self.parts.pop(order.number, None)
+                asked, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
                 asked.add_rows(rows)
                 yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
                 start, came = time.time(), ()
@@ -249,22 +294,25 @@ class Worker:
         self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
     ) -> Receipt:
         tokens = sampled_tokens(node, made)
-        notes = self.noted(keeps)
+        notes = self.noted(frame.step, keeps)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
-        return Receipt(
+        told = Receipt(
             start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came, notes=notes
         )
+        return replace(told, beside=frame.admission.beside) if frame.admission else told
 
-    def noted(self, keeps: bool) -> tuple[Note, ...]:
-        """What was noted on the way: one of a copy tells of it."""
-        notes = self.session.notes.take()
+    def noted(self, step: Step, keeps: bool) -> tuple[Note, ...]:
+        """What was noted on the way for a step: one of a copy tells of it."""
+        notes = self.session.notes.take(step.number)
         return notes if keeps else ()
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
-        frame, number = Frame(self.types[phase], order.step, version=order.version), order.step.number
+        admission = None if order.joins is None else Admission(order.number, order.joins)
+        frame = Frame(self.types[phase], order.step, version=order.version, admission=admission)
+        number = order.step.number
         for told in order.rows:
             parent = None if told.counts is None else np.repeat(np.arange(told.counts.shape[0]), told.counts)
             ids = None if told.ids is None else self.wanted(told.ids, number).value

@@ -105,11 +105,13 @@ def _time(pool: str, own: Sequence[Work], whole: _Whole, began: float, ended: fl
             if work.start > at:
                 for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), whole.ends):
                     waited[wait] = waited.get(wait, 0.0) + seconds
-            idle = work.idle_within(began, ended)
+            # Rows of several works may be sampled together: it counts from the end of the one before.
+            since = max(began, at)
+            idle = work.idle_within(since, ended)
             if idle:
                 wait = Wait("copies", work.name, pool)
                 waited[wait] = waited.get(wait, 0.0) + idle
-            busy, at = busy + work.within(began, ended) - idle, work.end
+            busy, at = busy + work.within(since, ended) - idle, work.end
     if at < ended:
         assert whole.last is not None
         wait = Wait("rows", whole.last.name, whole.last.pools[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class Aside(Queues):
     """No queues: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0) -> Iterator[None]:
+    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[None]:
         yield
 
     @contextmanager

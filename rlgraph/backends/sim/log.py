@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,10 +84,11 @@ class Log:
         parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
         later: dict[str, float] | None = None,
-        idle: float = 0.0,
+        idle: Callable[[], float] = lambda: 0.0,
     ) -> Work:
         """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
-        tokens. `later`: what others add to its parts meanwhile. `idle`: seconds that a copy has nothing to do."""
+        tokens. `later`: what others add to its parts meanwhile. `idle`: says at the end for how many seconds a copy had
+        nothing to do."""
         clock = self.clock
         start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
@@ -97,9 +98,8 @@ class Log:
             clock.sleep(sum(more.values()))
             parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in {**parts, **more}}
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
-        work = Work(
-            name, op, names, pools, step, fired.at, start, clock.now, fired.input, after, *counts, idle, dict(parts)
-        )
+        when, rest = (fired.at, start, clock.now, fired.input, after), (idle(), dict(parts))
+        work = Work(name, op, names, pools, step, *when, *counts, *rest)
         clock.note(work)
         self.works.append(work)
         self._teller.tell(work)

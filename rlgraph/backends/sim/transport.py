@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -22,12 +22,13 @@ from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.together import Ends, Member, Together
 from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Queues, Seats, seats
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Sampled
+from rlgraph.cost.sampled import NOTHING, Sampled
 from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
@@ -66,6 +67,45 @@ class _Sampling:
     """What newer weights add to its time, in seconds."""
 
 
+@dataclass(eq=False)
+class _Rows:
+    """Rows while they are sampled, and until when somebody waits for some of them. All seconds since they began."""
+
+    copies: Sequence[tuple[Sampled, Sequence[float]]]
+    """Of each copy what it takes alone, and the tokens of its rows."""
+    part: Callable[[Ends], float]
+    """When what somebody waits for is there, by when the rows of each copy end."""
+    until: float = 0.0
+    there: float = 0.0
+    """Until when somebody has waited."""
+    later: dict[str, float] = field(default_factory=dict)
+    """By how much longer somebody waits, because others have come."""
+    followed: bool = False
+    """Where its rows have ended there are those of others."""
+
+    def __post_init__(self) -> None:
+        self.ends: Ends = [own.ends for own, _ in self.copies]
+        self.over = [own.cost.seconds for own, _ in self.copies]
+        """When each copy has ended."""
+
+    def begin(self, part: Callable[[Ends], float]) -> None:
+        """Somebody waits for the next part."""
+        self.part = part
+        self.until = max(self.there, part(self.ends))
+        self.later.clear()
+
+    def moved(self, ends: Ends, followed: bool) -> None:
+        self.ends, self.over, self.followed = ends, [max(own, default=0.0) for own in ends], followed
+        until = max(self.until, self.part(ends))
+        self.later["sampling"] = self.later.get("sampling", 0.0) + until - self.until
+        self.until = until
+
+    def idle(self) -> float:
+        """Seconds of this wait that a copy has nothing to do, on average: all rows that it has have ended."""
+        busy = (min(self.until, max(self.there, end)) for end in self.over)
+        return 0.0 if self.followed else self.until - fmean(busy)
+
+
 class SimTransport:
     """Orders are done, and weights moved, in the time of a log's clock."""
 
@@ -81,6 +121,7 @@ class SimTransport:
         """Of each step that is under way."""
         self._over = 0
         """The last step that is over."""
+        self.together = Together()
         self._sampling: dict[Seats, _Sampling] = {}
         """By devices, where newer weights come meanwhile."""
         self._onloaded: dict[tuple[str, int], tuple[str, str]] = {}
@@ -121,21 +162,28 @@ class SimTransport:
                 copy: int | None = held.enter_context(self.queues.place(group.pool, order.step.number))
             else:
                 copy = order.copy
-                held.enter_context(self.queues.turn(order.seats, rank=order.step.number))
+                held.enter_context(self.queues.turn(order.seats, rank=order.step.number, key=order.key))
             self.log.observer.firing(node, group.pool)
             batches = _batches(node, frame, made)
-            spent, idle = self.begun(order, batches), 0.0
+            spent = self.begun(order, batches)
+            rows: _Rows | None = None
             if NODES[node.op].generates:
                 each = self.sampling_copies(order, _shared(made.values[node.name], order))
-                slowest = max((own.cost for own in each), key=lambda cost: cost.seconds)
-                idle = slowest.seconds - fmean(own.cost.seconds for own in each)
-                spent |= _parts(slowest) | self.answering(node, order, made)
+                slowest = max((own.cost for own, _ in each), key=lambda cost: cost.seconds)
+                rows = _Rows(each, _last, slowest.seconds)
+                alone = _parts(slowest) | self.answering(node, order, made)
             else:
-                spent |= _parts(self.cost(order, made, batches))
+                alone = _parts(self.cost(order, made, batches))
             who = group if copy is None else replace(group, name=worker(group.name, copy))
-            counts = _counts(node, frame, made)
-            with self.sampling(order, made) as later:
-                work = self.log.take(_title(node), node.op, [who], order.step.number, fired, spent, counts, later, idle)
+            told = _counts(node, frame, made)
+            with self.sampling(order, made) as later, self.beside(order, rows, sum(spent.values())) as longer:
+                if longer and rows is not None:
+                    # It came to others.
+                    alone = {"sampling": rows.until}
+                    longer.clear()
+                idle = rows.idle if rows is not None else lambda: 0.0
+                title, step, more = _title(node), order.step.number, later if later is not None else longer
+                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, more, idle)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
@@ -151,29 +199,41 @@ class SimTransport:
         busiest = ceil(rows / self.program.workers(code_of(node)))
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
-    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[Sampled]:
-        """What each copy of a group takes that samples these rows; copies without rows take no time."""
-        node, found = order.node, []
+    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[tuple[Sampled, Sequence[float]]]:
+        """What each copy of a group takes that samples these rows, and the tokens of its rows; copies without rows take
+        no time."""
+        node, found = order.node, list[tuple[Sampled, Sequence[float]]]()
         model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
         for rows in shared:
             prompts, answers = (each.reshape(-1).tolist() for each in rows.begun(kept, samples))
-            found.append(self.log.predictor.sampled(model, node.op, prompts, answers, samples))
+            found.append((self.log.predictor.sampled(model, node.op, prompts, answers, samples), answers))
         return found
 
-    def ends(self, order: Order, parts: Sequence[Held]) -> tuple[list[float], list[float]]:
-        """Seconds after which each part has ended, and after which each copy has."""
+    @contextmanager
+    def beside(self, order: Order, rows: _Rows | None, after: float) -> Iterator[dict[str, float] | None]:
+        """Rows of an order are sampled, from so many seconds on, together with those of others: by how much longer."""
+        if rows is None or order.key is None:
+            yield None
+            return
+        with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
+            yield rows.later
+
+    def dealt(self, order: Order, parts: Sequence[Held]) -> list[list[Held]]:
+        """To each copy of a group its parts."""
         copies = order.group.mesh.length("dp")
-        dealt = [parts[copy::copies] for copy in range(copies)]
-        shared = [own[0].join(own[1:]) for own in dealt if own]
-        found, ends = self.sampling_copies(order, shared), [0.0] * len(parts)
+        return [list(parts[copy::copies]) for copy in range(copies)]
+
+    def ends(self, order: Order, dealt: Sequence[Sequence[Held]], rows: Ends) -> list[float]:
+        """Seconds after which each part has ended, of those after which each row of each copy has."""
+        copies, ends = len(dealt), [0.0] * sum(map(len, dealt))
         kept, samples = rows_each(order.node), order.node.attr("n")
-        for copy, (own, did) in enumerate(zip(dealt, found, strict=False)):
-            left = np.asarray(did.ends).reshape(-1, samples)[:, :kept].reshape(-1)
+        for copy, (own, found) in enumerate(zip(dealt, rows, strict=False)):
+            left = np.asarray(found).reshape(-1, samples)[:, :kept].reshape(-1)
             first = 0
             for number, part in enumerate(own):
                 ends[copy + number * copies] = float(left[first : first + part.rows].max(initial=0.0))
                 first += part.rows
-        return ends, [did.cost.seconds for did in found] + [0.0] * (copies - len(found))
+        return ends
 
     def answered(self, order: Order, runner: Group, acted: Work) -> None:
         """What an environment that has a pool of its own makes of the actions of all turns, as many as there may be.
@@ -191,30 +251,33 @@ class SimTransport:
         """Parts are dealt to the group's copies in turn; one is there when its last row has ended on its copy."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with self.queues.turn(order.seats, rank=order.step.number):
+        with self.queues.turn(order.seats, rank=order.step.number, key=order.key), ExitStack() as sampling:
             self.log.observer.firing(node, group.pool)
             whole = self.made(order)
             spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
             made = [self.made(replace(order, frame=each)) for each in slices]
-            ends, over = self.ends(order, [each.values[node.name] for each in made])
-            order_of_ending = sorted(range(len(sizes)), key=ends.__getitem__)
-            there, sampling = 0.0, ExitStack()
+            dealt = self.dealt(order, [each.values[node.name] for each in made])
+            copies = self.sampling_copies(order, [own[0].join(own[1:]) for own in dealt if own])
+            rows = _Rows([*copies, *[(NOTHING, ())] * (len(dealt) - len(copies))], _last)
             later = sampling.enter_context(self.sampling(order, whole))
-            for number in order_of_ending:
-                until = max(there, ends[number])
-                spent["sampling"] = until - there
-                idle = fmean(max(0.0, until - max(there, end)) for end in over)
-                counts = _counts(node, slices[number], made[number])
-                work = self.log.take(
-                    _title(node), node.op, [group], order.step.number, fired, spent, counts, later, idle
-                )
-                there, tokens = until, tokens + work.tokens
+            longer = sampling.enter_context(self.beside(order, rows, sum(spent.values())))
+            left = list(range(len(sizes)))
+            while left:
+                ends = self.ends(order, dealt, rows.ends)
+                number = min(left, key=ends.__getitem__)
+                left.remove(number)
+                rows.begin(lambda own, number=number: self.ends(order, dealt, own)[number])  # type: ignore[misc]
+                spent["sampling"] = rows.until - rows.there
+                told, step = _counts(node, slices[number], made[number]), order.step.number
+                more = later if later is not None else longer
+                work = self.log.take(_title(node), node.op, [group], step, fired, spent, told, more, rows.idle)
+                rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made[number])
-                if number == order_of_ending[-1]:
+                if not left:
                     sampling.close()
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
@@ -501,6 +564,11 @@ class SimTransport:
                     return replace(value, name=name, where=group.name, column=None)
         size = frame.size(axis.row.key)
         return _rows(name, group.name, np.arange(size), max(1, size))
+
+
+def _last(ends: Ends) -> float:
+    """When the last of all rows ends."""
+    return max(max(own, default=0.0) for own in ends)
 
 
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlgraph.engines.base import EngineError, Generation, Rank, Refresh, Sampling, State
+from rlgraph.engines.base import Admission, EngineError, Generation, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.vllm.calls import Call, Desk, Sample
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.experts import Experts
 from rlgraph.engines.vllm.layout import layout
@@ -28,23 +29,11 @@ from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from rlgraph.engines.vllm.sampling import Batch, Row
+    from rlgraph.engines.vllm.sampling import Row
 
 _ALONE = mesh()
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A response, as soon as it ends."""
-
-    row: int
-    tokens: list[int]
-    """The stop token included."""
-    logprobs: list[float]
-    finished: bool
-    """It ended by itself, not at `max_tokens`."""
-    versions: tuple[tuple[int, int, int], ...]
-    """Which weights sampled which tokens: a version, its first place and the one after its last."""
+_NOBODY = 1 << 62
+"""More than the number of any call."""
 
 
 def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: Mapping[int, int]) -> Generation:
@@ -70,10 +59,11 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
 
 
 class VllmEngine:
-    """One rank's part of a language model that generates. Implements `Streams`.
+    """One rank's part of a language model that generates. Implements `Admits`.
 
     All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
-    along dp know nothing of each other.
+    along dp know nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it
+    for all of them.
     """
 
     def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
@@ -83,9 +73,10 @@ class VllmEngine:
         """Counts how often somebody wrote into the weights."""
         self.keeps = False
         """Rows that are being generated go on with what was computed of them with older weights."""
-        self._waiting: Mapping[str, Row] = {}
-        self._prompts: Mapping[str, list[int]] = {}
-        """Of the requests that are being generated."""
+        self._calls: dict[int, Call] = {}
+        """Those whose rows are being generated, as they began."""
+        self._begun = count()
+        self._desk = Desk()
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
         self._experts = Experts(self.model)
 
@@ -128,13 +119,14 @@ class VllmEngine:
         row_keys: np.ndarray,
         weights: State | None = None,
         refresh: Refresh | None = None,
+        admission: Admission | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
         given."""
-        if weights is not None:
+        if weights is not None and admission is None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys)
-        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh)
+        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights)
         return made
 
     def parts(
@@ -145,9 +137,11 @@ class VllmEngine:
         row_keys: np.ndarray,
         sizes: Sequence[int],
         refresh: Refresh | None = None,
+        admission: Admission | None = None,
+        weights: State | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
-        ends, with its number."""
+        ends, with its number. weights: with an admission alone."""
         starts = self._started(prompts).rows()
         bounds = [(first * n, last * n) for first, last in pairwise(accumulate(sizes, initial=0))]
         part_of = np.repeat(np.arange(len(sizes)), [last - first for first, last in bounds])
@@ -155,7 +149,7 @@ class VllmEngine:
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
         yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
-        for sample in self.stream(prompts, n, sampling, row_keys, refresh, known):
+        for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights):
             ended[sample.row] = sample
             part = int(part_of[sample.row])
             missing[part] -= 1
@@ -171,46 +165,144 @@ class VllmEngine:
         row_keys: np.ndarray,
         refresh: Refresh | None = None,
         known: dict[int, int] | None = None,
+        admission: Admission | None = None,
+        weights: State | None = None,
     ) -> Generator[Sample, None, None]:
         """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
         brings, by this engine's count.
 
         Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
-        weights. A stream that is closed gives its other rows up. A row of which it is certain that it is not one of
-        `sampling.first` is given up, too: it comes without tokens.
+        weights. Several streams may be open, and go on together. A stream that is closed gives its other rows up. A row
+        of which it is certain that it is not one of `sampling.first` is given up, too: it comes without tokens.
         """
         keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
         prompts = self._started(prompts)
         self._check(prompts, n, sampling, keys)
-        if not sampling.max_tokens:
+        if not sampling.max_tokens or not len(keys):
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
             return
         from rlgraph.engines.vllm.sampling import Batch
 
-        batch = Batch(sampling, self._stops(sampling))
-        waiting = self._waiting = self._submit(prompts, n, batch, keys)
-        ended: dict[int, list[int]] = {}
+        batch = Batch(sampling, self._stops(sampling), admission)
         known = {} if known is None else known
-        if refresh is not None:
-            known[self.version] = refresh.version
+        call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights)
+        if admission is not None:
+            try:
+                self._desk.hand(admission.number, call)
+                for _ in keys:
+                    yield call.next()
+            finally:
+                call.dropped = True
+            return
+        self._admit(call)
         try:
-            while waiting:
-                if refresh is not None and self._all(refresh.waits):
-                    new = refresh.take()
-                    known[self.version] = new
-                outputs = self._engine.step()
-                if batch.failure is not None:
-                    raise batch.failure
-                for output in outputs:
-                    sample = _sample(waiting.pop(output.request_id), output.outputs[0])
-                    ended.setdefault(sample.row // n, []).append(len(sample.tokens))
-                    yield sample
-                if sampling.first:
-                    given_up = _given_up(waiting, ended, n, sampling.first)
-                    self._engine.abort_request(given_up)
-                    yield from (Sample(waiting.pop(name).index, [], [], False, ()) for name in given_up)
+            for _ in keys:
+                while call.samples.empty():
+                    self._step()
+                yield call.next()
         finally:
-            self._engine.abort_request(list(waiting))
+            self._drop(call)
+
+    def drive(self, number: int) -> None:
+        """Samples until the rows of the call of this number have ended, once they are handed over; rows of calls that
+        join come in between two tokens."""
+        call = self._desk.wait(number)
+        try:
+            if call is not None:
+                self._drive(call)
+        except BaseException as error:
+            told = [*self._calls.values(), *([call] if call else [])]
+            for each in told:
+                each.samples.put(error)
+            for each in told:
+                self._drop(each)
+            raise
+        finally:
+            self._desk.over(number)
+
+    def _drive(self, call: Call) -> None:
+        if call.weights is not None:
+            with self.weights(call.weights):
+                self._finish(call)
+        else:
+            self._finish(call)
+
+    def _finish(self, call: Call) -> None:
+        if not call.begun and not call.dropped:
+            self._admit(call)
+        while call.waiting:
+            self._let_in()
+            self._step()
+
+    def dismiss(self, number: int) -> None:
+        """Who made the call of this number, or failed to, is done with it."""
+        self._desk.dismiss(number)
+
+    def _let_in(self) -> None:
+        """The rows of the next call that joins, once all ranks have them."""
+        number = self._desk.joining()
+        agreed = self._least([_NOBODY if number is None else number, _NOBODY if number is None else -number])
+        if agreed[0] == -agreed[1]:
+            call = self._desk.wait(agreed[0])
+            assert call is not None
+            self._admit(call)
+
+    def _admit(self, call: Call) -> None:
+        """Begins with a call: its rows come behind those of earlier ones."""
+        from rlgraph.engines.vllm.sampling import Row
+
+        number, call.begun = next(self._begun), True
+        call.waiting = {f"{number}/{index}": Row(call.batch, index, key) for index, key in enumerate(call.keys)}
+        self._calls[number] = call
+        if call.refresh is not None:
+            call.known[self.version] = call.refresh.version
+        call.coming.extend(call.waiting)
+
+    def _fill(self) -> None:
+        """Hands rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
+        that have ended, and do not slow the others down."""
+        width = max((len(call.keys) for call in self._calls.values()), default=0)
+        here = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
+        for call in self._calls.values():
+            taken = [call.coming.popleft() for _ in range(min(len(call.coming), width - here))]
+            self._add(call, {name: call.waiting[name] for name in taken})
+            here += len(taken)
+
+    def _step(self) -> None:
+        """A token for all rows that are being generated."""
+        refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
+        if refresh is not None and self._all(refresh.waits):
+            new = refresh.take()
+            for each in self._calls.values():
+                each.known[self.version] = new
+        self._fill()
+        outputs = self._engine.step()
+        for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
+            if call.batch.failure is not None:
+                call.samples.put(call.batch.failure)
+            self._drop(call)
+        for output in outputs:
+            own = self._calls.get(int(output.request_id.partition("/")[0]))
+            if own is not None:
+                sample = _sample(own.waiting.pop(output.request_id), output.outputs[0])
+                own.ended.setdefault(sample.row // own.n, []).append(len(sample.tokens))
+                own.samples.put(sample)
+        for number, call in list(self._calls.items()):
+            if call.batch.sampling.first:
+                given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first)
+                self._engine.abort_request(given_up)
+                call.coming = deque(name for name in call.coming if name not in given_up)
+                for name in given_up:
+                    call.samples.put(Sample(call.waiting.pop(name).index, [], [], False, ()))
+            if not call.waiting:
+                del self._calls[number]
+
+    def _drop(self, call: Call) -> None:
+        """Gives the rows up that have not ended."""
+        self._calls = {number: each for number, each in self._calls.items() if each is not call}
+        self._engine.abort_request(list(call.waiting))
+        call.waiting = {}
+        call.coming.clear()
 
     @property
     def speaks(self) -> bool:
@@ -258,13 +350,17 @@ class VllmEngine:
 
     def _all(self, here: bool) -> bool:
         """Whether something holds at all ranks of this copy, which ask before the same step."""
+        return bool(self._least([int(here)])[0])
+
+    def _least(self, here: list[int]) -> list[int]:
+        """Of each number the least that any rank of this copy has; all ask before the same step."""
         if self._mesh.length("tp") == 1:
             return here
         from vllm.distributed.parallel_state import get_tp_group
 
         least = torch.tensor(here, dtype=torch.int64)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
-        return bool(least)
+        return [int(each) for each in least]
 
     def _started(self, prompts: Sequences) -> Sequences:
         """`prompts`, an empty one begun with the token that begins a text."""
@@ -279,8 +375,6 @@ class VllmEngine:
         count = len(prompts) * n
         if keys.shape != (count,):
             raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
-        if self._engine.has_unfinished_requests():
-            raise EngineError("the engine vllm is still generating: end or close the stream of the earlier call first")
         most = int(prompts.lengths.max()) if count else 0
         if most + sampling.max_tokens > self.longest:
             raise EngineError(
@@ -293,29 +387,26 @@ class VllmEngine:
         known = {*self.eos_ids, *sampling.stop_ids}
         return tuple(sorted(stop for stop in known if 0 <= stop < self._shape.vocab))
 
-    def _submit(self, prompts: Sequences, n: int, batch: Batch, keys: np.ndarray) -> dict[str, Row]:
-        """Hand the rows to vLLM: each by the name of its request."""
-        from rlgraph.engines.vllm.sampling import Row
-
-        repeated = [prompt for prompt in prompts.rows() for _ in range(n)]
-        rows = {str(index): Row(batch, index, key) for index, key in enumerate(keys.tolist())}
-        self._prompts = dict(zip(rows, repeated, strict=True))
-        self._add(rows)
-        return rows
-
-    def _add(self, rows: Mapping[str, Row]) -> None:
+    def _add(self, call: Call, rows: Mapping[str, Row]) -> None:
         for name, row in rows.items():
             # Keys and values are shared by rows that began with the same weights.
-            prompt = {"prompt_token_ids": self._prompts[name], "cache_salt": str(self.version)}
+            prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
             self._engine.add_request(name, prompt, row.request())
 
     def _forget(self) -> None:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are
         kept. Rows without a token have not begun."""
         if self.keeps and self._engine.has_unfinished_requests():
-            early = {name: row for name, row in self._waiting.items() if not row.logprobs}
-            self._engine.abort_request([*early])
-            self._add(early)
+            early = [
+                (
+                    call,
+                    {name: row for name, row in call.waiting.items() if not row.logprobs and name not in call.coming},
+                )
+                for call in self._calls.values()
+            ]
+            self._engine.abort_request([name for _, rows in early for name in rows])
+            for call, rows in early:
+                self._add(call, rows)
             self._engine.set_weight_version(str(self.version))
             return
         assert self._engine.reset_prefix_cache(reset_running_requests=True), "vLLM keeps its key-value cache"

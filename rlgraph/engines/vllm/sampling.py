@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
-from rlgraph.engines.base import EngineError, Sampling
+from rlgraph.engines.base import Admission, EngineError, Sampling
 from rlgraph.engines.sampling import sample
 
 _FIELD = "rlgraph"
@@ -29,6 +29,7 @@ class Batch:
     sampling: Sampling
     stops: tuple[int, ...]
     """The tokens that end a row."""
+    admission: Admission | None = None
     failure: EngineError | None = None
     """Why nothing could be sampled. It is not raised inside vLLM, which would print all it knows."""
 
@@ -86,11 +87,19 @@ class RowSampling(LogitsProcessor):
         places = np.array([len(response) for response in self._responses])
         short = places < self._min_tokens
         for batch in np.unique(self._batches):
+            self._count(batch)
             for forbids in (False, True):
                 rows = np.flatnonzero((self._batches == batch) & (short == forbids))
                 if len(rows):
                     self._sample(logits, rows, places[rows], forbids)
         return logits
+
+    def _count(self, batch: int) -> None:
+        """How many rows of others are sampled together with those of a batch."""
+        mine = self._batches == batch
+        admission = self._rows[int(mine.argmax())].batch.admission
+        if admission is not None:
+            admission.beside = max(admission.beside, int((~mine).sum()))
 
     def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
         """For some rows of one batch, at these places; `forbids`: no stop token."""

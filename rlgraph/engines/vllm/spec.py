@@ -26,6 +26,7 @@ SPEC = EngineSpec(
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
     streams=True,
+    admits=True,
     rereads=True,
     keeps=True,
     # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of

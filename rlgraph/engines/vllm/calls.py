@@ -1,0 +1,111 @@
+"""Calls of an engine whose rows it samples together, and where they are handed over."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Condition
+from typing import TYPE_CHECKING
+
+from rlgraph.engines.base import Admission, Refresh, State
+
+if TYPE_CHECKING:
+    from rlgraph.engines.vllm.sampling import Batch, Row
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response, as soon as it ends."""
+
+    row: int
+    tokens: list[int]
+    """The stop token included."""
+    logprobs: list[float]
+    finished: bool
+    """It ended by itself, not at `max_tokens`."""
+    versions: tuple[tuple[int, int, int], ...]
+    """Which weights sampled which tokens: a version, its first place and the one after its last."""
+
+
+@dataclass(eq=False)
+class Call:
+    """The rows of one call."""
+
+    batch: Batch
+    prompts: list[list[int]]
+    n: int
+    keys: list[int]
+    refresh: Refresh | None
+    known: dict[int, int]
+    """By the engine's count of its weights the versions that they are, where somebody tells them."""
+    admission: Admission | None
+    weights: State | None
+    """In place of the engine's own."""
+    waiting: dict[str, Row] = field(default_factory=dict)
+    """Rows that have not ended, by their request."""
+    coming: deque[str] = field(default_factory=deque)
+    """Of them those that vLLM does not have yet."""
+    ended: dict[int, list[int]] = field(default_factory=dict)
+    """Of each prompt the tokens of its rows that have."""
+    samples: SimpleQueue[Sample | BaseException] = field(default_factory=SimpleQueue)
+    """What has ended, or why nothing more will."""
+    begun: bool = False
+    """The engine has its rows."""
+    dropped: bool = False
+    """Nobody wants the other rows."""
+
+    def prompt(self, row: Row) -> list[int]:
+        return self.prompts[row.index // self.n]
+
+    def next(self) -> Sample:
+        """Of its rows the next one that ends. Raises why there is none."""
+        sample = self.samples.get()
+        if isinstance(sample, BaseException):
+            raise sample
+        return sample
+
+
+class Desk:
+    """Calls that wait until the thread that samples takes them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call] = {}
+        self._dismissed: set[int] = set()
+        self._driven: set[int] = set()
+        """Of which nothing is known any more when they are dismissed."""
+        self._changed = Condition()
+
+    def hand(self, number: int, call: Call) -> None:
+        with self._changed:
+            self._calls[number] = call
+            self._changed.notify_all()
+
+    def dismiss(self, number: int) -> None:
+        with self._changed:
+            if number in self._driven:
+                self._driven.remove(number)
+            else:
+                self._dismissed.add(number)
+            self._changed.notify_all()
+
+    def wait(self, number: int) -> Call | None:
+        """The call of this number, when it has been handed over; None: it was dismissed before."""
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._calls or number in self._dismissed)
+            return self._calls.get(number)
+
+    def over(self, number: int) -> None:
+        """It was driven to its end."""
+        with self._changed:
+            self._calls.pop(number, None)
+            if number in self._dismissed:
+                self._dismissed.remove(number)
+            else:
+                self._driven.add(number)
+
+    def joining(self) -> int | None:
+        """The lowest number of those that join and have not begun."""
+        with self._changed:
+            found = [number for number, call in self._calls.items() if not (call.begun or call.dropped)]
+            return min((each for each in found if (how := self._calls[each].admission) and how.joins), default=None)

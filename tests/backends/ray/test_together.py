@@ -1,0 +1,96 @@
+"""Rows of several orders that a copy samples together: they are in its engine at the same time, as it counts them, and
+have the numbers of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.util")
+pytest.importorskip("vllm")
+
+from scheduled import compiled
+from tiny import EPS, data_folder
+
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.steps import Silent
+from rlgraph.ir.graph import Node
+
+PROGRAM = f"""
+algorithm together
+model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcd>")), dtype="float32")
+model ref    = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=6)
+
+step async(lag=1):
+    rollout = actor.generate(prompts, n=3, max_tokens=120, min_tokens=60)
+    likely  = actor.generate(prompts, n=1, max_tokens=90, min_tokens=80, temperature=0)
+    old     = ref.logprobs(rollout)
+    gain    = mean(ref.logprobs(likely), by=likely)
+    train actor(lr=0.01, eps={EPS}):
+        minimize mean(-actor.logprobs(rollout) * (old - mean(gain)))
+    report first = mean(rollout.logprobs), likely = mean(gain), length = mean(rollout.length), old = mean(old)
+"""
+SCHEDULE = """
+pool learn = 1 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=transformers)
+place actor.generate on play(engine=vllm, tp=2)
+stream rollout(block=1)
+"""
+
+
+class Spans(Silent):
+    """Of what was sampled, how many rows of others were sampled together with it."""
+
+    def __init__(self) -> None:
+        self.beside: dict[str, int] = {}
+        self.interrupts = False
+        """When the second table is about to be sampled."""
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        if self.interrupts and node.op == "generate" and pool == "play":
+            self.interrupts = node.name == "rollout"
+            if not self.interrupts:
+                raise KeyboardInterrupt
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        beside = args.get("beside", 0)
+        assert isinstance(beside, int)
+        if category == "generate":
+            self.beside[name] = max(beside, self.beside.get(name, 0))
+        return 0
+
+
+def test_rows_of_two_orders(cluster: None, tmp_path: Path) -> None:
+    settings = Settings(folder=data_folder(tmp_path))
+    made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
+    local = LocalBackend(made.program, settings)
+    try:
+        expected = [step.metrics for step in local.steps(3)]
+    finally:
+        local.close()
+    spans = Spans()
+    backend = RayBackend(made.program, made.plan, settings, spans, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(3)]
+        # Who is interrupted while rows of several orders are sampled can still save the model.
+        spans.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            list(backend.steps(2))
+        backend.save("actor", tmp_path / "saved")
+        assert (tmp_path / "saved" / "config.json").exists()
+    finally:
+        backend.close()
+    # Rows with the same weights, and no others: there are 18 and 6 of them in a step, and the first two steps have the
+    # same ones.
+    assert 0 < spans.beside["rollout"] <= 6 + 24 and 0 < spans.beside["likely"] <= 18 + 24
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=0, abs=1e-5)
