@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
 from rlgraph.analysis.simulate import model_configs, simulate, simulated
+from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.target import workload
 from rlgraph.cost.constants import defaults
@@ -85,6 +86,11 @@ def predicted(experiment: Experiment) -> float:
         for (engine, kind), each in constants.rates.items()
     }
     predictor = Predictor(plan, model_configs(made), cluster, replace(constants, rates=rates))
+    if experiment.work == "generates":
+        # Rows of the next step, with the same weights, would be sampled beside these.
+        backend = SimBackend(made.program, plan, predictor, lengths)
+        for _ in backend.steps(1):
+            return sum(work.seconds for work in backend.works if work_of(work.op) == experiment.work)
     found = simulated(made, plan, cluster, predictor, lengths)
     return sum(work.within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work)
 

@@ -240,16 +240,13 @@ def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
     sampling = Sampling(12)
     whole = engine.generate(PROMPTS, 6, sampling, keys(30))
     one, other = engine.stream(PROMPTS, 6, sampling, keys(30)), engine.stream(PROMPTS, 6, sampling, keys(30))
-    samples = [next(one)]
-    next(other)
+    next(one)
     next(iter(engine._calls.values())).batch.failure = EngineError("lost")
-    with pytest.raises(EngineError, match="lost"):
-        samples += one
     rows = sorted(other, key=lambda sample: sample.row)
-    assert {sample.row: sample.tokens for sample in rows}.items() <= dict(
-        enumerate(whole.sequences.scored_rows())
-    ).items()
-    assert len(rows) >= 20 and not engine._calls
+    assert [sample.tokens for sample in rows] == whole.sequences.scored_rows()
+    with pytest.raises(EngineError, match="lost"):
+        list(one)
+    assert not engine._calls
 
 
 def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:
