@@ -12,7 +12,6 @@ from rlgraph.clusters.topology import topology_of
 from rlgraph.compilation.planning import Placed
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import counted
-from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -20,7 +19,7 @@ from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
-from rlgraph.placement.place import updates
+from rlgraph.placement.place import config_of, updates
 from rlgraph.transfers.describe import describe
 from rlgraph.transfers.edges import Edge, edges
 from rlgraph.transfers.reshard import reshard
@@ -94,7 +93,7 @@ def _moves(program: Program, placed: Placed, model: str, source: str, target: st
         plan.group(target),
         shape,
         cast(ModelKind, program.model(model).kind),
-        ITEM_BYTES[program.dtype(program.model(model))],
+        config_of(program.model(model), shape, program).trained_item,
     )
 
 

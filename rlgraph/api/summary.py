@@ -9,11 +9,13 @@ from typing import Any
 
 from rlgraph.analysis.tables import sized, table
 from rlgraph.compilation.compilation import Compilation
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import counted
-from rlgraph.ir.graph import Model, Node
+from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.notation.text import show_constant
 from rlgraph.ops import NODES, model_of
+from rlgraph.ops.bases import shared
 from rlgraph.passes.accumulate import trainings
 
 
@@ -35,6 +37,8 @@ def summary(compiled: Compilation) -> str:
         lines += ["", *show_choice(compiled.choice, compiled.told["predicted"])]
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan)]
+    if compiled.planned:
+        lines += _sharing(program, compiled.plan)
     if compiled.planned and compiled.plan.blocks:
         lines += _streamed(compiled)
     return "\n".join(lines)
@@ -76,6 +80,15 @@ def _placement(plan: Plan) -> Iterator[str]:
         how += ", also to rows that are sampled" if held.refreshes else ""
         how += ", one copy after the other" if held.replica else ""
         yield f"weights of {model}: {source} to {target}{how}"
+
+
+def _sharing(program: Program, plan: Plan) -> Iterator[str]:
+    """Which models of a group are one base with several adapters."""
+    for group in plan.groups:
+        for names in shared(program).values() if group.models and engine(group.engine).adapters else ():
+            here = [name for name in names if name in group.models]
+            if len(here) > 1:
+                yield f"{', '.join(here)} share one base, which {group.name} has once"
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlgraph.clusters.cluster import Island
+from rlgraph.cost import work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.links import Link, across, link
 from rlgraph.enginespec.registry import engine
@@ -30,11 +31,23 @@ class ModelConfig:
     dtype: str = "float32"
     optimizer: Optimizer = ADAMW
     """Where it is trained."""
+    base: str = ""
+    """The first model with the same weights, where these never change but for adapters; empty: they change."""
 
     @property
     def item(self) -> int:
         """Bytes of one of its numbers."""
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def trained_item(self) -> int:
+        """Bytes of one of those that are trained: adapters of narrow weights are float32."""
+        return self.item if self.shape.adapters is None else max(4, self.item)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of its adapters."""
+        return work.adapter_parameters(self.shape) * self.trained_item
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.cost.time import Batch, held, slots
+from rlgraph.cost.time import Batch, held, slots, trained
 from rlgraph.cost.work import Activations, Tokens
 from rlgraph.enginespec.spec import Grown, Reserved
 from rlgraph.ir.dtypes import ITEM_BYTES
@@ -178,7 +178,10 @@ class _Fed(MemoryModel):
         self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks)
         self.weights = held(config, deployment)
         """Numbers of the fullest rank."""
-        self.state = optimizer_bytes(config.optimizer, config.item)
+        self.trained = trained(config, deployment)
+        """Those of them, and of adapters, that training changes."""
+        self.held = self.weights * config.item + config.adapter_bytes
+        self.state = optimizer_bytes(config.optimizer, config.trained_item)
 
     def load(self, copies: int) -> Load:
         return self.feeding.load(copies)
@@ -198,9 +201,9 @@ class Training(_Fed):
     def needs(self, load: Load) -> Needs:
         config, deployment = self.config, self.deployment
         rows, blocks, *exchanging = load
-        weights, state = self.weights, self.state
+        weights, state = self.trained, self.state
         micro = self.feeding.micro(rows)
-        own = Bytes((("weights", weights * config.item),)) + _gathered(config, deployment, micro)
+        own = Bytes((("weights", self.held),)) + _gathered(config, deployment, micro)
         sharded = deployment.spec.shards_optimizer
         # Ranks that share experts out are copies of the rest, to the optimizer, too.
         stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
@@ -219,7 +222,7 @@ class Training(_Fed):
             else:
                 active = _larger(active, update)
         else:
-            gradients = weights * config.item
+            gradients = weights * config.trained_item
             summed = Bytes((("gradients", gradients * self.parted),))
             own += summed
             passes = _shared_passes if deployment.fsdp > 1 else _passes
@@ -241,7 +244,7 @@ class Reading(_Fed):
         rows, blocks = load
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item, deployment.spec
-        own = Bytes((("weights", self.weights * item),))
+        own = Bytes((("weights", self.held),))
         micro = self.feeding.micro(rows)
         layer = work.forward_bytes(
             shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs, splits_tokens=spec.memory.splits_tokens
@@ -311,7 +314,8 @@ def _passes(
     before = Bytes((("gradients", max(0.0, min(2.0, blocks - side) - parted) * gradients),))
     turn = _turn(shape.layers * kept.layer + kept.ends, kept)
     # The gradients of a tied embedding and head are two matrices, and their sum a third.
-    tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and config.kind == "causal_lm" else 0
+    whole = config.kind == "causal_lm" and shape.adapters is None
+    tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and whole else 0
     end = Bytes((("gradients", gradients + tied),))
     return before + _larger(turn, end).times(side)
 
@@ -346,20 +350,23 @@ def _shared_passes(
 
 def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
     """Where gradients do not stay, at the end of a step: they, and what becomes of them. several: copies."""
-    narrow = config.item < 4
+    item = config.trained_item
+    narrow = item < 4
     if several:
         # Copies add up one float32 tensor that is made of all gradients.
-        found = weights * (12 if narrow else 2 * config.item)
+        found = weights * (12 if narrow else 2 * item)
     elif narrow:
-        found = weights * (config.item + 4)
+        found = weights * (item + 4)
     else:
-        found = weights * config.item + (_laid_out(config) if _on_cpu(deployment) and deployment.fsdp == 1 else 0.0)
+        found = weights * item + (_laid_out(config) if _on_cpu(deployment) and deployment.fsdp == 1 else 0.0)
     return Bytes((("gradients", found),))
 
 
 def _laid_out(config: ModelConfig) -> float:
     """oneDNN gives the gradients of matrices with more outputs than inputs transposed: AdamW gets copies of them."""
     shape = config.shape
+    if shape.adapters:
+        return 0.0  # Their products are small ones, and stay with MKL.
     queries = shape.heads * shape.head_dim
     found = 0
     if not shape.experts and shape.ffn > shape.hidden:
@@ -431,7 +438,8 @@ class _Growing(MemoryModel):
 
     def needs(self, load: Load) -> Needs:
         config = self.config
-        own = Bytes((("weights", work.stage_parameters(config.shape, config.kind, 1) * config.item),))
+        held = work.stage_parameters(config.shape, config.kind, 1) * config.item + config.adapter_bytes
+        own = Bytes((("weights", held),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
         return Needs(own, max(active, key=_total, default=Bytes()))
 

@@ -17,7 +17,9 @@ from rlgraph.cost.memory import Bytes, Footprint
 from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
+from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.plan import Group, Plan, Pool
+from rlgraph.models.families import count
 from rlgraph.ops.nodes import NODES
 
 TIGHT = 0.95
@@ -121,7 +123,19 @@ class _Filling:
         ]
         done += [(task.op, task.batches) for task, own in self.work if (task.model, own.name) == (model, group.name)]
         kept = [self.footprint(operation, model, group, batches).resident for operation, batches in done]
-        return max(kept, key=lambda each: each.total, default=Bytes())
+        found = max(kept, key=lambda each: each.total, default=Bytes())
+        return found + self.lent(model, group) if kept else found
+
+    def lent(self, model: str, group: Group) -> Bytes:
+        """Less than nothing: the base of a model, where an earlier one of the group has it."""
+        configs = self.predictor.configs
+        config, stays = configs[model], not any(self.plan.holding(each, group.name).offload for each in group.models)
+        others = group.models[: group.models.index(model)]
+        if config.base and stays and spec_of(group.engine).adapters:
+            for other in others:
+                if other in configs and configs[other].base == config.base:
+                    return Bytes((("weights", -float(count(config.shape, config.kind) * config.item)),))
+        return Bytes()
 
     def peak(self, capacity: float) -> Peak:
         # Devices that the same groups are on hold the same: one of each kind is looked at.

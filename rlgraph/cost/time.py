@@ -219,9 +219,12 @@ def latency(
         made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS, deployment.spec.packs)
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
         parts = work.in_parts(shape, config.kind, row.scored / made, deployment.tp)
-        head_passes = min(passes, 3.0) + (parts and kind == "train")
-        layers_flops, head_flops = work.layers_flops(shape, row), work.head_flops(shape, config.kind, row)
-        flops += part * (passes * layers_flops / deployment.pp + head_passes * head_flops)
+        head_once = work.head_flops(shape, config.kind, row)
+        layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
+        if kind == "train":
+            layers_flops, head_flops = work.training_flops(shape, config.kind, row, deployment.recompute)
+            head_flops += parts * head_once
+        flops += part * (layers_flops / deployment.pp + head_flops)
         tokens += part * row.tokens
         blocks += part * made
     layers = shape.layers / deployment.pp
@@ -272,6 +275,15 @@ def held(config: ModelConfig, deployment: Deployment) -> float:
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
+def trained(config: ModelConfig, deployment: Deployment) -> float:
+    """Those of them, and of adapters, that training changes."""
+    return (
+        held(config, deployment)
+        if config.shape.adapters is None
+        else work.trained_parameters(config.shape, config.kind)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """The end of an optimizer step, by the number of copies: they add up their gradients and change the weights."""
@@ -320,7 +332,7 @@ class Update:
 def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
     """Of a model that is trained on a split like this one."""
     rates = constants.rates[deployment.engine, "train"]
-    weights = held(config, deployment)
+    weights = trained(config, deployment)
     stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
     # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
@@ -495,7 +507,7 @@ def sync(
 
     apart: bytes a second of a device and seconds of a message between islands, where the two are on different ones.
     """
-    size = work.stage_parameters(config.shape, config.kind, 1) * config.item
+    size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
     one = target.mesh.copy_size
     if together:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from rlgraph.models.families import ModelKind, count, tensors
+from rlgraph.models.families import ModelKind, count, linear, numbers, tensors, trained
 from rlgraph.models.shape import Shape
 
 
@@ -46,7 +46,9 @@ def layer_parameters(shape: Shape) -> int:
 
 @cache
 def tensor_count(shape: Shape, kind: ModelKind) -> int:
-    """How many tensors its parameters are, in all layers."""
+    """How many tensors change in training, in all layers."""
+    if shape.adapters:
+        return sum(each.shape[0] if "*" in each.name else 1 for each in trained(shape, kind))
     return sum(1 for _ in tensors(shape, kind))
 
 
@@ -86,6 +88,18 @@ def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1
     return (stage_parameters(shape, kind, pp) - experts * (1 - 1 / ep)) / tp
 
 
+@cache
+def adapter_parameters(shape: Shape) -> int:
+    """Of the adapters of all layers."""
+    return numbers(trained(shape)) if shape.adapters else 0
+
+
+@cache
+def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
+    """Those of the fullest stage that training changes: what has gradients and moments, and travels."""
+    return numbers(trained(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
+
+
 # FLOPs
 
 
@@ -118,6 +132,24 @@ def backward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
     """Twice those forward: each product has two gradients. Attention that keeps no weights computes them once more,
     which is two and a half times as much (Dao, arXiv 2307.08691, section 4.1)."""
     return 2 * forward_flops(shape, kind, work) + attention_flops(shape, work) / 2
+
+
+def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = False) -> tuple[float, float]:
+    """Of a forward and a backward pass, of the layers and of the head. A product has the gradient of what it reads and
+    that of its weights; where only adapters are trained the latter is theirs alone. again: layers are computed twice.
+    """
+    passes = 4.0 if again else 3.0
+    layers, head = passes * layers_flops(shape, work), 3 * head_flops(shape, kind, work)
+    if shape.adapters:
+        layers -= 2 * shape.layers * _layer_weights(shape) * work.tokens
+        layers += passes * adapter_flops(shape, work)
+        head -= head_flops(shape, kind, work) if kind == "causal_lm" else 0
+    return layers, head
+
+
+def adapter_flops(shape: Shape, work: Tokens) -> float:
+    """What a forward pass has of adapters that are not merged into the weights."""
+    return 2.0 * adapter_parameters(shape) * work.tokens
 
 
 def decode_flops(shape: Shape, context: float) -> float:
@@ -279,14 +311,19 @@ class _LayerShard:
     def kept(self) -> float:
         more = len(self.shape.norms) - 2
         norms = 2 * self._norm() + more * (self._inner() * self.shape.hidden + 4)
-        return self.micro.tokens * (norms / self.token_ranks + self._network() + self._attention())
+        each = norms / self.token_ranks + self._network() + self._attention() + self._adapters()
+        # Adapters of narrow models are float32, and computed with in the model's dtype.
+        copies = adapter_parameters(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
+        return self.micro.tokens * each + copies
 
     def working(self) -> float:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
         stream = self.shape.hidden * self.itemsize
         # What a network did not keep is computed again.
         network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
-        norm = 0 if self.fused_norms else (20 * self.shape.hidden + stream) / self.token_ranks
+        # Of a norm that is not trained there is no product for the gradient of its weight.
+        products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
+        norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_ranks
         return max(self.micro.tokens * max(network, norm), self._scores())
 
     def _scores(self) -> float:
@@ -332,10 +369,16 @@ class _LayerShard:
         return self.shape.hidden * (self._inner() + self.itemsize) + 4
 
     def _inner(self) -> int:
-        """For each column: what comes in; where the norm is written out its normal form, too."""
+        """For each column: what comes in; where the norm is written out its normal form, too, which one that is not
+        trained keeps in float32 alone."""
         if self.shape.wide_norms:
             return 8
-        return self.itemsize if self.fused_norms else 4 + self.itemsize
+        return self.itemsize if self.fused_norms else 4 + self.itemsize * (self.shape.adapters is None)
+
+    def _adapters(self) -> float:
+        """For each token what lies between A and B."""
+        adapters = self.shape.adapters
+        return adapters.rank * len(adapters.chosen(linear(self.shape))) * self.itemsize if adapters else 0.0
 
     def _network(self) -> float:
         """For each token what a feed-forward network keeps. Experts also keep a token's copy for each of them, and what

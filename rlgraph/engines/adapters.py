@@ -114,9 +114,16 @@ def _inside(name: str) -> bool:
 
 
 def _add(layer: Any, given: tuple[Tensor, ...], said: Tensor) -> Tensor:
-    """The hook of a layer that has an adapter. Computed in its dtype, and said in the layer's."""
-    small = layer.lora_B(layer.lora_A(given[0].to(layer.lora_A.weight.dtype)))
-    found: Tensor = (said + small * layer.lora_scale).to(said.dtype)
+    """The hook of a layer that has an adapter."""
+    small = _product(layer.lora_B, _product(layer.lora_A, given[0]))
+    found: Tensor = said + small * layer.lora_scale
+    return found
+
+
+def _product(small: Any, x: Tensor) -> Tensor:
+    """In the dtype of what is read, as under torch's autocast: a wide copy of that would stay for the gradient."""
+    wide = small.weight.dtype == x.dtype
+    found: Tensor = small(x) if wide else nn.functional.linear(x, small.weight.to(x.dtype))
     return found
 
 

@@ -28,6 +28,8 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
     if shape.adapters and not spec.adapters:
         found.append(no_adapters(spec))
+    if shape.adapters and mesh.length("fsdp") > 1:
+        found.append("adapters cannot be split along fsdp yet: use dp")
     found += split_adapters(spec, mesh) if shape.adapters else []
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))

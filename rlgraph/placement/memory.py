@@ -4,6 +4,7 @@ buffers."""
 from __future__ import annotations
 
 from rlgraph.cost.optimizer import optimizer_bytes
+from rlgraph.cost.work import trained_parameters
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
@@ -22,13 +23,16 @@ def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
 def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     trained = {role.model for role in plan.roles if NODES[role.operation].trains and role.group == group.name}
     sharing = group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
-    found = 0
+    found, bases = 0, set[str]()
     for name in group.models:
         shape = shapes.get(name)
         if isinstance(shape, Shape):
             config = config_of(program.model(name), shape, program)
-            numbers = count(shape, config.kind) // group.mesh.copy_size
+            size = group.mesh.copy_size
             state = optimizer_bytes(config.optimizer)
             kept = state.gradient + state.moments // sharing if name in trained else 0
-            found += numbers * (config.item + kept)
+            found += config.adapter_bytes + trained_parameters(shape, config.kind) // size * kept
+            if not config.base or config.base not in bases:
+                found += count(shape, config.kind) // size * config.item
+            bases.add(config.base if group.models and engine(group.engine).adapters else "")
     return found

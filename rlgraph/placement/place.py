@@ -33,7 +33,7 @@ from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape, UnsupportedModel
-from rlgraph.ops.bases import has_adapters
+from rlgraph.ops.bases import bases, has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
@@ -118,7 +118,7 @@ def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
 def config_of(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """A program's model as cost and memory are reckoned of it."""
     kind, optimizer = cast(ModelKind, model.kind), _optimizer(model, program)
-    return ModelConfig(model.name, shape, kind, program.dtype(model), optimizer)
+    return ModelConfig(model.name, shape, kind, program.dtype(model), optimizer, bases(program).get(model.name, ""))
 
 
 def _optimizer(model: Model, program: Program) -> Optimizer:
