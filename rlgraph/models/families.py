@@ -49,7 +49,7 @@ def linear(shape: Shape) -> dict[str, tuple[int, int]]:
     """The linear layers, by name with a `*` for a layer's number: how many outputs and inputs they have. The output
     layer is none of them, and neither are routers and experts, which are no modules of their own."""
     found = {}
-    for parameter in (*_attention(shape), *(_experts(shape) if shape.experts else _mlp(shape, "mlp", shape.ffn))):
+    for parameter in parameters(shape):
         name, _, field = parameter.name.rpartition(".")
         if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):
             _, outputs, inputs = parameter.shape

@@ -21,9 +21,8 @@ from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.models.adapters import Adapters, UnsupportedAdapter, find_adapter
 from rlgraph.models.families import ModelKind, trained
-from rlgraph.models.shape import FAMILIES
 from tests.engines.models import source
-from tests.models.tiny import shape_of_model, tiny
+from tests.models.tiny import KINDS, shape_of_model, tiny
 
 LORA = Adapters(4, 8.0)
 ROWS = Sequences.from_lists(
@@ -222,8 +221,7 @@ def test_narrow_models_have_wide_adapters() -> None:
     assert any(not torch.equal(before[name], each) for name, each in engine.state().items())
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "value_lm", "reward_lm"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_the_parameters_of_a_family_are_those_of_the_model(family: str, kind: ModelKind) -> None:
     model = tiny(family, kind)
     shape = replace(shape_of_model(model), adapters=LORA)
