@@ -84,8 +84,9 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Which models of a group are one base with several adapters."""
-    for group in plan.groups:
-        for names in shared(program).values() if group.models and engine(group.engine).adapters else ():
+    together = [group for group in plan.groups if group.models and engine(group.engine).adapters == "apart"]
+    for group in together:
+        for names in shared(program).values():
             here = [name for name in names if name in group.models]
             if len(here) > 1:
                 yield f"{', '.join(here)} share one base, which {group.name} has once"

@@ -400,6 +400,11 @@ class _Reserving(MemoryModel):
         shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
         item = ITEM_BYTES[cpu_dtype] if cpu_dtype and _on_cpu(deployment) else config.item
         weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
+        travels = weights
+        if shape.adapters:
+            # Of a matrix into which an adapter is merged there is one as it is without.
+            weights += work.adapted_parameters(shape) * item / deployment.tp + config.adapter_bytes
+            travels = config.adapter_bytes
         if deployment.spec.memory.cpu_packs_experts and _on_cpu(deployment):
             weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
@@ -415,7 +420,7 @@ class _Reserving(MemoryModel):
         buffers = reserved.tables + most * shape.hidden * item
         # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
-        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, weights))))
+        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels))))
         return Needs(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
 
 

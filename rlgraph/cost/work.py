@@ -95,6 +95,15 @@ def adapter_parameters(shape: Shape) -> int:
 
 
 @cache
+def adapted_parameters(shape: Shape) -> int:
+    """Of the matrices that have an adapter."""
+    sizes = linear(shape)
+    return shape.layers * sum(
+        math.prod(sizes[name]) for name in (shape.adapters.chosen(sizes) if shape.adapters else ())
+    )
+
+
+@cache
 def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
     """Those of the fullest stage that training changes: what has gradients and moments, and travels."""
     return numbers(trained(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)

@@ -62,7 +62,7 @@ def fill(tensors: Mapping[str, Tensor], layout: Sequence[Local], source: Weights
     """Write the pieces of a layout into an engine's tensors (named as in `Engine.tensors`), and zeros where there is no
     piece. Raises EngineError where the tensors are not those of the layout."""
     for local in layout:
-        for one in _of_each_layer(local):
+        for one in each_layer(local):
             if one.name not in tensors:
                 raise EngineError(f"the engine's model lacks the tensor {one.name}")
             _fill(tensors[one.name], one, source)
@@ -149,7 +149,7 @@ class ModelWeights:
         return whole[_slices(box)]
 
 
-def _of_each_layer(local: Local) -> Iterator[Local]:
+def each_layer(local: Local) -> Iterator[Local]:
     """A stacked tensor as one for each layer that the rank has; another as it is."""
     if "*" not in local.name:
         yield local

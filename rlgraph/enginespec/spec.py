@@ -147,8 +147,9 @@ class EngineSpec:
     """It can hold models whose layers have experts."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
-    adapters: bool = False
-    """It can hold models with adapters, and share a base among those of one process that never changes."""
+    adapters: Literal["", "apart", "merged"] = ""
+    """How it holds models with adapters, if it can: apart from the weights, which models of one base and process have
+    together; or merged into them, with a copy of the matrices as they are without."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """In which it computes; None: in any."""

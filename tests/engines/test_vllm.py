@@ -24,6 +24,7 @@ from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
+from rlgraph.models.adapters import Adapters
 from tests.engines.models import WORDS
 from tests.engines.refreshing import Coming, check
 from tests.engines.vllm_models import spec
@@ -348,6 +349,29 @@ def test_it_has_the_roles_that_its_spec_names(pair: Pair) -> None:
     others = ("logprobs", "entropy", "values", "score", "train_step", "plan_blocks", "save", "copy")
     assert not [name for name in others if hasattr(engine, name)]
     assert all(hasattr(engine, name) for name in ("generate", "parts", "layout", "tensors", "state", "blend"))
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_moe"])
+def test_adapters_are_merged(model: str) -> None:
+    """The sampler with merged adapters, and the trainer with adapters beside the weights; nothing is left of old ones."""
+    told = replace(spec(model), adapters=Adapters(4, 8.0))
+    engine, trainer = VllmEngine.open(told), TransformersEngine.open(told)
+    base = {name: each.clone() for name, each in engine._own().items()}
+    assert {local.name: local.shape for local in engine.layout()} == {
+        local.name: local.shape for local in trainer.layout()
+    }
+    first = trainer.state()
+    assert all(torch.equal(each, first[name]) for name, each in engine.tensors().items())
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in first.items()}
+        engine.load_state(new)
+        trainer.load_state(new)
+        made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+        torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
+    assert any(not torch.equal(each, base[name]) for name, each in engine._own().items())
+    engine.load_state(first)
+    assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
 
 
 def test_a_moving_average(pair: Pair) -> None:

@@ -50,7 +50,7 @@ class Opener:
             session.settings.threads,
             self.join,
             self.addresses.get(str(mesh.at(self.rank, "dp"))),
-            beside=session.beside(model) if engine(self.group.engine).adapters else None,
+            beside=session.beside(model) if engine(self.group.engine).adapters == "apart" else None,
         )
         return opener(engine(self.group.engine))(spec, rank)
 

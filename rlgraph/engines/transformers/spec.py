@@ -24,7 +24,7 @@ SPEC = EngineSpec(
     rereads=True,
     accumulates=True,
     saves=True,
-    adapters=True,
+    adapters="apart",
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
     settings=frozenset({"recompute"}),
     preference=1,

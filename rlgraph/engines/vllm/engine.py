@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlgraph.engines.base import Admission, EngineError, Generation, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
+from rlgraph.engines.merging import Merged
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.calls import Call, Desk, Sample
@@ -23,6 +24,7 @@ from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.experts import Experts
 from rlgraph.engines.vllm.layout import layout
 from rlgraph.engines.vllm.source import Source, read
+from rlgraph.engines.vllm.spec import SPEC
 from rlgraph.engines.vllm.start import Limits, start
 from rlgraph.engines.weights import blend, copied, fill, take_over
 from rlgraph.ir.layout import Local
@@ -79,6 +81,8 @@ class VllmEngine:
         self._desk = Desk()
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
         self._experts = Experts(self.model)
+        self._merged: Merged | None = None
+        """Adapters, where the model has some."""
 
     @classmethod
     def open(
@@ -95,7 +99,10 @@ class VllmEngine:
             source.describe(folder)
             engine = start(folder, spec, source.shape, mesh, rank, address, Limits(**limits))
         opened = cls(spec, source, engine, mesh, rank)
-        fill(opened.tensors(), opened.layout(), source.weights)
+        own, places = opened._own(), layout(opened._shape, mesh, rank, spec.kind)
+        fill(own, places, source.weights)
+        if spec.adapters is not None:
+            opened._merged = Merged(spec.adapters, opened.layout(), own, places)
         opened._experts.pack()
         opened._forget()
         return opened
@@ -310,17 +317,23 @@ class VllmEngine:
         return self._mesh.at(self._rank, "tp") == 0
 
     def layout(self) -> tuple[Local, ...]:
-        """The tensors that this rank holds, in global terms."""
-        return layout(self._shape, self._mesh, self._rank, self.spec.kind)
+        """The tensors that this rank holds, in global terms; of a model with adapters all of these."""
+        return SPEC.carried(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs."""
+        """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs. Of a model
+        with adapters these, which `written` merges into the parameters."""
+        return self._own() if self._merged is None else dict(self._merged.tensors)
+
+    def _own(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self.model.named_parameters()} | {**self._experts.tensors}
 
     def written(self) -> None:
         """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
         self.version += 1
+        if self._merged is not None:
+            self._merged.merge()
         self._experts.pack()
         self._forget()
 

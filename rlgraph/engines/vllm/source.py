@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def read(spec: ModelSpec, mesh: Mesh) -> Source:
     local = isinstance(spec.source, str) and Path(spec.source).is_dir()
     codec, config, settings, weights = (_folder if local else _made)(spec)
     try:
-        shape = shape_of(config.to_dict())
+        shape = replace(shape_of(config.to_dict()), adapters=spec.adapters)
     except UnsupportedModel as error:
         raise EngineError(f"the engine vllm cannot take this model: {held(error, 'vllm')}") from error
     if wrong := problems(shape, "vllm", mesh, spec.kind):
@@ -63,7 +63,7 @@ def _folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
 
 def _made(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
     """What transformers has to make, or to find on the hub, it makes whole."""
-    loaded = load(spec)
+    loaded = load(replace(spec, adapters=None))
     config = loaded.model.config
     config.architectures = [type(loaded.model).__name__]
     settings = getattr(loaded.model, "generation_config", None)  # Only what generates has them.

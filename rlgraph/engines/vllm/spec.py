@@ -25,6 +25,7 @@ SPEC = EngineSpec(
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
+    adapters="merged",
     streams=True,
     admits=True,
     rereads=True,
