@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from rlgraph.cost import time, work
+from rlgraph.cost import decoding, time, work
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.cost.peak import usable
@@ -150,7 +150,7 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
     kept = option.deployment.kv_bytes * trained.pp
     deployment = replace(option.deployment.copied(trained.dp), kv_bytes=kept)
     passes = [
-        time.generate(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
+        decoding.generate(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
         for task in tasks
     ]
     weights = (

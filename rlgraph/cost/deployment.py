@@ -69,6 +69,10 @@ class Deployment:
     def spec(self) -> EngineSpec:
         return engine(self.engine)
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.island.device.kind == "cpu"
+
     @cached_property
     def tp(self) -> int:
         return self.mesh.length("tp")
@@ -111,7 +115,7 @@ class Deployment:
     def process(self, constants: Constants) -> int:
         """Bytes of a device that one of its processes has beside tensors: the runtime's, and those of a communicator
         for each axis along which ranks exchange something. Copies do where they are trained."""
-        if self.island.device.kind == "cpu":
+        if self.on_cpu:
             return 0
         exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.axes)
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator

@@ -16,10 +16,8 @@ from functools import cached_property, lru_cache
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.cost.time import Batch, held, slots, trained
+from rlgraph.cost.time import Batch, held, trained
 from rlgraph.cost.work import Activations, Tokens
-from rlgraph.enginespec.spec import Grown, Reserved
-from rlgraph.ir.dtypes import ITEM_BYTES
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
@@ -79,7 +77,7 @@ class Needs:
 
     def at(self, copies: int) -> Footprint:
         """Of one of so many copies."""
-        return Footprint(self.stays + self.shared.times(1 / copies), _larger(self.work, self.update.times(1 / copies)))
+        return Footprint(self.stays + self.shared.times(1 / copies), larger(self.work, self.update.times(1 / copies)))
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
@@ -122,9 +120,6 @@ class MemoryModel(ABC):
         if load not in self._known:
             self._known[load] = self.needs(load)
         return self._known[load]
-
-
-# Training and reading
 
 
 class _Feeding:
@@ -217,17 +212,17 @@ class Training(_Fed):
             active = _pipeline(config, deployment, kept, blocks)
             # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
             update = Bytes((("buffers", wide_gradients),))
-            if sharded and not _on_cpu(deployment):
+            if sharded and not deployment.on_cpu:
                 shared_out = Bytes((("buffers", stepped * state.gradient),))
             else:
-                active = _larger(active, update)
+                active = larger(active, update)
         else:
             gradients = weights * config.trained_item
             summed = Bytes((("gradients", gradients * self.parted),))
             own += summed
             passes = _shared_passes if deployment.fsdp > 1 else _passes
             active = passes(config, deployment, kept, blocks, gradients, self.parted)
-            active = _larger(active, _update(config, deployment, weights, exchanging == [2.0]) + summed.times(-1))
+            active = larger(active, _update(config, deployment, weights, exchanging == [2.0]) + summed.times(-1))
         return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
 
 
@@ -251,7 +246,7 @@ class Reading(_Fed):
         )
         logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item
-        active = _larger(
+        active = larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
         )
         if deployment.fsdp > 1:
@@ -259,7 +254,7 @@ class Reading(_Fed):
             # A layer's parameters, the message that they came in, and what no layer has; before the layer begins also
             # the message before that.
             begins = Bytes((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
-            active = _larger(active, begins) + Bytes((("buffers", (2 * layer + rest) * item),))
+            active = larger(active, begins) + Bytes((("buffers", (2 * layer + rest) * item),))
         return Needs(own + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks)))
 
 
@@ -293,7 +288,7 @@ def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, bl
     as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
     layers = config.shape.layers / deployment.pp
     first = Bytes((("activations", layers * kept.layer * min(deployment.pp, blocks) + kept.working),))
-    return _larger(first, _turn(layers * kept.layer + kept.ends, kept))
+    return larger(first, _turn(layers * kept.layer + kept.ends, kept))
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:
@@ -317,7 +312,7 @@ def _passes(
     whole = config.kind == "causal_lm" and shape.adapters is None
     tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and whole else 0
     end = Bytes((("gradients", gradients + tied),))
-    return before + _larger(turn, end).times(side)
+    return before + larger(turn, end).times(side)
 
 
 def _units(config: ModelConfig) -> tuple[float, float]:
@@ -345,7 +340,7 @@ def _shared_passes(
         )
     )
     end = Bytes((("gradients", gradients), ("buffers", rest * (item + wide))))
-    return before + _larger(_larger(begins, middle), end)
+    return before + larger(larger(begins, middle), end)
 
 
 def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
@@ -358,7 +353,7 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
     elif narrow:
         found = weights * (item + 4)
     else:
-        found = weights * item + (_laid_out(config) if _on_cpu(deployment) and deployment.fsdp == 1 else 0.0)
+        found = weights * item + (_laid_out(config) if deployment.on_cpu and deployment.fsdp == 1 else 0.0)
     return Bytes((("gradients", found),))
 
 
@@ -378,116 +373,6 @@ def _laid_out(config: ModelConfig) -> float:
     return float(found * config.item)
 
 
-# Generation
-
-
-class _Reserving(MemoryModel):
-    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs. A
-    load is the rows that are decoded together."""
-
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
-        super().__init__(config, deployment, batches)
-        self.cache = cache
-        self.slots = [slots(config, deployment, batch) for batch in batches]
-
-    def load(self, copies: int) -> Load:
-        pairs = zip(self.slots, self.batches, strict=True)
-        return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
-
-    def needs(self, load: Load) -> Needs:
-        (rows,) = load
-        config, deployment, reserved = self.config, self.deployment, self.cache
-        shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
-        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and _on_cpu(deployment) else config.item
-        weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
-        travels = weights
-        if shape.adapters:
-            # Of a matrix into which an adapter is merged there is one as it is without.
-            weights += work.adapted_parameters(shape) * item / deployment.tp + config.adapter_bytes
-            travels = config.adapter_bytes
-        if deployment.spec.memory.cpu_packs_experts and _on_cpu(deployment):
-            weights += work.expert_parameters(shape) * item / deployment.tp
-        width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
-        cache = deployment.kv_bytes or (
-            max(reserved.cpu_bytes, own * width) if _on_cpu(deployment) else own * rows * width
-        )
-        queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
-        ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
-        most = reserved.cpu_prompt_tokens if _on_cpu(deployment) else reserved.prompt_tokens
-        fed = min(most, rows * width)
-        read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
-        buffers = reserved.tables + most * shape.hidden * item
-        # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
-        logits = (12.0 + item * (item < 4)) * rows * shape.vocab
-        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels))))
-        return Needs(held, _larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
-
-
-class _Growing(MemoryModel):
-    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together. A load
-    is the rows that are decoded together, of each batch."""
-
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
-        super().__init__(config, deployment, batches)
-        self.cache = cache
-
-    def load(self, copies: int) -> Load:
-        return tuple(self._together(batch, copies) for batch in self.batches)
-
-    def _together(self, batch: Batch, copies: int) -> float:
-        threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
-        rows = max(1.0, batch.share(copies))
-        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
-        return float(math.ceil(rows / blocks) * min(threads, blocks))
-
-    def needs(self, load: Load) -> Needs:
-        config = self.config
-        held = work.stage_parameters(config.shape, config.kind, 1) * config.item + config.adapter_bytes
-        own = Bytes((("weights", held),))
-        active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
-        return Needs(own, max(active, key=_total, default=Bytes()))
-
-    def _decoded(self, batch: Batch, rows: float) -> Bytes:
-        shape, item = self.config.shape, self.config.item
-        prompt, response = batch.prompt.longest, batch.response.longest
-        first = prompt + min(response, self.cache.first)
-        room, before = _room(first, prompt + response)
-        kv = work.kv_bytes(shape, item)
-        prompts = math.ceil(rows / batch.samples)
-        read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
-        reading = Bytes(
-            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
-        )
-        cache = kv * rows * room
-        # A layer's keys and values are there twice while they move to where there is more room.
-        grown = Bytes(
-            (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
-        )
-        # Logits in float32, less the largest, and added up.
-        sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
-        return _larger(reading, _larger(grown, sampled))
-
-
-def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
-    """Of a model that generates, with the cache that its engine has."""
-    cache = deployment.spec.memory.cache
-    if isinstance(cache, Grown):
-        return _Growing(config, deployment, batches, cache)
-    return _Reserving(config, deployment, batches, cache)
-
-
-def _room(first: float, needed: float) -> tuple[float, float]:
-    """Places of a row in the cache when it is full, and those that it had before it grew for the last time."""
-    room, before = first, 0.0
-    while room < needed:
-        room, before = room + 1 + (room + 1) // 2, room
-    return room, before
-
-
-# Both
-
-
 def _block(available: float, budget: float, width: float, side: int) -> tuple[float, float]:
     """Rows of a block, and blocks, `side` of them at a time."""
     fit = max(1.0, budget // max(1.0, width))
@@ -495,11 +380,8 @@ def _block(available: float, budget: float, width: float, side: int) -> tuple[fl
     return math.ceil(available / blocks), blocks
 
 
-def _on_cpu(deployment: Deployment) -> bool:
-    return deployment.island.device.kind == "cpu"
-
-
-def _larger(one: Bytes, other: Bytes) -> Bytes:
+def larger(one: Bytes, other: Bytes) -> Bytes:
+    """The one with more bytes in all."""
     return one if one.total >= other.total else other
 
 

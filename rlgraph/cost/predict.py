@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rlgraph.clusters.cluster import Cluster, Island
-from rlgraph.cost import memory, time
+from rlgraph.cost import caches, decoding, memory, time
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import Footprint
@@ -89,7 +89,7 @@ class TaskModel:
             return Cost()
         if rows not in self.sampled:
             deployment = self.deployment.copied(copies)
-            self.sampled[rows] = time.generate(self.config, deployment, self.constants, self.batches[0])
+            self.sampled[rows] = decoding.generate(self.config, deployment, self.constants, self.batches[0])
         return self.sampled[rows]
 
     def _order(self, copies: int) -> Cost:
@@ -111,7 +111,7 @@ def memory_model(
     """The memory of the work on a split, by the number of copies."""
     op = NODES[operation]
     if op.generates:
-        return memory.generating(config, deployment, batches)
+        return caches.generating(config, deployment, batches)
     if not op.trains:
         return memory.Reading(config, deployment, batches)
     return (memory.Accumulating if op.part_of else memory.Training)(config, deployment, batches)

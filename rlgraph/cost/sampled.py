@@ -1,7 +1,7 @@
 """When rows end that one copy of a model samples: each by its own length.
 
 An engine decodes so many rows together, a token of each in a step, and takes the next row when one has ended. A step
-takes as long as the rows that are in it say. `rlgraph.cost.time.generate` is what that takes on average.
+takes as long as the rows that are in it say. `rlgraph.cost.decoding.generate` is what that takes on average.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from rlgraph.cost.constants import Constants
+from rlgraph.cost.decoding import DecodeStep, prefill, slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.time import Batch, Cost, DecodeStep, crowded, prefill, slots
+from rlgraph.cost.time import Batch, Cost, crowded
 
 
 @dataclass(frozen=True, slots=True)

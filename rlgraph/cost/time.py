@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from statistics import NormalDist
+from functools import cached_property
 from typing import Literal
 
 from rlgraph.clusters.cluster import Island
@@ -24,10 +23,6 @@ from rlgraph.cost.links import between_copies
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
-from rlgraph.enginespec.spec import Reserved
-
-SLOTS = 256
-"""Rows that an engine decodes together at most that says no number of its own."""
 
 POINTS = 24
 """Lengths that stand for all rows which are decoded together."""
@@ -144,9 +139,6 @@ class Cost:
             self.bubble * factor,
             self.overhead * factor,
         )
-
-
-# Reading and training
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,136 +349,6 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
         constants.collective,
         rates.update,
     )
-
-
-# Generation
-
-
-def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
-    """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded
-    together."""
-    rates = constants.rates[deployment.engine, "generate"]
-    rows = batch.share(deployment.dp * deployment.threads)
-    if rows == 0:
-        return Cost(overhead=rates.call)
-    decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
-    found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
-    found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
-    if batch.answers:
-        busiest = batch.answers * math.ceil(rows / batch.workers)
-        found += Cost(overhead=constants.host.node + constants.host.function_row * busiest)
-    return found
-
-
-def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
-    shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
-    read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
-    peak = deployment.island.device.products(config.dtype) * rates.compute
-    inner, _ = deployment.links(constants)
-    size = read.tokens * shape.hidden * config.item
-    # So many tokens are read at a time.
-    reserved = deployment.spec.memory.cache
-    calls = max(1.0, read.tokens / reserved.prompt_tokens) if isinstance(reserved, Reserved) else 1.0
-    return Cost(
-        compute=work.forward_flops(shape, config.kind, read) / deployment.tp / peak,
-        communication=2
-        * shape.layers
-        * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
-        overhead=rates.token * read.tokens * shape.layers + calls * (rates.block + rates.layer * shape.layers),
-    )
-
-
-def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """How many rows a copy decodes together: what its cache holds of rows at their end."""
-    reserved = deployment.spec.memory.cache
-    if not isinstance(reserved, Reserved):
-        return SLOTS
-    device = deployment.island.device
-    if device.kind == "cpu" and not deployment.kv_bytes:
-        return reserved.cpu_rows
-    weights = work.stage_parameters(config.shape, config.kind, 1) * config.item / deployment.tp
-    room = deployment.kv_bytes or reserved.share * device.memory - weights
-    own = work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
-    most = reserved.cpu_rows if device.kind == "cpu" else reserved.rows
-    return max(1.0, min(most, room / (own * (batch.prompt.mean + batch.response.mean))))
-
-
-def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
-    """The steps of one copy, of which the longest row of all copies is assumed to be one, and which has most tokens:
-    the others wait for it.
-
-    While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
-    """
-    together = min(rows, most)
-    total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
-    points = min(POINTS, max(1, round(together)))
-    ended = [
-        (batch.response.at((index + 0.5) / points), together * (points - index) / points) for index in range(points)
-    ]
-    # The one that is last is last of all rows, not only of these.
-    ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
-    before = 0.0
-    for length, active in ended:
-        if length > before:
-            total = total + step.cost(max(1.0, active)).times(length - before)
-            before = length
-    more = _above(max(1.0, batch.rows / rows)) * batch.response.deviation * math.sqrt(rows)
-    return total + (step.cost(together).times(more / together) if rows > together else step.token.times(more))
-
-
-@lru_cache(1024)
-def _above(copies: float) -> float:
-    """By how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
-    Statistical Estimates and Transformed Beta-Variables, 1958). By the copies that have as many rows as the one that
-    has most, so that more copies with as many rows each are not slower."""
-    return NormalDist().inv_cdf((copies - 0.375) / (copies + 0.25))
-
-
-class DecodeStep:
-    """One step of decoding, by the rows that are in it."""
-
-    def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
-        shape, device = config.shape, deployment.island.device
-        rates = constants.rates[deployment.engine, "generate"]
-        bandwidth = device.streamed * rates.memory
-        context = work.seen(shape, batch.prompt.mean + batch.response.mean / 2)
-        self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
-        self.others = (
-            work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
-        )
-        """Experts that one row alone does not need."""
-        self.cache = work.kv_bytes(shape, config.item) / min(deployment.tp, shape.kv_heads) * context / bandwidth
-        self.compute = (
-            work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
-        )
-        inner, _ = deployment.links(constants)
-        self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * config.item, deployment.tp)
-        self.rounds = (
-            2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
-        )
-        self.overhead = rates.block + rates.layer * shape.layers
-        self.row = rates.row + rates.hidden * shape.layers * shape.hidden
-        self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
-
-    @property
-    def token(self) -> Cost:
-        """What one more row adds, where the memory's bandwidth bounds it."""
-        return Cost(memory=self.cache, communication=self.sent, overhead=self.row)
-
-    def cost(self, rows: float) -> Cost:
-        """With so many rows."""
-        # Of the experts those are read that some row was sent to.
-        weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
-        memory = weights + rows * self.cache
-        return Cost(
-            compute=max(0.0, rows * self.compute - memory),
-            memory=memory,
-            communication=self.rounds + rows * self.sent,
-            overhead=self.overhead + rows * self.row,
-        )
-
-
-# Weights
 
 
 def sync(

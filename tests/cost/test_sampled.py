@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.clusters.read import read_cluster
-from rlgraph.cost import time
+from rlgraph.cost import decoding
 from rlgraph.cost.constants import defaults
+from rlgraph.cost.decoding import slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Pace, Sampled, Together, sampled
-from rlgraph.cost.time import Batch, slots
+from rlgraph.cost.time import Batch
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.known import known
@@ -64,7 +65,7 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
 ) -> None:
     count = prompts * samples
     batch = Batch(float(count), Lengths((PROMPT,)), answers, samples)
-    expected = time.generate(config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch).seconds
+    expected = decoding.generate(config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch).seconds
     slowest, all_copies = [], []
     for seed in range(4):
         rows = [answers.at((place + 0.5) / count) for place in range(count)]

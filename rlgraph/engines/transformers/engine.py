@@ -16,10 +16,9 @@ from torch import Tensor
 from rlgraph.engines.adapters import attach, beside, duplicate, is_adapter, save, trained
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
-from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
-from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 from rlgraph.engines.transformers.attention import use_own_attention
 from rlgraph.engines.transformers.copies import Copies
@@ -30,6 +29,7 @@ from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
+from rlgraph.engines.transformers.reading import Reader, entropy, logprobs
 from rlgraph.engines.transformers.recompute import use_recomputation
 from rlgraph.engines.transformers.shards import Shards
 from rlgraph.engines.weights import blend, copied, same_names, take_over
@@ -39,10 +39,6 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.models.shape import UnsupportedModel, shape_of
 
 T = TypeVar("T")
-
-Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
-entries each."""
 
 
 def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
@@ -123,6 +119,9 @@ class TransformersEngine:
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
+        outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
+        places = max(1, logit_numbers // outputs)
+        self._reader = Reader(self._network, block_tokens, places, threads, self._pool, shards)
 
     @classmethod
     def open(
@@ -195,40 +194,32 @@ class TransformersEngine:
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature) of each scored token, float [total scored]."""
         self._require("causal_lm", "log-probabilities")
-        return self._tokenwise(sequences, lambda logits, tokens: [_logprobs(logits, tokens, temperature)], 1)[0]
+        return self._reader.tokenwise(sequences, lambda logits, tokens: [logprobs(logits, tokens, temperature)], 1)[0]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """Entropy in nats of the distribution of each scored token, float [total scored]."""
         self._require("causal_lm", "an entropy")
-        return self._tokenwise(sequences, lambda logits, tokens: [_entropy(logits, temperature)], 1)[0]
+        return self._reader.tokenwise(sequences, lambda logits, tokens: [entropy(logits, temperature)], 1)[0]
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Both from one pass, float [total scored] each."""
         self._require("causal_lm", "log-probabilities")
-        both = self._tokenwise(
-            sequences,
-            lambda logits, tokens: [_logprobs(logits, tokens, temperature), _entropy(logits, temperature)],
-            2,
+        both = self._reader.tokenwise(
+            sequences, lambda logits, tokens: [logprobs(logits, tokens, temperature), entropy(logits, temperature)], 2
         )
         return both[0], both[1]
 
     def values(self, sequences: Sequences) -> Tensor:
         """The value of the state before each scored token, float [total scored]."""
         self._require("value_lm", "values")
-        return self._tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
+        return self._reader.tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
 
     def score(self, sequences: Sequences) -> Tensor:
         """The scalar at each row's last token, float [N]."""
         self._require("reward_lm", "a score")
         if len(sequences) and int(sequences.lengths.min()) == 0:
             raise EngineError("a row without tokens has no score")
-
-        def block(rows: Tensor) -> tuple[Tensor]:
-            part = sequences.take(rows)
-            hidden = self._network.hidden(part, part.lengths.cumsum(0) - 1)
-            return (_wide(self._network.head(hidden))[:, 0],)
-
-        return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+        return self._reader.last(sequences)
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
@@ -411,107 +402,3 @@ class TransformersEngine:
     def _require(self, kind: str, what: str) -> None:
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
-
-    def _tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
-        """`read` of what the head says before each scored token: `results` tensors [total scored]."""
-        if bool(((sequences.column_of == 0) & sequences.scored).any()):
-            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
-        counts = sequences.counts()
-
-        def block(rows: Tensor) -> Sequence[Tensor]:
-            part = sequences.take(rows)
-            where = part.scored.nonzero()[:, 0]
-            # What follows the last scored token of a row, and that token itself, need not be fed.
-            fed = part.cut(part.column_of[where[part.counts().cumsum(0) - 1]])
-            before = fed.starts[part.row_of[where]] + part.column_of[where] - 1
-            return self._read(fed, before, part.tokens[where], read)
-
-        return self._over_blocks(sequences.lengths, counts, block, results)
-
-    def _read(self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
-        """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
-        hidden = self._network.hidden(rows, places)
-        outputs = self.model.config.get_text_config().vocab_size if self.spec.kind == "causal_lm" else 1
-        return in_chunks(
-            lambda part, follow: read(_wide(self._network.head(part)), follow),
-            max(1, self._logit_numbers // outputs),
-            hidden,
-            tokens.to(hidden.device),
-        )
-
-    def _over_blocks(
-        self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
-    ) -> list[Tensor]:
-        """The results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
-        device = self._network.device
-        busy = counts.nonzero()[:, 0]
-        if not busy.shape[0]:
-            return [torch.zeros(0, dtype=_wide_dtype(self.model.dtype), device=device) for _ in range(results)]
-        if self.shards is not None:
-            return self._over_ranks(self.shards, lengths[busy], busy, counts, block)
-        if torch.is_grad_enabled():
-            # With gradients the caller has chosen the block: this is it.
-            whole = busy.shape[0] == lengths.shape[0]
-            return list(block(torch.arange(lengths.shape[0]) if whole else busy))
-        plan = [busy[rows] for rows in plan_blocks(lengths[busy], self._block_tokens, self.threads)]
-        done = self._map(block, plan)
-        order = torch.cat(plan)
-        starts = counts.cumsum(0) - counts
-        back = ragged_index(starts[order], counts[order]).to(device)
-        joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
-        return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
-
-    def _over_ranks(
-        self,
-        shards: Shards,
-        lengths: Tensor,
-        busy: Tensor,
-        counts: Tensor,
-        block: Callable[[Tensor], Sequence[Tensor]],
-    ) -> list[Tensor]:
-        """The same, of ranks that share the model out: each computes with its rows, and has the results of all."""
-        starts = counts.cumsum(0) - counts
-
-        def mine() -> list[Tensor]:
-            places, done = [torch.zeros(0, dtype=torch.long)], []
-            for rows, own_rows in shards.turns(lengths, self._block_tokens):
-                values, at = block(busy[rows]), busy[rows]
-                places.append(ragged_index(starts[at], counts[at])[: None if own_rows else 0])
-                done.append([each if own_rows else each[:0] for each in values])
-            joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
-            return shards.exchanged(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
-
-        return self._run(mine)
-
-    def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
-        """`work` on each block without gradients, side by side where the engine has threads."""
-        if self._pool is None or len(plan) == 1:
-            return [work(rows) for rows in plan]
-
-        def quietly(rows: Tensor) -> Sequence[Tensor]:
-            with torch.no_grad():
-                return work(rows)
-
-        return list(self._pool.map(quietly, plan))
-
-
-def _logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    return -torch.nn.functional.cross_entropy(_tempered(logits, temperature), tokens, reduction="none")
-
-
-def _entropy(logits: Tensor, temperature: float) -> Tensor:
-    log_p = _tempered(logits, temperature).log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1)
-
-
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Temperature 0, greedy decoding, is scored at temperature 1."""
-    return logits if temperature in (0, 1) else logits / temperature
-
-
-def _wide(outputs: Tensor) -> Tensor:
-    return outputs.to(_wide_dtype(outputs.dtype))
-
-
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,123 @@
+"""How many bytes a model needs that generates: with a cache that is there from the start, or one that grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlgraph.cost import work
+from rlgraph.cost.decoding import slots
+from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
+from rlgraph.cost.time import Batch
+from rlgraph.cost.work import Tokens
+from rlgraph.enginespec.spec import Grown, Reserved
+from rlgraph.ir.dtypes import ITEM_BYTES
+
+
+class _Reserving(MemoryModel):
+    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs. A
+    load is the rows that are decoded together."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+        self.slots = [slots(config, deployment, batch) for batch in batches]
+
+    def load(self, copies: int) -> Load:
+        pairs = zip(self.slots, self.batches, strict=True)
+        return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
+
+    def needs(self, load: Load) -> Needs:
+        (rows,) = load
+        config, deployment, reserved = self.config, self.deployment, self.cache
+        shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
+        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
+        weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
+        travels = weights
+        if shape.adapters:
+            # Of a matrix into which an adapter is merged there is one as it is without.
+            weights += work.adapted_parameters(shape) * item / deployment.tp + config.adapter_bytes
+            travels = config.adapter_bytes
+        if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
+            weights += work.expert_parameters(shape) * item / deployment.tp
+        width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
+        own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
+        cache = deployment.kv_bytes or (
+            max(reserved.cpu_bytes, own * width) if deployment.on_cpu else own * rows * width
+        )
+        queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
+        ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
+        most = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
+        fed = min(most, rows * width)
+        read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
+        buffers = reserved.tables + most * shape.hidden * item
+        # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
+        logits = (12.0 + item * (item < 4)) * rows * shape.vocab
+        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels))))
+        return Needs(held, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+
+
+class _Growing(MemoryModel):
+    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together. A load
+    is the rows that are decoded together, of each batch."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+
+    def load(self, copies: int) -> Load:
+        return tuple(self._together(batch, copies) for batch in self.batches)
+
+    def _together(self, batch: Batch, copies: int) -> float:
+        threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
+        rows = max(1.0, batch.share(copies))
+        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
+        return float(math.ceil(rows / blocks) * min(threads, blocks))
+
+    def needs(self, load: Load) -> Needs:
+        config = self.config
+        held = work.stage_parameters(config.shape, config.kind, 1) * config.item + config.adapter_bytes
+        own = Bytes((("weights", held),))
+        active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
+        return Needs(own, max(active, key=_total, default=Bytes()))
+
+    def _decoded(self, batch: Batch, rows: float) -> Bytes:
+        shape, item = self.config.shape, self.config.item
+        prompt, response = batch.prompt.longest, batch.response.longest
+        first = prompt + min(response, self.cache.first)
+        room, before = _room(first, prompt + response)
+        kv = work.kv_bytes(shape, item)
+        prompts = math.ceil(rows / batch.samples)
+        read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
+        reading = Bytes(
+            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
+        )
+        cache = kv * rows * room
+        # A layer's keys and values are there twice while they move to where there is more room.
+        grown = Bytes(
+            (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
+        )
+        # Logits in float32, less the largest, and added up.
+        sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        return larger(reading, larger(grown, sampled))
+
+
+def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
+    """Of a model that generates, with the cache that its engine has."""
+    cache = deployment.spec.memory.cache
+    if isinstance(cache, Grown):
+        return _Growing(config, deployment, batches, cache)
+    return _Reserving(config, deployment, batches, cache)
+
+
+def _room(first: float, needed: float) -> tuple[float, float]:
+    """Places of a row in the cache when it is full, and those that it had before it grew for the last time."""
+    room, before = first, 0.0
+    while room < needed:
+        room, before = room + 1 + (room + 1) // 2, room
+    return room, before
+
+
+def _total(found: Bytes) -> float:
+    return found.total
