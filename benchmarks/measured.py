@@ -150,8 +150,7 @@ class _Facts:
         self.dp = row.number("dp") or max(1, self.devices // (self.tp * self.pp))
         if self.tp * self.pp * self.dp != self.devices:
             raise Inexpressible(f"tp {self.tp} x pp {self.pp} x dp {self.dp} are not its {self.devices} devices")
-        if row.number("ep") > 1:
-            raise Inexpressible("its experts are split over devices (ep), which no engine here does")
+        self.ep = max(1, row.number("ep"))
         nodes = row.number("nodes") or -(-self.devices // PER_NODE)
         if self.devices % nodes:
             raise Inexpressible(f"{self.devices} devices are not equal parts of {nodes} nodes")
@@ -173,7 +172,12 @@ class _Facts:
         engine, _ = STANDS_IN.get(self.row.engine, (self.row.engine, {}))
         if engine not in engines:
             raise Inexpressible(f"`{self.row.cells['engine']}` has no engine here that could stand in for it")
-        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
+        if self.ep > 1 and engine != "megatron":
+            raise Inexpressible(f"its experts are split over devices (ep), which {engine} does not do here")
+        if self.dp % self.ep:
+            raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
+        # In published rows experts are split over the copies; here over the ranks of one.
+        sizes = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": self.dp // self.ep}
         split = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         how = f"engine={engine}" + (f", {split}" if split else "")
         text = f"schedule measured\n\npool all = {self.devices} devices\n\nplace {does} on all({how})\n"
