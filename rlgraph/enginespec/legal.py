@@ -28,8 +28,6 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
     if shape.adapters and not spec.adapters:
         found.append(no_adapters(spec))
-    if shape.adapters and mesh.length("fsdp") > 1:
-        found.append("adapters cannot be split along fsdp yet: use dp")
     found += split_adapters(spec, mesh) if shape.adapters else []
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))
@@ -48,8 +46,9 @@ def no_adapters(spec: EngineSpec) -> str:
 
 
 def split_adapters(spec: EngineSpec, mesh: Mesh) -> list[str]:
-    """What to say of a model with adapters whose copies are split."""
-    inner = [axis for axis in mesh.splits if axis != "dp"]
+    """What to say of a model with adapters whose copies are split: where these are merged each rank does so with its
+    part."""
+    inner = [axis for axis in mesh.splits if axis != "dp" and spec.adapters != "merged"]
     return [f"{spec.name} cannot split a model with adapters (`lora=`) by {axis} yet" for axis in inner]
 
 

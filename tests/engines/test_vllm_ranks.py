@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 
 pytest.importorskip("vllm")
 
-from rlgraph.engines.base import Sampling
+from rlgraph.engines.base import Sampling, State
 from rlgraph.engines.joining import listen
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
+from rlgraph.models.adapters import Adapters
 from tests.engines.refreshing import Coming
 from tests.engines.vllm_models import misplaced, spec
 
@@ -29,6 +31,7 @@ SAMPLINGS = [
     Sampling(6, temperature=0),
 ]
 EXPERTS = "qwen2_moe"
+ADAPTED = replace(spec(), adapters=Adapters(4, 8.0))
 PATIENCE = 300
 """Seconds."""
 
@@ -57,7 +60,17 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
     rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += misplaced(sparse, TransformersEngine.open(spec(EXPERTS)).model)
+    # Adapters, which each rank merges into its part.
+    adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address)
+    adapted.load_state(new_adapters(adapted.state()))
+    one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+    rows.append((one.sequences.rows(), one.logprobs.tolist()))
     results.put((rank, engine.speaks, rows, wrong, (changed.sequences.rows(), changed.versions.tolist())))
+
+
+def new_adapters(state: State) -> State:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(each.shape, generator=generator) / 16 for name, each in sorted(state.items())}
 
 
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
@@ -77,8 +90,11 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     (_, _, first, _, changed), (_, _, second, _, same) = found
     assert first == second
     assert changed == same and {*changed[1]} == {0, 1} and changed[0] != first[0][0]
-    trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + [TransformersEngine.open(spec(EXPERTS, seed=5))]
-    for trainer, sampling, (rows, logprobs) in zip(trainers, [*SAMPLINGS, SAMPLINGS[1]], first, strict=True):
+    adapted = TransformersEngine.open(ADAPTED)
+    adapted.load_state(new_adapters(adapted.state()))
+    others = [TransformersEngine.open(spec(EXPERTS, seed=5)), adapted]
+    trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + others
+    for trainer, sampling, (rows, logprobs) in zip(trainers, [*SAMPLINGS, *[SAMPLINGS[1]] * 2], first, strict=True):
         made = trainer.generate(PROMPTS, 4, sampling, KEYS)
         assert rows == made.sequences.rows()
         torch.testing.assert_close(torch.tensor(logprobs), made.logprobs, rtol=0, atol=1e-5)
