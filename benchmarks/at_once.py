@@ -96,7 +96,7 @@ class AtOnce(Processes):
         self.seconds = 0.0
         """CPU time of the answers: it is not the controller's."""
         self._layouts: dict[tuple[str, int], bytes] = {}
-        self._parts: dict[Address, Iterator[Receipt]] = {}
+        self._parts: dict[tuple[Address, int], Iterator[Receipt]] = {}
         self._turn = itertools.count()
 
     def call(self, who: Address, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -164,11 +164,17 @@ class AtOnce(Processes):
         order = order_of(told)
         if not order.parts or not order.keeps:
             return packed(self._receipt(order, len(arrived)))
-        self._parts[who] = self._in_parts(order, len(arrived))
-        return self._next_part(who)
+        self._parts[who, order.number] = self._in_parts(order, len(arrived))
+        return self._next_part(who, order.number)
 
-    def _next_part(self, who: Address) -> bytes:
-        return packed(next(self._parts[who]))
+    def _sample(self, who: Address, model: str, told: bytes, *arrived: Any) -> bytes:
+        return self._fire(who, told, *arrived)
+
+    def _next_part(self, who: Address, number: int) -> bytes:
+        return packed(next(self._parts[who, number]))
+
+    def _next_sampled(self, who: Address, number: int, model: str) -> bytes:
+        return self._next_part(who, number)
 
     def _in_parts(self, order: RankOrder, senders: int) -> Iterator[Receipt]:
         unit = self.nodes[order.node].unit

@@ -41,5 +41,5 @@ def changed(program: Program) -> Iterator[str]:
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
-            if NODES[node.op].updates:
+            if node.op in NODES and NODES[node.op].updates:
                 yield cast(Handle, types[model_of(node)]).name

@@ -35,9 +35,9 @@ def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = Fa
     engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
-    summed(engine, parameters, [0], lambda block: small, None, 1)
+    summed(engine, engine._differentiate, [0], lambda block: small, None, 1)
     with Live(parameters) as live:
-        summed(engine, parameters, [0], lambda block: micro, None, 1)
+        summed(engine, engine._differentiate, [0], lambda block: micro, None, 1)
     return live.peak
 
 

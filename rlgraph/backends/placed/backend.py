@@ -97,9 +97,11 @@ class Placed(Steps):
     def lanes(self, node: Node, frame: Frame) -> int:
         """Ranks that run the user's code take rows each by itself, and copies of a model where the plan says so."""
         if NODES[node.op].with_model:
+            if node.id not in self._dealt:
+                return 1
             group = self._group(node, frame)
             copies = group.mesh.length("dp")
-            if node.id not in self._dealt or copies == 1:
+            if copies == 1:
                 return 1
             refreshes = self._refreshes(node, frame.values[model_of(node)], group)
             return copies * (HANDS if self._together(node, group, refreshes) else 1)
