@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.tasks import main_step
-from rlgraph.enginespec.registry import engines, installed
+from rlgraph.enginespec.registry import engine, engines, installed
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.foreign.files import Folders
-from rlgraph.ir.graph import Program
+from rlgraph.ir.graph import Phase, Program
 from rlgraph.ir.schedule import Schedule
+from rlgraph.ir.types import Handle
 from rlgraph.models.shape import Shape
 from rlgraph.ops import work_of
-from rlgraph.ops.nodes import NODES, at_once
+from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
 from rlgraph.placement.choose import Choice, Question, choose, refused
@@ -156,7 +158,18 @@ def overlaps(choice: Choice) -> bool:
     """Whether work is done side by side that the search lays out one after the other."""
     phase = main_step(choice.question.program)
     ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
-    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0
+    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
+
+
+def _samples_together(choice: Choice, phase: Phase) -> bool:
+    """Whether a copy samples rows of several orders with the same weights at a time."""
+    types = phase.graph.values()
+    asked = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].streams)
+    return any(
+        engine(choice.plan.role(cast(Handle, types[weights]).name, op).engine).admits
+        for (weights, op), orders in asked.items()
+        if orders > 1
+    )
 
 
 def predicted(choice: Choice) -> Mapping[str, Any]:

@@ -81,12 +81,23 @@ def test_a_plan_is_whole(name: str, cluster: str) -> None:
     assert found.choice.found.gap <= 0.01
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft"])
+@pytest.mark.parametrize("name", ["ppo", "grpo", "sft"])
 def test_the_simulator_agrees(name: str) -> None:
     """Two ways to the same step: a timetable in the search, and the executor in virtual time."""
     found = chosen(name, "2x8:a100-80gb")
     seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
     assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+
+
+def test_orders_that_a_copy_samples_together_are_simulated() -> None:
+    """ReMax asks for samples and for the likeliest answer of the same weights."""
+    found = chosen("remax", "2x8:a100-80gb")
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    told = predicted(found.choice)
+    assert told["in_turn_seconds"] == found.choice.found.seconds > 1.1 * seen.seconds
+    # Of other steps, whose lengths differ.
+    assert told["seconds"] == pytest.approx(seen.seconds, rel=0.03)
+    assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
 
 
 def test_weights_go_over_the_link_between_groups() -> None:
