@@ -27,7 +27,7 @@ class PlainEngine:
     def __init__(self, model):
         loaded = load(model)
         self.spec, self.codec, self.model = model, loaded.codec, loaded.model
-        self._optimizer = Optimizer(self.model)
+        self._optimizer = Optimizer(dict(self.model.named_parameters()))
 
     # Weights
 
