@@ -27,9 +27,8 @@ class Optimizer:
     """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
 
     def __init__(self, parameters: Mapping[str, Tensor], together: Callable[[Tensor], Tensor] | None = None) -> None:
-        """parameters: by name those that are trained, or this rank's parts of them; others, which have no
-        gradient, would decay. together: sums numbers over the ranks
-        that have the other parts."""
+        """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
+        would decay. together: sums numbers over the ranks that have the other parts."""
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._together = together
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)

@@ -204,3 +204,14 @@ def _slices(box: Box) -> tuple[slice, ...]:
 
 def _shown(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape)
+
+
+def filed(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """One layer's tensor as files have it: of experts each one by itself."""
+    parts = stored(family, name)
+    if "#" not in parts[0]:
+        yield parts[0], tensor
+        return
+    for expert, both in enumerate(tensor):
+        for part, one in zip(parts, both.chunk(len(parts)), strict=True):
+            yield part.replace("#", str(expert)), one

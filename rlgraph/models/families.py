@@ -112,6 +112,12 @@ def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weigh
     return f"model.layers.*.{name}.{field}", (before + start, before + stop)
 
 
+def expert_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]:
+    """Where some columns of each layer's experts are: the gate's rows, and those of up, which lie below."""
+    name = "model.layers.*.mlp.experts.gate_up_proj"
+    return [(name, (start + above, stop + above)) for above in (0, shape.ffn)]
+
+
 def size_of(shape: Shape, part: Part) -> int:
     """Rows of a part."""
     if part in ("gate", "up"):

@@ -9,9 +9,8 @@ import torch
 
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.vllm.engine import VllmEngine
-from rlgraph.engines.weights import fill
+from rlgraph.engines.weights import filed, fill
 from rlgraph.ir.layout import Box
-from rlgraph.models.families import stored
 from tests.engines.models import WORDS
 
 _SHAPE = {
@@ -82,13 +81,7 @@ class Numbered:
     def stored(self, family: str) -> Iterator[tuple[str, torch.Tensor]]:
         """As files have them."""
         for name, tensor in self.tensors.items():
-            parts = stored(family, name)
-            if "#" not in parts[0]:
-                yield parts[0], tensor
-                continue
-            for expert, both in enumerate(tensor):
-                for part, one in zip(parts, both.chunk(len(parts)), strict=True):
-                    yield part.replace("#", str(expert)), one
+            yield from filed(family, name, tensor)
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         return self.tensors[name][tuple(slice(*part) for part in box)]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlgraph.backends.ray.links import Holding
 from rlgraph.engines.sources import ModelSpec, load_codec, save_config
+from rlgraph.engines.weights import filed
 from rlgraph.ir.layout import Local, Piece, whole
-from rlgraph.models.families import stored
 from rlgraph.models.known import find_config
 
 
@@ -66,20 +66,10 @@ class ModelFolder:
         name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
         # Of one layer's tensors, the dimension for the layers goes.
         shaped = {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}
-        filed = {file: part for key, tensor in shaped.items() for file, part in self._filed(key, tensor)}
-        save_file({key: tensor.contiguous() for key, tensor in filed.items()}, self._folder / name, {"format": "pt"})
-        self._files |= dict.fromkeys(filed, name)
+        files = {file: part for key, tensor in shaped.items() for file, part in filed(self._family, key, tensor)}
+        save_file({key: tensor.contiguous() for key, tensor in files.items()}, self._folder / name, {"format": "pt"})
+        self._files |= dict.fromkeys(files, name)
         self._size += sum(tensor.nbytes for tensor in tensors.values())
-
-    def _filed(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """As files have it: of experts each one by itself."""
-        parts = stored(self._family, name)
-        if "#" not in parts[0]:
-            yield parts[0], tensor
-            return
-        for expert, whole_one in enumerate(tensor):
-            for part, one in zip(parts, whole_one.chunk(len(parts)), strict=True):
-                yield part.replace("#", str(expert)), one
 
     def close(self) -> None:
         """Writes what says where everything is, and the tokenizer."""

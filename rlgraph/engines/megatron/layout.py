@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind, Part, rows_of
+from rlgraph.models.families import EMBEDDING, ModelKind, Part, expert_rows, rows_of
 from rlgraph.models.shape import Shape
 
 
@@ -58,10 +58,8 @@ def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     """As `rlgraph.engines.megatron.experts` has them: some experts for each rank along ep, some columns of them for
     each along tp."""
     ours, theirs = "decoder.layers.*.mlp.", "model.layers.*.mlp."
-    start, stop = cuts.part(shape.ffn)
-    both = [(f"{theirs}experts.gate_up_proj", (start + up, stop + up)) for up in (0, shape.ffn)]
     yield cuts.entire(f"{ours}router", f"{theirs}gate.weight")
-    yield cuts.join(f"{ours}linear_fc1", both, dim=1)
+    yield cuts.join(f"{ours}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
     yield cuts.split(f"{ours}linear_fc2", f"{theirs}experts.down_proj", dim=2)
     if shape.shared_ffn:
         gate_up = [f"{theirs}shared_expert.{name}_proj.weight" for name in ("gate", "up")]

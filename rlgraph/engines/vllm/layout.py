@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind, rows_of
+from rlgraph.models.families import EMBEDDING, ModelKind, expert_rows, rows_of
 from rlgraph.models.shape import Shape
 
 VOCAB_MULTIPLE = 64
@@ -61,10 +61,8 @@ def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     """Each rank has some columns of all experts: the gate's rows above those of up."""
     theirs = "model.layers.*.mlp"
     ours = "model.layers.*.block_sparse_moe" if shape.family == "mixtral" else theirs
-    start, stop = cuts.part(shape.ffn)
-    both = [(f"{theirs}.experts.gate_up_proj", (start + up, stop + up)) for up in (0, shape.ffn)]
     yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
-    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", both, dim=1)
+    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
     yield cuts.split(f"{ours}.experts.routed_experts.w2_weight", f"{theirs}.experts.down_proj", dim=2)
     if shape.shared_ffn:
         yield from _shared(cuts, f"{ours}.shared_expert")
