@@ -91,18 +91,16 @@ class Island:
         return nodes * (self.per_node // size) + rest // size
 
     def reach(self, size: int, teams: int) -> int:
-        """How many devices in a row from the start of a node so many teams lie among."""
-        if size > self.per_node:
-            return teams * size
-        nodes, rest = divmod(teams, self.per_node // size)
-        return nodes * self.per_node + rest * size
+        """How many devices in a row from the start of a node so many teams lie among, up to the last one of the last."""
+        return self.member(size, teams * size - 1) + 1 if teams else 0
 
     def member(self, size: int, number: int) -> int:
         """The device of a member of teams, both counted from 0 from the start of a node."""
         if size > self.per_node:
             return number
         team, place = divmod(number, size)
-        return self.reach(size, team) + place
+        nodes, before = divmod(team, self.per_node // size)
+        return nodes * self.per_node + before * size + place
 
     def beside(self, size: int, teams: int) -> bool:
         """Whether neighbours among so many teams in a row, one such row behind the other, are on one node: of two that
