@@ -160,6 +160,32 @@ def test_a_pool_keeps_a_size_that_no_search_would_choose(devices: int) -> None:
     assert [pool.devices for pool in plan.pools if pool.name == "learn"] == [devices]
 
 
+def test_a_model_that_is_too_large_for_a_device_is_shared_out() -> None:
+    """Megatron does not know the family; on fewer devices it would not fit, and these nodes are no power of two."""
+    sets = {"base": '"google/gemma-2-9b"'}
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster="2x6:rtx4090", workload=LENGTHS)
+    role = made.plan.role("actor", "train")
+    assert (role.engine, str(role.mesh)) == ("transformers", "fsdp12")
+
+
+@pytest.mark.parametrize("engine", ["engine=transformers, ", ""])
+def test_a_size_that_no_search_tries_can_be_said(engine: str) -> None:
+    """And so an engine that splits along its axis is taken, though another one is preferred."""
+    text = f"schedule sft\npool all = 6 devices\nplace actor on all({engine}fsdp=3)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x6:a100-80gb", workload=LENGTHS, schedule=text)
+    role = made.plan.role("actor", "train")
+    assert (role.engine, str(role.mesh)) == ("transformers", "dp2 x fsdp3")
+
+
+def test_a_size_that_is_impossible_is_refused_with_the_nearest() -> None:
+    text = "schedule sft\npool all = 6 devices\nplace actor on all(engine=megatron, tp=3)\n"
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x6:a100-80gb", workload=LENGTHS, schedule=text)
+    [told] = found.value.diagnostics
+    assert told.code == "E0931" and "tp=3 does not divide the 28 attention heads" in told.message
+    assert "the nearest that fits is tp=2 or tp=4" in told.message
+
+
 def test_off_loading_is_the_last_resort() -> None:
     """No engine can do it yet: a plan that needs none is taken, else it is said."""
     roomy = chosen("ppo", "2x8:a100-80gb")

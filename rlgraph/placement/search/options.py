@@ -180,24 +180,22 @@ class Options:
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
-        said = [(name, size) for name, size in pin.sizes if name != "dp"] if pin else []
+        said = _said(component)
         for engine in [pin.engine] if pin and pin.engine else self.able(component):
-            for split in legal(component.config.shape, engine, component.config.kind, island.per_node):
+            for split in legal(component.config.shape, engine, component.config.kind, island.per_node, said):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
-                fits = split.size <= island.devices and all(split.length(name) == size for name, size in said)
-                wanted = all(axis.searched or axis.name in dict(said) for axis in AXES if axis.name in split.splits)
-                if able and fits and wanted:
+                if able and split.size <= island.devices:
                     yield Deployment(engine, island, split)
 
     def able(self, component: Component) -> list[str]:
-        """The engine that is preferred for a component's work, of those that can hold the model."""
-        config = component.config
+        """The engine that is preferred for a component's work, of those that can hold the model, split as it is said."""
+        config, said = component.config, _said(component)
         for spec in preferred(component.operations[0]):
             there = spec.embedded or spec.name in self.engines
             able = spec.operations.issuperset(component.operations)
             if component.work == "train":
                 able &= config.optimizer.name in spec.optimizers
-            if there and able and legal(config.shape, spec.name, config.kind, 1):
+            if there and able and legal(config.shape, spec.name, config.kind, 1, said):
                 return [spec.name]
         return [embedded().name]
 
@@ -271,17 +269,27 @@ class Options:
             yield Option(strategy, copies, split, True, tuple(again), float(process), held, *more)
 
 
+def _said(component: Component) -> tuple[tuple[str, int], ...]:
+    """The sizes of a copy's axes that its schedule says."""
+    return tuple((name, size) for name, size in component.pin.sizes if name != "dp") if component.pin else ()
+
+
 @cache
-def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[Mesh, ...]:
-    """The meshes that an engine can split one copy of a model by."""
+def legal(
+    shape: Shape, engine: str, kind: ModelKind, per_node: int, said: tuple[tuple[str, int], ...] = ()
+) -> tuple[Mesh, ...]:
+    """The meshes that an engine can split one copy of a model by. said: sizes of axes that are not searched for."""
     if problems(shape, engine, mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
+    sizes = dict(said)
+    if any(size > 1 and name not in [axis.name for axis in axes] for name, size in said):
+        return ()
     # What is wrong with one axis does not depend on the others.
     able = [
         [
             (axis.name, size)
-            for size in _sizes(axis, shape, per_node)
+            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node))
             if not problems(shape, engine, mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
@@ -290,10 +298,16 @@ def legal(shape: Shape, engine: str, kind: ModelKind, per_node: int) -> tuple[Me
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
-    """That are tried: of stages any, else powers of two, over two nodes at most."""
+    """That are tried, where the axis is searched: of stages any, else powers of two, over two nodes at most; what is shared out is also over whole
+    nodes, up to eight."""
+    if not axis.searched:
+        return (1,)
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
-    return [2**power for power in range(12) if 2**power <= 2 * per_node]
+    powers = [2**power for power in range(12) if 2**power <= 2 * per_node]
+    if axis.splits == "shards":
+        return sorted({*powers, *(per_node * nodes for nodes in (1, 2, 4, 8))})
+    return powers
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
+from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import axes
 from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
+from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Schedule
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option
@@ -82,11 +84,15 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
 
 def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
     message = f"no split of `{component.name}` is possible on {cluster.text}"
-    if component.pin:
+    pin = component.pin
+    if pin:
+        config = component.config
+        faults = problems(config.shape, pin.engine, mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
+        why = f": {faults[0]}" if faults else ""
         return Diagnostic(
             "E0931",
-            f"{message} as the schedule wants it",
-            component.pin.span,
+            f"{message} as the schedule wants it{why}",
+            pin.span,
             f"leave out {listed(axes(), 'or')}, or give the pool more devices",
         )
     return Diagnostic(
