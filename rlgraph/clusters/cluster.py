@@ -91,7 +91,7 @@ class Island:
         return nodes * (self.per_node // size) + rest // size
 
     def reach(self, size: int, teams: int) -> int:
-        """How many devices in a row from the start of a node so many teams lie among, up to the last one of the last."""
+        """How many devices in a row from the start of a node so many teams lie among, up to the last of the last."""
         return self.member(size, teams * size - 1) + 1 if teams else 0
 
     def member(self, size: int, number: int) -> int:

@@ -188,7 +188,7 @@ class Options:
                     yield Deployment(engine, island, split)
 
     def able(self, component: Component) -> list[str]:
-        """The engine that is preferred for a component's work, of those that can hold the model, split as it is said."""
+        """The engine that is preferred for a component's work, of those that can hold its model as it is said."""
         config, said = component.config, _said(component)
         for spec in preferred(component.operations[0]):
             there = spec.embedded or spec.name in self.engines
@@ -298,8 +298,8 @@ def legal(
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
-    """That are tried, where the axis is searched: of stages any, else powers of two, over two nodes at most; what is shared out is also over whole
-    nodes, up to eight."""
+    """That are tried, where the axis is searched: of stages any, else powers of two, over two nodes at most; what is
+    shared out is also over whole nodes, up to eight."""
     if not axis.searched:
         return (1,)
     if axis.splits == "layers":
