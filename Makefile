@@ -46,7 +46,8 @@ gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, 
 
 test: $(VENV)/.engines ## everything but speed; what starts clusters comes last, has the machine for itself, and runs in any case
 	@mkdir -p build
-	@$(PYTEST) -n 2 --dist loadfile --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
+# Files in their order: xdist would begin with those of many tests, and keep the longest ones, of few, for the end.
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
 	$(PYTEST) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
 	echo; echo "tests:         $$(tail -n 1 build/tests.txt)"; echo "tests on Ray:  $$(tail -n 1 build/tests-ray.txt)"; \
 	exit $$((rest | ray))

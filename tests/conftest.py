@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from hypothesis import settings
 from rlgraph.errors import Source, Span
 from rlgraph.foreign import Workers
 from rlgraph.foreign.spec import Spec
+
+# The models are tiny: more threads would only wait for one another, above all where tests run side by side. torch reads
+# this while it is imported, here and in every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: tests that send Ctrl-C would wait for ever.

@@ -19,6 +19,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
+from rlgraph.placement.choose import Choice
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -124,6 +125,18 @@ def test_a_plan_file_is_simulated_as_its_program(capsys: pytest.CaptureFixture[s
     assert code == 1 and err.startswith("error[E0960]")
     code, _, err = told(capsys, str(plan), *CLUSTER, "--set", "gamma=0.9")
     assert code == 2 and "does not go with a plan file" in err
+
+
+def test_what_a_plan_file_would_predict_is_not_worked_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is a simulation of its own, of a plan that overlaps."""
+
+    def overlapped(choice: Choice) -> float:
+        raise AssertionError("it is simulated twice")
+
+    monkeypatch.setattr("rlgraph.compilation.overlap.overlapped", overlapped)
+    assert told(capsys, *PPO, *CLUSTER)[0] == 0
 
 
 def test_without_a_cluster_it_is_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
     """Of each task with a model by its number; none if the plan was chosen with constants that are not here."""
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
     constants = defaults(cluster.islands[0].device.kind)
-    if compiled.told.get("assumptions", {}).get("constants") != constants.source:
+    if compiled.assumptions.get("constants") != constants.source:
         return {}
     shapes = compiled.placed.shapes
     known = {

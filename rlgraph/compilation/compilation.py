@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlgraph.compilation.saved import PlanFile, Sections
 from rlgraph.errors import Diagnostic, Source, nearest
@@ -107,6 +107,13 @@ class Compilation:
     def plan(self) -> Plan:
         """Which processes do which work: what the schedule says, and defaults for the rest."""
         return self.placed.plan
+
+    @property
+    def assumptions(self) -> Mapping[str, Any]:
+        """What its plan was made for and with, as plan files say it: lengths, constants, what is least."""
+        if self.target is None:
+            return {} if self.file is None else self.file.sections.get("assumptions", {})
+        return self.target.assumptions()
 
     @cached_property
     def told(self) -> Sections:

@@ -82,7 +82,7 @@ def assumed(compiled: Compilation) -> Workload:
     """The lengths that its plan was made for; a plan file says them, too."""
     if compiled.target is not None:
         return compiled.target.workload
-    told = compiled.told.get("assumptions", {})
+    told = compiled.assumptions
     prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
     return workload(prompt, response, float(told.get("kept", 1.0)))
 

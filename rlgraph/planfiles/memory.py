@@ -40,7 +40,7 @@ def too_full(
     if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return []
     constants = constants or defaults(cluster.islands[0].device.kind)
-    if compiled.told.get("assumptions", {}).get("constants", constants.source) != constants.source:
+    if compiled.assumptions.get("constants", constants.source) != constants.source:
         # They were measured, and are not here: a device has no more than all of its memory.
         constants = replace(constants, reserved=0, fragmentation=0.0, process={}, communicator=0)
     shapes = compiled.placed.shapes

@@ -23,6 +23,9 @@ _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Linear layers compute with the weight itself, not with a packed copy of it.
     "VLLM_CPU_SGL_KERNEL": "0",
+    # A few small functions of its sampler would be compiled in every process: that needs a C++ compiler, takes longer
+    # than to load the model, and a CPU gains nothing by it.
+    "TORCHDYNAMO_DISABLE": "1",
 }
 
 
