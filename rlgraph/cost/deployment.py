@@ -86,6 +86,15 @@ class Deployment:
         return self.mesh.length("ep")
 
     @property
+    def cp(self) -> int:
+        return self.mesh.length("cp")
+
+    @property
+    def parts(self) -> int:
+        """Over how many ranks of a copy its weights are split: those that share tokens out have the same."""
+        return self.mesh.copy_size // self.cp
+
+    @property
     def row_ranks(self) -> int:
         """Ranks of a copy that share out its rows."""
         return self.fsdp * self.ep
@@ -124,8 +133,14 @@ class Deployment:
         """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
         share = constants.collective
         inner = link(self.island, self.tp <= self.island.per_node, share)
-        return inner, link(self.island, self.island.beside(self.tp * self.ep, self.pp), share)
+        return inner, link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
 
     def among_experts(self, constants: Constants) -> Link:
         """Between ranks that share experts out."""
         return link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
+
+    def among_tokens(self, constants: Constants) -> Link:
+        """Between ranks that share tokens out."""
+        inner, share = self.tp * self.ep, constants.collective
+        near = self.island.near(inner * self.cp)
+        return link(self.island, True, share) if near else across(self.island, inner, share)

@@ -181,6 +181,10 @@ class _Fed(MemoryModel):
     def load(self, copies: int) -> Load:
         return self.feeding.load(copies)
 
+    def micro(self, rows: float) -> Tokens:
+        """What the fullest rank has of a micro-batch with so many rows."""
+        return self.feeding.micro(rows).shared_out(self.deployment.cp)
+
 
 class Training(_Fed):
     """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
@@ -197,12 +201,13 @@ class Training(_Fed):
         config, deployment = self.config, self.deployment
         rows, blocks, *exchanging = load
         weights, state = self.trained, self.state
-        micro = self.feeding.micro(rows)
+        micro = self.micro(rows)
         own = Bytes((("weights", self.held),)) + _gathered(config, deployment, micro)
         sharded = deployment.spec.shards_optimizer
-        # Ranks that share experts out are copies of the rest, to the optimizer, too.
+        # Ranks that share experts out are copies of the rest, to the optimizer, too; those that share tokens out are of
+        # all.
         stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
-        stepped = stage / deployment.ep if sharded else weights
+        stepped = stage / deployment.ep / deployment.cp if sharded else weights
         optimizer = Bytes((("optimizer", stepped * (state.master + state.moments)),))
         kept = _activations(config, deployment, micro)
         shared_out = Bytes()
@@ -240,9 +245,16 @@ class Reading(_Fed):
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item, deployment.spec
         own = Bytes((("weights", self.held),))
-        micro = self.feeding.micro(rows)
+        micro = self.micro(rows)
         layer = work.forward_bytes(
-            shape, micro, itemsize=item, tp=deployment.tp, packed=spec.packs, splits_tokens=spec.memory.splits_tokens
+            shape,
+            micro,
+            itemsize=item,
+            tp=deployment.tp,
+            packed=spec.packs,
+            splits_tokens=spec.memory.splits_tokens,
+            cp=deployment.cp,
+            masked=deployment.on_cpu,
         )
         logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item
@@ -280,6 +292,8 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         splits_tokens=memory.splits_tokens,
         split_head=memory.split_head,
         keeps_fused=memory.keeps_fused,
+        cp=deployment.cp,
+        masked=deployment.on_cpu,
     )
 
 

@@ -221,6 +221,7 @@ def latency(
         blocks += part * made
     layers = shape.layers / deployment.pp
     inner, beside = deployment.links(constants)
+    tokens /= deployment.cp
     size = tokens * shape.hidden * config.item
     sent = layers * reduces * inner.all_reduce_bytes(size, deployment.tp)
     rounds = layers * reduces * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
@@ -229,11 +230,19 @@ def latency(
         among = deployment.among_experts(constants)
         sent += layers * reduces * among.all_to_all_bytes(size * shape.experts_per_token, deployment.ep)
         rounds += layers * reduces * among.all_to_all_latency(deployment.ep)
+    if deployment.cp > 1:
+        # Keys and values of all tokens come, and their gradients go back.
+        nearby, gathers = deployment.among_tokens(constants), {1.0: 1, 3.0: 2, 4.0: 3}[passes]
+        heads = max(1.0, shape.kv_heads / deployment.tp)
+        keys = tokens * deployment.cp * 2 * heads * shape.head_dim * config.item
+        latency_s = nearby.all_gather(0, deployment.cp)
+        sent += layers * gathers * (nearby.all_gather(keys, deployment.cp) - latency_s)
+        rounds += layers * gathers * (latency_s + rates.reduce)
     if deployment.pp > 1:
         both = 1 if kind == "forward" else 2
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
     device = deployment.island.device
-    compute = flops / deployment.tp / (device.products(config.dtype) * rates.compute)
+    compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
     moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
@@ -289,6 +298,8 @@ class Update:
     """The same of what ranks that share experts out have in common: among these, too."""
     sharing: int
     """So many ranks share them out."""
+    alike: int
+    """Ranks of a copy that share tokens out, and are copies of each other here."""
     whole: float
     """Bytes that each copy reads and writes."""
     shared: float
@@ -300,12 +311,14 @@ class Update:
 
     def communication(self, copies: int) -> float:
         """Seconds that copies exchange."""
-        between = between_copies(self.island, self.one, copies, self.share)
+        copies *= self.alike
+        one = self.one // self.alike
+        between = between_copies(self.island, one, copies, self.share)
         found = 2 * between.all_gather(self.sent / 2, copies)
         if not self.common:
             return found
         ranks = copies * self.sharing
-        wider = between_copies(self.island, self.one // self.sharing, ranks, self.share)
+        wider = between_copies(self.island, one // self.sharing, ranks, self.share)
         return found + 2 * wider.all_gather(self.common / 2, ranks)
 
     def memory(self, copies: int) -> float:
@@ -335,7 +348,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     # Of the weights of all experts a rank has one part in so many.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
     whole = weights * (step.gradient + (config.item if split else step.moved))
-    shared = stage / deployment.ep * step.moved if split else 0.0
+    shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
     reached = device.streamed * rates.memory
     return Update(
         deployment.island,
@@ -343,6 +356,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
         experts * each,
         (weights - experts) * each,
         deployment.ep,
+        deployment.cp,
         whole,
         shared,
         reached,
@@ -371,15 +385,15 @@ def sync(
     """
     size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
-    one = target.mesh.copy_size
+    one = target.parts
     if together:
-        held = size / source.mesh.copy_size if target.tp <= source.tp else 0.0
-        near = link_of(source, max(source.mesh.copy_size, one), constants)
+        held = size / source.parts if target.tp <= source.tp else 0.0
+        near = link_of(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead)
     bandwidth, latency = apart or (math.inf, 0.0)
     network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)
-    passed = size / one / link_of(target, one, constants)
+    passed = size / one / link_of(target, target.mesh.copy_size, constants)
     return Cost(communication=size / least / network + passed + latency, overhead=overhead)
 
 

@@ -28,6 +28,19 @@ class Tokens:
         """One of so many equal parts."""
         return Tokens(self.rows / parts, self.tokens / parts, self.squares / parts, self.scored / parts, self.longest)
 
+    def shared_out(self, ranks: int) -> Tokens:
+        """Of the fullest of ranks that share each row's tokens out: of twice as many stretches of each row two, one
+        from its front and one from its back, in turns. What is scored is at the rows' ends; rows stay as long as they
+        are."""
+        if ranks == 1:
+            return self
+        each, stretch = self.scored / max(1.0, self.rows), self.tokens / max(1.0, self.rows) / (2 * ranks)
+        behind = [min(stretch, max(0.0, each - index * stretch)) for index in range(2 * ranks)]
+        pairs = [behind[index] + behind[-1 - index] for index in range(ranks)]
+        rounds, left = divmod(round(self.rows), ranks)
+        most = max(sum((pairs + pairs)[start : start + left]) for start in range(ranks))
+        return replace(self, tokens=self.tokens / ranks, scored=rounds * each + most)
+
     def padded(self) -> Tokens:
         """With all rows as long as the longest, as engines compute them that have no packed rows."""
         width = self.longest
@@ -233,6 +246,8 @@ def activation_bytes(
     splits_tokens: bool = False,
     split_head: bool = False,
     keeps_fused: bool = True,
+    cp: int = 1,
+    masked: bool = False,
     entropy: bool = False,
     logits: int = LOGITS,
 ) -> Activations:
@@ -243,15 +258,17 @@ def activation_bytes(
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
     network, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one
-    behind the other. entropy: the loss asks for it, too. logits: those that are there at a time.
+    behind the other. cp: ranks that share the rows' tokens out; micro is then what one has (`Tokens.shared_out`), and
+    keys and values are there of all. masked: these keep masks, which layers have in common. entropy: the loss asks for
+    it, too. logits: those that are there at a time.
     """
-    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused)
+    layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
         kept, working = stream, layer.again()
     head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
-    return Activations(kept, working, layer.ends(), head)
+    return Activations(kept, working, layer.ends() + masked * layer.masks(), head)
 
 
 def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
@@ -261,11 +278,20 @@ def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
 
 
 def forward_bytes(
-    shape: Shape, micro: Tokens, *, itemsize: int, tp: int = 1, packed: bool = False, splits_tokens: bool = False
+    shape: Shape,
+    micro: Tokens,
+    *,
+    itemsize: int,
+    tp: int = 1,
+    packed: bool = False,
+    splits_tokens: bool = False,
+    cp: int = 1,
+    masked: bool = False,
 ) -> float:
     """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
-    parts. packed, splits_tokens: as in `activation_bytes`."""
-    return _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens).forward()
+    parts. packed, splits_tokens, cp, masked: as in `activation_bytes`."""
+    layer = _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens, True, cp)
+    return layer.forward() + masked * layer.masks()
 
 
 def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
@@ -311,6 +337,7 @@ class _LayerShard:
     packed: bool
     splits_tokens: bool
     keeps_fused: bool = True
+    cp: int = 1
 
     @property
     def token_ranks(self) -> int:
@@ -333,7 +360,20 @@ class _LayerShard:
         # Of a norm that is not trained there is no product for the gradient of its weight.
         products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
         norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_ranks
-        return max(self.micro.tokens * max(network, norm), self._scores())
+        return max(self.micro.tokens * max(network, norm, self._attending()), self._scores())
+
+    def _attending(self) -> float:
+        """For each token the backward pass of attention to other ranks' keys and values, whose gradients are there of
+        all tokens, by row and put together; what the network kept is gone then."""
+        if self.cp == 1:
+            return 0.0
+        queries, keys, _ = self._sizes()
+        return (2 * queries + 4 * keys * self.cp) * self.itemsize - self._network()
+
+    def masks(self) -> float:
+        """Of two stretches of each row which tokens each of theirs sees, but of the stretch that begins it."""
+        ranks = self.cp
+        return self.micro.squares * (2 * ranks + 1 - 1 / ranks) / (4 * ranks**2) * self.itemsize if ranks > 1 else 0.0
 
     def _scores(self) -> float:
         """Of some queries at a time, where a cap has to be written out: capped, and their softmax."""
@@ -358,6 +398,10 @@ class _LayerShard:
         streams = (4 + experts) / self.token_ranks
         network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * _ffn(self.shape) / self.tp
         attention = 3 * hidden / self.token_ranks + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+        if self.cp > 1:
+            # Keys and values of all ranks, as they came and in the rows' order.
+            seen = 2 * keys * self.cp
+            attention = 3 * hidden / self.token_ranks + 3 * keys + max(4 * queries + seen, 2 * queries + 2 * seen)
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
@@ -400,10 +444,10 @@ class _LayerShard:
 
     def _attention(self) -> float:
         """For each token: queries, keys, values, what comes out, and a float32 for each head. What comes out of packed
-        rows is there for each row, and put together."""
+        rows is there for each row, or stretch, and put together. Keys and values are there of all ranks' tokens."""
         queries, keys, heads = self._sizes()
-        several = self.packed and self.micro.rows > 1
-        found = ((2 + several) * queries + 2 * keys) * self.itemsize + 4 * heads
+        several = self.packed and (self.micro.rows > 1 or self.cp > 1)
+        found = ((2 + several) * queries + 2 * keys * self.cp) * self.itemsize + 4 * heads
         if self.shape.fused and self.keeps_fused:
             # Values are a view of all three; rotated queries are there twice.
             found += (2 * queries + keys) * self.itemsize

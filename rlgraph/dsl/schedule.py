@@ -10,8 +10,8 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
-from rlgraph.enginespec.registry import axes, engines, faults
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
+from rlgraph.enginespec.registry import engines, faults
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
@@ -227,25 +227,15 @@ class _Checker(Reporter):
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
-        usable = axes()
-        for name, size in splits.items():
-            if size > 1 and name not in usable:
-                self.say(
-                    "E0910",
-                    f"models cannot be split by `{name}` yet",
-                    spans[name].span,
-                    f"split them by {listed(usable, 'and')}",
-                )
         if engine is not None:
             self.engine(engine, spans, splits, works)
         else:
             self.some_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
-        used = {name: size for name, size in splits.items() if name in usable}
-        size = math.prod(used.values())
+        size = math.prod(splits.values())
         if pool.devices % size:
-            shown = " * ".join(f"{name}={size}" for name, size in used.items())
-            first = spans[next(iter(used))]
+            shown = " * ".join(f"{name}={size}" for name, size in splits.items())
+            first = spans[next(iter(splits))]
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",
@@ -293,7 +283,7 @@ class _Checker(Reporter):
             raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
         able = known[name]
         for split in splits:
-            if split in axes() and split not in able.splits:
+            if split not in able.splits:
                 legal = ", ".join(f"`{each}`" for each in able.splits)
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
@@ -324,7 +314,7 @@ class _Checker(Reporter):
 
     def some_engine(self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]) -> None:
         """Where no engine is named: one can do each kind of work, split as it is said."""
-        wanted = [name for name, size in splits.items() if size > 1 and name in axes()]
+        wanted = [name for name, size in splits.items() if size > 1]
         able = [engine for engine in engines().values() if set(wanted) <= set(engine.splits)]
         for work in works:
             asked = {work.operation} if work.operation else self.left(work.model)

@@ -22,13 +22,14 @@ def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
 
 def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
     trained = {role.model for role in plan.roles if NODES[role.operation].trains and role.group == group.name}
-    sharing = group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
+    alike = group.mesh.length("cp")
+    sharing = alike * group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
     found, bases = 0, set[str]()
     for name in group.models:
         shape = shapes.get(name)
         if isinstance(shape, Shape):
             config = config_of(program.model(name), shape, program)
-            size = group.mesh.copy_size
+            size = group.mesh.copy_size // alike
             state = optimizer_bytes(config.optimizer)
             kept = state.gradient + state.moments // sharing if name in trained else 0
             found += config.adapter_bytes + trained_parameters(shape, config.kind) // size * kept

@@ -159,6 +159,25 @@ class Task:
         return Micro(calls, lambda answers: -(weight * answers[0]).sum() - 0.1 * answers[1].sum())
 
 
+class Clipped(Task):
+    """GRPO's and PPO's loss of an actor (arXiv 2402.03300, 1707.06347) with numbers in the place of advantages and of
+    older weights' log-probabilities; a critic's is Task's."""
+
+    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
+        if kind != "causal_lm":
+            return super().micro(kind, step, block)
+        part = self.sequences.take(torch.tensor(block, dtype=torch.long))
+        old = -3.0 + torch.sin(torch.arange(int(part.scored.sum()), dtype=torch.float64) + block[0])
+
+        def loss(answers: Sequence[Tensor]) -> Tensor:
+            ratio, advantage = (answers[0] - old).exp(), torch.cos(3 * old)
+            clipped = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            k3 = (old - answers[0]).exp() - (old - answers[0]) - 1
+            return (clipped + 0.1 * k3).sum() / 40
+
+        return Micro((Call("logprobs", part),), loss)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A rank, or the reference, after a task."""

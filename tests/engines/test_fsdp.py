@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.engines.base import Call, Micro, Rank, TrainOptions
+from rlgraph.engines.base import Rank, TrainOptions
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.ir.mesh import Mesh, mesh
@@ -20,7 +20,7 @@ from rlgraph.ir.plan import Holding
 from rlgraph.models.families import ModelKind
 from tests.engines.models import source
 from tests.engines.ranks import Ranks
-from tests.engines.sharded import WORDS, Task, Trained, ask, elsewhere, rows, updates, whole
+from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere, rows, updates, whole
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
@@ -86,25 +86,6 @@ def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str,
     found = whole([rank for rank, _ in trained], state)
     for name, tensor in state.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10)
-
-
-class Clipped(Task):
-    """GRPO's and PPO's loss of an actor (arXiv 2402.03300, 1707.06347) with numbers in the place of advantages and of
-    older weights' log-probabilities; a critic's is Task's."""
-
-    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
-        if kind != "causal_lm":
-            return super().micro(kind, step, block)
-        part = self.sequences.take(torch.tensor(block, dtype=torch.long))
-        old = -3.0 + torch.sin(torch.arange(int(part.scored.sum()), dtype=torch.float64) + block[0])
-
-        def loss(answers: Sequence[Tensor]) -> Tensor:
-            ratio, advantage = (answers[0] - old).exp(), torch.cos(3 * old)
-            clipped = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-            k3 = (old - answers[0]).exp() - (old - answers[0]) - 1
-            return (clipped + 0.1 * k3).sum() / 40
-
-        return Micro((Call("logprobs", part),), loss)
 
 
 def added(

@@ -24,6 +24,7 @@ from tests.engines.ranks import Ranks
 from tests.engines.sharded import (
     MODELS,
     WORDS,
+    Clipped,
     Task,
     Trained,
     ask,
@@ -54,6 +55,12 @@ MESHES = {
     "ep2tp2": mesh(ep=2, tp=2),
     "ep2pp2": mesh(ep=2, pp=2),
     "ep2dp2": mesh(ep=2, dp=2),
+    "cp2": mesh(cp=2),
+    "cp4": mesh(cp=4),
+    "cp2tp2": mesh(cp=2, tp=2),
+    "cp2pp2": mesh(cp=2, pp=2),
+    "cp2dp2": mesh(cp=2, dp=2),
+    "cp2ep2": mesh(cp=2, ep=2),
 }
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 """A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
@@ -89,6 +96,11 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("ep2tp2", ["mixtral", "qwen2_moe", "qwen3_moe"]),
         ("ep2pp2", ["qwen3_moe"]),
         ("ep4", ["mixtral"]),
+        ("cp2", ["qwen3"]),
+        ("cp4", ["tied"]),
+        ("cp2tp2", ["qwen2", "phi3"]),
+        ("cp2pp2", ["tied"]),
+        ("cp2ep2", ["qwen2_moe"]),
     ],
 )
 def test_logprobs_and_entropy_are_those_of_transformers(
@@ -112,7 +124,7 @@ def test_logprobs_and_entropy_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
-@pytest.mark.parametrize("split", ["tp2", "tp2pp2"])
+@pytest.mark.parametrize("split", ["tp2", "tp2pp2", "cp2tp2", "cp4"])
 def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path, kind: ModelKind, split: str) -> None:
     spec, sequences = spec_of(folder, "tied", kind), rows(9)
     (theirs,) = ask(TransformersEngine.open(spec), kind, sequences, ())
@@ -184,6 +196,14 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("ep2dp2", "mixtral", True),
         ("ep2dp2", "qwen2_moe", False),
         ("ep4", "mixtral", True),
+        ("cp2", "qwen3", True),
+        ("cp2", "tied", False),
+        ("cp4", "qwen2", True),
+        ("cp2tp2", "qwen2", True),
+        ("cp2pp2", "tied", True),
+        ("cp2dp2", "qwen2", True),
+        ("cp2ep2", "qwen2_moe", True),
+        ("cp2ep2", "mixtral", False),
     ],
 )
 def test_updates_are_those_of_transformers(
@@ -240,7 +260,54 @@ def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path)
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("split", ["tp2", "tp2pp2"])
+def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
+    """Those of the first copy's blocks, added up over all ranks."""
+    from megatron.core.distributed import finalize_model_grads
+
+    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.engines.megatron.shim import on_cpu
+
+    engine = MegatronEngine.open(spec, mesh, recompute=recompute)
+    with on_cpu():
+        engine.clear_gradients()
+        engine.add_gradients(task.blocks[mesh.at(dist.get_rank(), "dp")], lambda block: task.micro(spec.kind, 0, block))
+        assert engine._trainer
+        finalize_model_grads([engine._trainer.chunk])
+    found = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
+    return Trained([], found, engine.layout())
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
+@pytest.mark.parametrize(
+    "model,splits",
+    [
+        ("tied", ["cp2", "cp4", "cp2tp2", "cp2pp2", "cp2dp2"]),
+        ("qwen3_moe", ["cp2ep2"]),
+    ],
+)
+def test_gradients_of_grpo_and_ppo_with_tokens_shared_out(
+    ranks: Ranks, folder: Path, kind: ModelKind, model: str, splits: list[str]
+) -> None:
+    """Some rows have fewer tokens than there are stretches, and some micro-batches no scored one."""
+    spec = replace(spec_of(folder, model, kind), dtype="float64")
+
+    def task(split: Mesh) -> Task:
+        plain = task_for(split)
+        return Clipped(plain.sequences, plain.blocks, plain.options)
+
+    like = TransformersEngine.open(spec_of(folder, model, kind)).state()
+    expected = whole(ranks.run(MESHES["tp1"], gradients, spec, task(MESHES["tp1"]), False), like)
+    for split in splits:
+        again = split == "cp2tp2"
+        found = whole(ranks.run(MESHES[split], gradients, spec, task(MESHES[split]), again), like)
+        for name, tensor in found.items():
+            assert expected[name].abs().max() > 0
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=(split, name): f"{at}: {text}"
+            )
+
+
+@pytest.mark.parametrize("split", ["tp2", "tp2pp2", "cp2"])
 def test_a_head_in_parts_trains_as_a_whole_one(ranks: Ranks, folder: Path, split: str) -> None:
     """Three tokens at a time, of a vocabulary that two ranks share."""
     spec, task = spec_of(folder, "tied"), task_for(MESHES[split])
@@ -256,7 +323,7 @@ def recomputed(mesh: Mesh, spec: ModelSpec, task: Task) -> list[Trained]:
     return [Trained(updates(each, spec.kind, task, own), each.state(), each.layout()) for each in engines]
 
 
-@pytest.mark.parametrize("split", ["tp2", "pp2", "tp2dp2"])
+@pytest.mark.parametrize("split", ["tp2", "pp2", "tp2dp2", "cp2"])
 def test_layers_that_are_computed_again_train_as_they_did(ranks: Ranks, folder: Path, split: str) -> None:
     spec, task = spec_of(folder, "tied"), task_for(MESHES[split])
     found = ranks.run(MESHES[split], recomputed, spec, task)

@@ -67,9 +67,7 @@ SPEC = replace(PLAIN, name="long", axes=("dp", "cp"), preference=9)
 SPLIT = SCHEDULE.replace("1 devices", "8 devices").replace("engine=plain", "engine=long, cp=2")
 
 
-def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_shown_and_searched(package: Path) -> None:
-    with pytest.raises(ProgramError, match="models cannot be split by `cp` yet"):
-        rlgraph.compile(PROGRAM, schedule=SPLIT.replace("engine=long, ", ""))
+def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_and_shown(package: Path) -> None:
     installed(package, "long = long_engine:SPEC\n")
     (package / "long_engine.py").write_text(LONG)
     registry._found.cache_clear()
@@ -81,7 +79,8 @@ def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_shown_and_searc
     with pytest.raises(ProgramError, match="cp=3 does not divide the 8 devices"):
         rlgraph.compile(PROGRAM, schedule=SPLIT.replace("cp=2", "cp=3"))
     shape = Shape("llama", 512, 64, 128, 2, 2, 2, 32)
-    assert legal(shape, "long", "causal_lm", 2) == (mesh(), mesh(cp=2), mesh(cp=4))
+    assert legal(shape, "long", "causal_lm", 2, (("cp", 2),)) == (mesh(cp=2),)
+    assert legal(shape, "long", "causal_lm", 2) == (mesh(),)
 
 
 @pytest.mark.parametrize(

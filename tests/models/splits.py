@@ -41,6 +41,7 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     tp = draw(st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8) if shape.heads % tp == 0]))
     pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if engine == "megatron" else 1
     sizes = [ep for ep in (1, 2, 3) if engine == "megatron" and shape.experts and shape.experts % ep == 0]
-    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])))
+    cp = draw(st.sampled_from((1, 2))) if engine == "megatron" else 1
+    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp)
     assume(not problems(shape, engine, over))
     return shape, over

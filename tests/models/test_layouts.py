@@ -70,13 +70,13 @@ def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_r
     split: tuple[Shape, Mesh],
 ) -> None:
     shape, over = split
-    tp, pp, ep = over.length("tp"), over.length("pp"), over.length("ep")
+    tp, pp, ep, cp = (over.length(axis) for axis in ("tp", "pp", "ep", "cp"))
     for kind in KINDS:
         layouts = [megatron.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
             entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
-            expected = (tp if entire else 1) * (1 if ".experts." in name else ep)
+            expected = cp * (tp if entire else 1) * (1 if ".experts." in name else ep)
             if name == EMBEDDING and shape.tied and pp > 1 and kind == "causal_lm":
                 expected *= 2
             assert counts == {expected}, name

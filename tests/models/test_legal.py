@@ -48,8 +48,8 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
         ("vllm", mesh(1, 1, 8), ["tp=8 does not divide the 4 attention heads: the nearest that fits is tp=4"]),
         (
             "megatron",
-            Mesh((("tp", 2), ("cp", 2))),
-            ["megatron does not split along cp, but cp=2: it can use dp, pp, ep, tp"],
+            Mesh((("tp", 2), ("fsdp", 2))),
+            ["megatron does not split along fsdp, but fsdp=2: it can use dp, pp, cp, ep, tp"],
         ),
     ],
 )

@@ -15,6 +15,10 @@ Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """From hidden states, [M, size], M tokens and a temperature to log-probabilities and entropies, [M] each."""
 
 
+def _alone(table: int, values: Tensor) -> Tensor:
+    return values
+
+
 @dataclass(frozen=True)
 class Batch:
     """The rows of some calls; rows that several of them ask for are there once."""
@@ -30,6 +34,8 @@ class Batch:
     """int64 [M]: what follows there; less where a place was only made up for a pass to have one."""
     spans: dict[int, slice]
     """Among the M places those of a table of sequences, by its `id`."""
+    together: Callable[[int, Tensor], Tensor] = _alone
+    """From what is said at a table's places, [m], to what all ranks say that have some of them."""
 
     def answers(self, output: Tensor, head: Head) -> list[Tensor]:
         """What the model says to each call, from its output at the places: hidden states, [M, size], or [M, 1] scalars;
@@ -40,12 +46,12 @@ class Batch:
             table = id(call.sequences)
             part = output[self.spans[table]]
             if call.op in ("values", "score"):
-                found.append(part[:, 0].to(torch.promote_types(part.dtype, torch.float32)))
+                found.append(self.together(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
                 continue
             key = table, call.temperature
             if key not in both:
                 both[key] = head(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
-            found.append(both[key][call.op == "entropy"])
+            found.append(self.together(table, both[key][call.op == "entropy"]))
         return found
 
 

@@ -36,10 +36,10 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 class MegatronEngine:
     """One rank's part of a model. Implements `Scores` and `Accumulates`.
 
-    All ranks of a copy get the same calls with the same rows, in the same order, and those along ep share the blocks of
-    rows out; ranks of different copies (dp) have rows of their own, and call `open`, `copy`, `train_step`,
-    `clear_gradients` and `apply_gradients` together. Nothing but training keeps gradients. All ranks of the last stage
-    have results, not the one alone that `speaks`.
+    All ranks of a copy get the same calls with the same rows, in the same order; those along ep share the blocks of
+    rows out, and those along cp the tokens of each row. Ranks of different copies (dp) have rows of their own, and call
+    `open`, `copy`, `train_step`, `clear_gradients` and `apply_gradients` together. Nothing but training keeps
+    gradients. All ranks of the last stage have results, not the one alone that `speaks`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class MegatronEngine:
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with `scale` times the gradients of all copies."""
         assert self._trainer is not None
-        first = self._last and self._mesh.at(self._rank, "tp") == 0
+        first = self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
         total = torch.tensor(self._loss if first else 0.0, dtype=torch.float64, device=device())
         dist.all_reduce(total)
         return {"loss": scale * float(total), **self._trainer.step(options, step, scale)}
@@ -197,8 +197,8 @@ class MegatronEngine:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is its copy's last stage, and the first rank there along tp and ep."""
-        return self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "ep") == 0
+        """Whether this is its copy's last stage, and the first rank there along tp, cp and ep."""
+        return self._last and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
 
     def layout(self) -> tuple[Local, ...]:
         """The tensors that this rank holds."""

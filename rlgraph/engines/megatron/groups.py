@@ -23,7 +23,6 @@ def settle(mesh: Mesh) -> int:
     if not dist.is_initialized() or dist.get_world_size() != mesh.size:
         there = dist.get_world_size() if dist.is_initialized() else "no"
         raise EngineError(f"a mesh of {mesh} needs a process group of {mesh.size} ranks: there are {there} ranks")
-    tp, pp, ep = mesh.length("tp"), mesh.length("pp"), mesh.length("ep")
     if not parallel_state.model_parallel_is_initialized():
         _initialize(mesh)
         # Its generators are used at dropout only, which is off; but it asks for them.
@@ -31,18 +30,20 @@ def settle(mesh: Mesh) -> int:
             model_parallel_cuda_manual_seed(1)
     rank = dist.get_rank()
     here = {
-        "dp": parallel_state.get_data_parallel_rank() // ep,
+        "dp": parallel_state.get_data_parallel_rank() // mesh.length("ep"),
+        "cp": parallel_state.get_context_parallel_rank(),
         "ep": parallel_state.get_expert_model_parallel_rank(),
         "pp": parallel_state.get_pipeline_model_parallel_rank(),
         "tp": parallel_state.get_tensor_model_parallel_rank(),
     }
-    split = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_expert_model_parallel_world_size(),
-    )
-    if split != (tp, pp, ep):
-        there = ", ".join(f"{axis}={size}" for axis, size in zip(("tp", "pp", "ep"), split, strict=True))
+    split = {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "cp": parallel_state.get_context_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+    }
+    if any(mesh.length(axis) != size for axis, size in split.items()):
+        there = ", ".join(f"{axis}={size}" for axis, size in split.items())
         raise EngineError(f"this process has a model split over {there}: one over {mesh} needs processes of its own")
     assert all(mesh.at(rank, axis) == at for axis, at in here.items()), f"Megatron counts ranks otherwise: {here}"
     return rank
@@ -56,6 +57,7 @@ def _initialize(mesh: Mesh) -> None:
         parallel_state.initialize_model_parallel(
             mesh.length("tp"),
             mesh.length("pp"),
+            context_parallel_size=mesh.length("cp"),
             expert_model_parallel_size=mesh.length("ep"),
             order="tp-cp-ep-dp-pp",
         )
@@ -65,12 +67,12 @@ def _initialize(mesh: Mesh) -> None:
 
 class _Ranks:
     """A mesh's ranks in groups, as Megatron asks for them. What is no expert is the same along ep as along dp: to it
-    both are copies."""
+    both are copies. To experts dp and cp are."""
 
-    def __init__(self, mesh: Mesh, *, ep: int, dp: int, **_: Any) -> None:
-        """With the sizes of the axes for experts, or for what is none, which has ep=1."""
-        self._mesh, self._copies = mesh, {"dp"} if dp == mesh.length("dp") else {"dp", "ep"}
-        assert dp * ep == mesh.length("dp") * mesh.length("ep")
+    def __init__(self, mesh: Mesh, *, ep: int, cp: int, **_: Any) -> None:
+        """With the sizes of the axes for experts, which have cp=1, or for what is none, which has ep=1."""
+        self._mesh = mesh
+        self._copies = {"dp"} | {axis for axis, size in (("ep", ep), ("cp", cp)) if mesh.length(axis) != size}
         self.world_size = mesh.size
 
     def get_ranks(self, token: str) -> list[list[int]]:

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from rlgraph.engines.megatron.context import Share
 from rlgraph.engines.norm import rms_norm
 from rlgraph.engines.varlen import attend
 
@@ -46,6 +47,8 @@ class Packed(PackedSeqParams):  # type: ignore[misc]
     cos: Tensor | None = None
     sin: Tensor | None = None
     """Of the angles by which each token's queries and keys are rotated, [T, 1, half of a head] each."""
+    share: Share | None = None
+    """This rank's part of their tokens, if it has not all: T is then what it has."""
 
 
 class Angles:
@@ -63,11 +66,12 @@ class Angles:
         )
         self._dtype = config.params_dtype
 
-    def of(self, lengths: Sequence[int], device: torch.device) -> Packed:
+    def of(self, lengths: Sequence[int], share: Share | None, device: torch.device) -> Packed:
         angles = self._rotary.get_freqs_non_repeated(max(lengths))
         places = torch.cat([torch.arange(length) for length in lengths])
+        places = share.part(places) if share else places
         cos, sin = (each.to(self._dtype)[places, None].to(device) for each in (angles.cos(), angles.sin()))
-        return Packed("thd", lengths=lengths, cos=cos, sin=sin)
+        return Packed("thd", lengths=lengths, cos=cos, sin=sin, share=share.to(device) if share else None)
 
 
 class Attention(nn.Module):
@@ -80,9 +84,12 @@ class Attention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: Packed, **_: Any
     ) -> Tensor:
         """query: [T, heads, size]. key, value: [T, groups, size]. Returns [T, heads, size]."""
-        rotated, lengths = packed_seq_params, packed_seq_params.lengths
+        rotated, share = packed_seq_params, packed_seq_params.share
+        query, key = _rotate(query, rotated), _rotate(key, rotated)
+        if share:
+            return share.attend(query, key, value)
         # A view of the fused projection would keep all of it.
-        return attend(_rotate(query, rotated), _rotate(key, rotated), value.contiguous(), lengths)
+        return attend(query, key, value.contiguous(), rotated.lengths)
 
 
 def _rotate(x: Tensor, by: Packed) -> Tensor:

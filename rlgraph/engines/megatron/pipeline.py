@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlgraph.engines.base import Micro
 from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.megatron.batches import Batch, Head, batch_of
+from rlgraph.engines.megatron.context import Context
 from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.megatron.vocabulary import logprobs_and_entropy
@@ -25,7 +26,7 @@ class Pipeline:
 
     def __init__(self, model: GPTModel, angles: Angles, vocab: int, pad_id: int, logit_numbers: int) -> None:
         self._model, self._angles, self._pad_id = model, angles, pad_id
-        self._places = Places(model)
+        self._places, self._context = Places(model), Context()
         self._head = _head_of(model, vocab, logit_numbers)
 
     @torch.no_grad()
@@ -36,8 +37,8 @@ class Pipeline:
             return batch.answers(output[0], self._head)
 
         def forward(left: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            batch = next(left)
-            return self._run(model, batch), partial(read, batch)
+            output, batch = self._run(model, next(left))
+            return output, partial(read, batch)
 
         return self._schedule(
             forward, self._model, iter(batches), len(batches), forward_only=True, collect_non_loss_data=True
@@ -57,22 +58,20 @@ class Pipeline:
 
         def forward(left: Iterator[Any], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             part = micro(next(left))
-            batch = batch_of(part.calls, self._pad_id)
-            return self._run(model, batch), partial(loss, batch, part)
+            output, batch = self._run(model, batch_of(part.calls, self._pad_id))
+            return output, partial(loss, batch, part)
 
         with torch.enable_grad():
             return float(sum(self._schedule(forward, chunk, iter(blocks), len(blocks))))
 
-    def _run(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]."""
-        self._places.set(batch.places.to(device()))
-        ids, lengths = batch.ids, batch.lengths
-        if more := -ids.shape[1] % parallel_state.get_tensor_model_parallel_world_size():
-            # As many tokens for each tensor-parallel rank; what is behind the last row changes nothing in it.
-            ids, lengths = nn.functional.pad(ids, (0, more), value=self._pad_id), [*lengths[:-1], lengths[-1] + more]
-        packed = self._angles.of(lengths, device())
-        output: Tensor = model(ids.to(device()), None, None, packed_seq_params=packed)
-        return output
+    def _run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Batch]:
+        """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]. And
+        the batch as this rank has it."""
+        part, share = self._context.part(batch, self._pad_id)
+        self._places.set(part.places.to(device()))
+        packed = self._angles.of(part.lengths, share, device())
+        output: Tensor = model(part.ids.to(device()), None, None, packed_seq_params=packed)
+        return output, part
 
     def _schedule(
         self, forward: Callable[..., Any], model: nn.Module, left: Iterator[Any], count: int, **how: bool
