@@ -159,6 +159,10 @@ class Compiled(Compilation):
         record: str | Path | None = None,
         replay: str | Path | None = None,
         trace: str | Path | None = None,
+        save_every: int | str | None = None,
+        keep: int | None = None,
+        resume: str | Path | None = None,
+        changed: bool = False,
         progress: bool = True,
         observer: Observer | None = None,
     ) -> Run:
@@ -173,15 +177,19 @@ class Compiled(Compilation):
         this machine; with `debug` they are objects in this process, so that breakpoints work. timeout: seconds after
         which a process that does not answer is given up. record: a folder, new or empty, for all that is sampled.
         replay: such a folder, or that of a recorded run, whose rows take the place of sampling. trace: a file for a
-        timeline that ui.perfetto.dev shows. progress: on stderr. None of these changes what is computed, but for
-        `seed`, `replay` and the rounding of a device.
+        timeline that ui.perfetto.dev shows. save_every: a checkpoint in `out` after so many steps (20) or so much time
+        ("10m", "2h"), at the end, and where the run is interrupted; the newest `keep` of them stay (2). resume: the
+        folder of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was
+        there. changed: the program may be another one than was saved. progress: on stderr. None of these changes what
+        is computed, but for `seed`, `replay`, `changed` and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
         from rlgraph.runs.run import run
 
-        record, replay, trace = (None if path is None else Path(path) for path in (record, replay, trace))
+        paths = (record, replay, trace, resume)
+        record, replay, trace, resume = (None if path is None else Path(path) for path in paths)
         options = Options(
             steps,
             seed,
@@ -196,5 +204,9 @@ class Compiled(Compilation):
             trace=trace,
             device=device,
             timeout=timeout,
+            save_every=None if save_every is None else str(save_every),
+            keep=keep,
+            resume=resume,
+            changed=changed,
         )
         return run(self, options, out, overwrite, progress, observer)

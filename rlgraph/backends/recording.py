@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlgraph.backends.endings import FILE as ENDED
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
@@ -48,9 +49,14 @@ HEADER = "recording.json"
 
 
 @contextmanager
-def recording(folder: Path, program: str, seed: int) -> Iterator[None]:
-    """Claims a folder, new or empty, for a run whose processes then write into it. Raises UsageMistake."""
-    _begin(folder, program, seed)
+def recording(folder: Path, program: str, seed: int, after: int | None = None) -> Iterator[None]:
+    """Claims a folder, new or empty, for a run whose processes then write into it. after: that of a run which is gone
+    on with, and of which the steps up to this one stay. Raises UsageMistake."""
+    if after is None:
+        _begin(folder, program, seed)
+    else:
+        read_header(folder, program)
+        _cut(folder, after)
     try:
         yield
     finally:
@@ -81,6 +87,20 @@ def _begin(folder: Path, program: str, seed: int) -> None:
             file.write(json.dumps(header, indent=2) + "\n")
     except OSError as error:
         raise UsageMistake(_unwritable(folder, error)) from None
+
+
+def _cut(folder: Path, step: int) -> None:
+    try:
+        for path in folder.glob("step-*.jsonl"):
+            if int(path.name.partition(".")[0].removeprefix("step-")) > step:
+                path.unlink()
+        ended = folder / ENDED
+        if ended.exists():
+            lines = ended.read_text("utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            ended.write_text("".join(kept), "utf-8")
+    except (OSError, ValueError, LookupError) as error:
+        raise UsageMistake(Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")) from None
 
 
 def read_header(folder: Path, program: str | None) -> dict[str, Any]:

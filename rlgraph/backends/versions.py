@@ -94,7 +94,7 @@ class PastWeights:
 
     def __init__(self, model: str, versions: Versions) -> None:
         self.model, self.versions = model, versions
-        self._changed = 0
+        self.changed = 0
         """The last step that changed the weights."""
         self._past: dict[int, State] = {}
         self._lock = Lock()
@@ -102,8 +102,8 @@ class PastWeights:
 
     def changing(self, step: Step, state: Callable[[], State]) -> None:
         """The weights are about to change in a step."""
-        if self._changed < step.number:
-            self._changed = step.number
+        if self.changed < step.number:
+            self.changed = step.number
             if self.versions.kept(self.model):
                 version, copied = self.versions.after(self.model, step.number - 1), state()
                 with self._lock:
@@ -112,6 +112,15 @@ class PastWeights:
     def get(self, version: int) -> State | None:
         """None: these are the present ones."""
         return self._past.get(version)
+
+    def kept(self) -> dict[int, State]:
+        """All that there are; nobody writes into them."""
+        with self._lock:
+            return dict(self._past)
+
+    def restore(self, changed: int, past: Mapping[int, State]) -> None:
+        """As another process has left it: the last step that changed the weights, and those before them."""
+        self.changed, self._past = changed, dict(past)
 
     def finish(self, step: Step) -> None:
         """This step and those before are over."""

@@ -1,8 +1,11 @@
-"""`rlgraph run`: train."""
+"""`rlgraph run` and `rlgraph resume`: train, and go on with it."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +14,24 @@ import click
 from rlgraph.cli.base import FINE, devices_option, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
-from rlgraph.runs.options import BACKENDS, LOCAL, Options, backend_spec
+from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, Options, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
+    from rlgraph.runs.folder import RunFolder
 
 _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values() if each.processes)
+
+
+save_every_option = click.option(
+    "--save-every",
+    metavar="N",
+    help="Save a checkpoint after so many steps (20) or so much time (10m, 2h), at the end, and when interrupted.",
+)
+keep_option = click.option(
+    "--keep", type=click.IntRange(1), help=f"So many of its checkpoints, the newest.  [default: {KEEP}]"
+)
+changed_option = click.option("--changed", is_flag=True, help="The program may be another one than was saved.")
 
 
 @rlgraph.command()
@@ -73,9 +88,20 @@ _PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values(
     metavar="SECONDS",
     help=f"With {_PROCESSES}: after so long, a process that does not answer is given up.",
 )
+@save_every_option
+@keep_option
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on in the folder of a run that was saved, with its seed.",
+)
+@changed_option
 @click.option("--debug", is_flag=True, help=f"With {_PROCESSES}: all in this process, so that breakpoints work.")
 @message_format
+@click.pass_context
 def run(
+    context: click.Context,
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
@@ -94,6 +120,10 @@ def run(
     replay: Path | None,
     trace: Path | None,
     timeout: float,
+    save_every: str | None,
+    keep: int | None,
+    resume: Path | None,
+    changed: bool,
     debug: bool,
     form: Format,
 ) -> int:
@@ -102,10 +132,7 @@ def run(
     Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
     the run and saves the models; a second one ends it at once.
     """
-    from rlgraph.runs.display import display
-    from rlgraph.runs.folder import METRICS, RunFolder
-    from rlgraph.runs.progress import Json
-    from rlgraph.runs.run import run_in
+    from rlgraph.runs.folder import RunFolder
 
     if not backend_spec(backend).processes and (address or debug):
         raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with {_PROCESSES}")
@@ -123,19 +150,107 @@ def run(
         trace=trace,
         device=device,
         timeout=timeout,
+        save_every=save_every,
+        keep=keep,
+        resume=resume,
+        changed=changed,
     )
+    if resume is None and changed:
+        raise click.UsageError("`--changed` goes with `--resume`")
+    if resume is not None:
+        said = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _said(context, name)]
+        if said:
+            raise click.UsageError(f"{said[0]} does not go with `--resume`: a run goes on in its folder, with its seed")
+        if not _said(context, "steps"):
+            options = replace(options, steps=_steps_of(resume, form))
     with telling(form):
         options.need_installed()
         compiled = _compiled(file, schedule, settings_of(settings), devices)
         show(compiled.diagnostics, form)
+        if resume is not None:
+            return _went_on(compiled, options, form)
         # Before anything else: a folder that cannot be written must not cost an hour of training.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
-        shown = Json() if form == "json" else display(sys.stderr)
-        made = run_in(folder, compiled, options, shown)
+        return _ran(folder, compiled, options, form)
+
+
+@rlgraph.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--steps", type=click.IntRange(1), help="How often the main step runs, with the steps that are done.")
+@save_every_option
+@keep_option
+@changed_option
+@click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
+@message_format
+def resume(
+    run: Path,
+    steps: int | None,
+    save_every: str | None,
+    keep: int | None,
+    changed: bool,
+    trace: Path | None,
+    form: Format,
+) -> int:
+    """Go on with a run from its newest checkpoint, in its folder, as it was begun.
+
+    RUN is the folder of a run that was begun with `--save-every`. It ends with the metrics and the weights of a run
+    that was not interrupted, bit for bit.
+    """
+    from rlgraph.runs.checkpoint.resuming import how
+
+    with telling(form):
+        before = how(run)
+        run, trace = run.absolute(), trace and trace.absolute()
+        # Paths of the program and of its settings begin where it was begun.
+        with suppress(OSError):
+            os.chdir(before["folder"])
+        with suppress(ValueError):
+            run = run.relative_to(Path.cwd())
+        options = Options(
+            steps or before["steps"],
+            backend=before["backend"],
+            trace=trace,
+            save_every=save_every,
+            keep=keep,
+            resume=run,
+            changed=changed,
+        )
+        options.need_installed()
+        compiled = _compiled(before["program"], None, before["set"], 1)
+        show(compiled.diagnostics, form)
+        return _went_on(compiled, options, form)
+
+
+def _said(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _steps_of(run: Path, form: Format) -> int:
+    from rlgraph.runs.checkpoint.resuming import how
+
+    with telling(form):
+        return int(how(run)["steps"])
+
+
+def _went_on(compiled: Compiled, options: Options, form: Format) -> int:
+    from rlgraph.runs.run import going_on
+
+    options, folder = going_on(options)
+    return _ran(folder, compiled, options, form)
+
+
+def _ran(folder: RunFolder, compiled: Compiled, options: Options, form: Format) -> int:
+    from rlgraph.runs.display import display
+    from rlgraph.runs.folder import METRICS
+    from rlgraph.runs.progress import Json
+    from rlgraph.runs.run import run_in
+
+    shown = Json() if form == "json" else display(sys.stderr)
+    made = run_in(folder, compiled, options, shown)
     if form == "json":
         emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in made.saved]})
     else:
-        written = [folder.path / METRICS, *(path for path in (record, trace) if path)]
+        written = [folder.path / METRICS, *(path for path in (options.record, options.trace) if path)]
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
         click.echo("\n".join(lines), err=True)
     return FINE

@@ -384,3 +384,12 @@ class Embedded(Engine, Saves, Protocol):
     def copy(self) -> Embedded:
         """The same model with weights of its own and no optimizer."""
         ...
+
+    def optimizer_state(self) -> State:
+        """A copy of what the optimizer keeps, `KIND:NAME` by the names of the parameters; empty before the first
+        update."""
+        ...
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `optimizer_state` returned."""
+        ...

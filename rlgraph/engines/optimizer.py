@@ -96,7 +96,7 @@ class Optimizer:
         for key, value in state.items():
             kind, _, name = key.partition(":")
             if kind != "master":
-                self._loaded.setdefault(targets[name], {})[kind] = value.clone()
+                self._loaded.setdefault(targets[name], {})[kind] = _like(value, targets[name])
             elif self._masters is not None:
                 targets[name].copy_(value)
 
@@ -111,6 +111,14 @@ class Optimizer:
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise EngineError(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+
+
+def _like(value: Tensor, target: Tensor) -> Tensor:
+    """A copy of what the optimizer keeps for a parameter, where that is, and in its memory order, for the same
+    reason."""
+    if value.shape != target.shape:
+        return value.to(target.device, copy=True)
+    return torch.empty_like(target, dtype=value.dtype).copy_(value)
 
 
 def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
 trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
 tensorboard/     the same, where the package `tensorboard` is installed
 models/NAME/     the trained models, as `from_pretrained` reads them
+checkpoints/     what the run can be gone on from
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +25,8 @@ from rlgraph.runs.jsonlines import finite
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
-OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, "tensorboard", "models")
+CHECKPOINTS = "checkpoints"
+OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, "tensorboard", "models", CHECKPOINTS)
 DEFAULT_PARENT = Path("runs")
 
 
@@ -41,6 +44,7 @@ class RunFolder:
         self._metrics = metrics
         self._trace: IO[str] | None = None
         self._made = made
+        self._first = 1
         self._board: _Board | None = None
 
     @classmethod
@@ -71,7 +75,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
             if inside and overwrite and METRICS in inside:
-                _remove(path)
+                with (path / METRICS).open("r+", encoding="utf-8") as metrics:
+                    _lock(metrics, path)
+                    _remove(path)
             elif inside:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
@@ -86,7 +92,31 @@ class RunFolder:
     @classmethod
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
         # Mode x: of two runs that saw an empty folder at once, one gets it.
-        return cls(path, (path / METRICS).open("x", encoding="utf-8"), made)
+        metrics = (path / METRICS).open("x", encoding="utf-8")
+        _lock(metrics, path)
+        return cls(path, metrics, made)
+
+    @classmethod
+    def again(cls, path: Path) -> RunFolder:
+        """That of a run that is gone on with. Raises UsageMistake where it is at work."""
+        try:
+            metrics = (path / METRICS).open("r+", encoding="utf-8")
+            _lock(metrics, path)
+            return cls(path, metrics, False)
+        except OSError as error:
+            raise _unusable(path, error.strerror) from None
+
+    def cut(self, step: int) -> list[dict[str, Any]]:
+        """Of metrics and trace the steps up to this one stay. Gives these metrics."""
+        try:
+            kept = cut_lines(self._metrics, step)
+            if (self.path / TRACE).exists():
+                self._trace = (self.path / TRACE).open("r+", encoding="utf-8")
+                cut_lines(self._trace, step)
+        except OSError as error:
+            raise _unusable(self.path, error.strerror) from None
+        self._first = step + 1
+        return kept
 
     def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
         """Notes what is run: the text of a program or of a plan file, and its graph."""
@@ -107,7 +137,7 @@ class RunFolder:
             self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
-                self._board = _Board.open(self.path / "tensorboard")
+                self._board = _Board.open(self.path / "tensorboard", self._first)
             self._board.step(record)
         except OSError as error:
             raise RunError(
@@ -127,7 +157,7 @@ class RunFolder:
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 model.save(draft)
-                draft.rename(final)
+                _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 raise RunError(
                     Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)
@@ -136,6 +166,12 @@ class RunFolder:
                 shutil.rmtree(draft, ignore_errors=True)
             written.append(final)
         return written
+
+    def to_disk(self) -> None:
+        """What was written is there after a power failure, too. Raises OSError."""
+        for file in filter(None, (self._metrics, self._trace)):
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         """Ends the files."""
@@ -167,6 +203,51 @@ def recording_of(path: Path) -> Path:
         return Path(found)
     message, hint = f"the run in `{path}` was not recorded", "run it again with `--record DIR`"
     raise UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))
+
+
+def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
+    """Of a file with a line of JSON for each step, those up to this one stay; more is written behind them."""
+    file.seek(0)
+    kept, end = [], 0
+    for line in file.read().splitlines(keepends=True):
+        try:
+            found = json.loads(line)
+            if not line.endswith("\n") or found["step"] > step:
+                break
+        except (ValueError, LookupError, TypeError):
+            break
+        kept.append(found)
+        end += len(line.encode())
+    file.seek(0)
+    file.truncate(end)
+    file.seek(0, os.SEEK_END)
+    return kept
+
+
+def _lock(metrics: IO[str], path: Path) -> None:
+    """A run has its folder for itself as long as its process lives: the system takes the lock from a dead one. Raises
+    UsageMistake where another run has it."""
+    try:
+        import fcntl
+
+        fcntl.flock(metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        metrics.close()
+        hint = "wait for its end, or take another folder with `--out`"
+        raise UsageMistake(Diagnostic("E0832", f"a run is at work in `{path}`", NO_SPAN, hint)) from None
+    except (ImportError, OSError):
+        # Some networks' disks have no locks.
+        return
+
+
+def _replace(draft: Path, final: Path) -> None:
+    """The folder of a run that is gone on with may have an older one of that name."""
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    draft.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:
@@ -201,19 +282,23 @@ class _Board:
         self.writer = writer
 
     @classmethod
-    def open(cls, folder: Path) -> _Board:
-        """Writes nothing where tensorboard is not installed."""
+    def open(cls, folder: Path, first: int) -> _Board:
+        """Writes nothing where tensorboard is not installed. first: the step that is written first; what earlier files
+        have from there on counts no more."""
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             return cls(None)
         import time
 
         folder.mkdir(exist_ok=True)
-        file = (folder / f"events.out.tfevents.{int(time.time())}.rlgraph").open("wb")
+        # Files are read in the order of their names.
+        file = (folder / f"events.out.tfevents.{int(time.time())}.{first:09d}.rlgraph").open("wb")
         board = cls(RecordWriter(file))
         board.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if first > 1:
+            board.write(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
         return board
 
     def step(self, record: Mapping[str, Any]) -> None:

@@ -25,6 +25,8 @@ class BackendSpec:
     packages: tuple[str, ...] = ()
     """It needs these, which its extra brings."""
     extra: str = ""
+    resumes: bool = False
+    """Its runs can be saved on the way, and gone on with."""
 
     @property
     def missing(self) -> str | None:
@@ -33,7 +35,9 @@ class BackendSpec:
 
 
 _COMPUTES = ("torch", "transformers")
-LOCAL = BackendSpec("local", "this process", "rlgraph.runs.backends:open_local", packages=_COMPUTES, extra="run")
+LOCAL = BackendSpec(
+    "local", "this process", "rlgraph.runs.backends:open_local", packages=_COMPUTES, extra="run", resumes=True
+)
 RAY = BackendSpec(
     "ray",
     "the processes of a plan",
@@ -61,6 +65,19 @@ def need_installed(spec: BackendSpec) -> None:
         raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, f"pip install 'rlgraph[{spec.extra}]'"))
 
 
+def installed() -> dict[str, str]:
+    """The versions of what computes."""
+    from importlib.metadata import version
+
+    from rlgraph import __version__
+
+    return {"rlgraph": __version__, **{name: version(name) for name in _COMPUTES}}
+
+
+KEEP = 2
+"""Checkpoints of a run: the newest, and the one before it."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How to run; all but the first two change nothing of what is computed."""
@@ -85,6 +102,14 @@ class Options:
     """Of the models, with `local`; None: a GPU where there is one."""
     timeout: float = 1800.0
     """Longest wait for an answer of a process, in seconds."""
+    save_every: str | None = None
+    """How often the run is saved, as `rlgraph.runs.checkpoint.often` reads it; None: never."""
+    keep: int | None = None
+    """How many of its checkpoints are kept; None: `KEEP`."""
+    resume: Path | None = None
+    """The folder of the run that is gone on with."""
+    changed: bool = False
+    """Its program may have changed."""
 
     def need_installed(self) -> None:
         """Raises UsageMistake for a backend that there is not, that lacks a package, or has no use for an option."""
@@ -94,4 +119,11 @@ class Options:
             processes = " or ".join(f"`{name}`" for name, each in BACKENDS.items() if each.processes)
             message = f"`{what}` is for a backend with processes, and `{spec.name}` has none"
             raise UsageMistake(Diagnostic("E0820", message, NO_SPAN, f"take the backend {processes}, or leave it out"))
+        if (self.save_every or self.resume) and not spec.resumes:
+            message = f"a run with the backend `{spec.name}` cannot be saved on the way, or gone on with"
+            able = " or ".join(f"`{name}`" for name, each in BACKENDS.items() if each.resumes)
+            raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, f"take the backend {able}, or run without"))
+        if (self.save_every or self.resume) and self.replay:
+            message = "a run that is replayed cannot be saved on the way, or gone on with"
+            raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "replay it from its beginning"))
         need_installed(LOCAL if self.debug else spec)

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.errors import RunError
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.backends import open_backend
+from rlgraph.runs.checkpoint.document import Checkpoint
+from rlgraph.runs.checkpoint.often import read_often
+from rlgraph.runs.checkpoint.resuming import as_before, left, newest, restore
+from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder, recording_of
 from rlgraph.runs.jsonlines import with_metrics
-from rlgraph.runs.options import Options
+from rlgraph.runs.options import Options, installed
 from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.timeline import Timeline, check_writable
 from rlgraph.runs.trained import TrainedModel
@@ -65,8 +69,17 @@ def run(
 ) -> Run:
     """See `Compiled.run`."""
     options.need_installed()
-    folder = RunFolder.at(Path(out), overwrite) if out is not None else None
+    if options.resume is None:
+        folder = RunFolder.at(Path(out), overwrite) if out is not None else None
+    else:
+        options, folder = going_on(options)
     return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
+
+
+def going_on(options: Options) -> tuple[Options, RunFolder]:
+    """The options with which a run goes on, and its folder. Raises UsageMistake."""
+    assert options.resume is not None
+    return as_before(options, options.resume), RunFolder.again(options.resume)
 
 
 def run_in(
@@ -78,15 +91,19 @@ def run_in(
 ) -> Run:
     """Runs, writing into a folder if one is given."""
     options = replace(options, threads=options.threads or _cores())
+    if options.save_every is not None:
+        read_often(options.save_every)
+        _need_folder(folder)
     made = Run(folder=folder.path if folder else None)
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
-            with _claimed(folder, compiled, options):
-                _steps(made, folder, compiled, options, watch)
+            with _claimed(folder, compiled, options) as checkpoint:
+                _steps(made, folder, compiled, options, watch, checkpoint)
             watch.write(options.trace)
         except BaseException as error:
-            _give_back(made, folder)
+            if options.resume is None:
+                _give_back(made, folder)
             with _told_beside(shown):
                 watch.write(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
@@ -100,39 +117,59 @@ def run_in(
 
 
 @contextmanager
-def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) -> Iterator[None]:
-    """What cannot be written or read comes out before the run."""
+def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) -> Iterator[Checkpoint | None]:
+    """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does."""
     from rlgraph.backends.recording import read_header, recording
 
     if options.trace:
         check_writable(options.trace)
     if options.replay:
         read_header(recording_of(options.replay), compiled.name)
-    with recording(options.record, compiled.name, options.seed) if options.record else nullcontext():
+    checkpoint = None if options.resume is None else newest(options.resume, compiled, options)
+    after = checkpoint.step if checkpoint else None
+    with recording(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
             folder.begin(compiled.source.text, compiled.text(), _how(compiled, options), plan=plan)
-        yield
+        yield checkpoint
 
 
-def _steps(made: Run, folder: RunFolder | None, compiled: Compilation, options: Options, watch: Watch) -> None:
+def _steps(
+    made: Run,
+    folder: RunFolder | None,
+    compiled: Compilation,
+    options: Options,
+    watch: Watch,
+    checkpoint: Checkpoint | None,
+) -> None:
     with open_backend(compiled, options, watch) as (backend, models):
         made.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
+        done, resumable = 0, cast(Resumable, backend)
+        if checkpoint is not None:
+            assert folder is not None
+            restore(checkpoint, compiled, options, resumable, watch.display.note)
+            done = checkpoint.step
+            made.metrics += folder.cut(done)
+        saver = Saver(folder, compiled, options, resumable) if folder and options.save_every else None
         try:
-            watch.begin(phases)
-            for step in backend.steps(options.steps):
+            watch.begin(phases, done)
+            for step in backend.steps(left(compiled, options, done)):
                 made.metrics.append(_record(step, len(phases) > 1))
                 if folder:
                     folder.step(made.metrics[-1], step.trace)
                 watch.step(step)
+                if saver:
+                    saver.step(step.number)
+            if saver:
+                saver.save()
             _count_updates(made, backend.trained())
             if folder:
                 made.saved += folder.save(_trained(made))
             _leave(made)
         except BaseException as error:
             _count_updates(made, backend.trained())
-            _rescue(made, folder, watch.display)
+            _rescue(made, folder, watch.display, saver)
             if isinstance(error, KeyboardInterrupt):
                 _leave(made)
             raise
@@ -158,10 +195,13 @@ def _leave(made: Run) -> None:
         model.weights.leave(saved.get(name))
 
 
-def _rescue(made: Run, folder: RunFolder | None, shown: Display) -> None:
+def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
     """Saves what is there after a run that did not come to its end."""
     if folder is None:
         return
+    if saver:
+        with _told_beside(shown):
+            saver.save()
     left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
     for name, model in left.items():
         # One that is lost does not keep the others from being saved.
@@ -169,6 +209,14 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display) -> None:
             made.saved += folder.save({name: model})
     for path in made.saved:
         shown.note(f"saved {path}")
+    if saver and (last := saver.last_there()) is not None:
+        shown.note(f"go on from step {last} with `rlgraph resume {folder.path}`")
+
+
+def _need_folder(folder: RunFolder | None) -> None:
+    if folder is None:
+        message = "a run without a folder cannot be saved on the way"
+        raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "give one with `out`"))
 
 
 @contextmanager
@@ -194,12 +242,14 @@ def _record(step: StepResult, phases: bool) -> dict[str, Any]:
 
 
 def _how(compiled: Compilation, options: Options) -> dict[str, object]:
-    from importlib.metadata import version
-
-    from rlgraph import __version__
-
-    versions = {"rlgraph": __version__, "torch": version("torch"), "transformers": version("transformers")}
     chosen = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
     # Whoever replays this run may be in another folder.
     recorded = {"record": options.record and str(options.record.resolve())}
-    return {"program": compiled.source.path, "set": dict(compiled.set), **chosen, **recorded, "versions": versions}
+    return {
+        "program": compiled.source.path,
+        "set": dict(compiled.set),
+        **chosen,
+        **recorded,
+        "folder": str(Path.cwd()),
+        "versions": installed(),
+    }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM end a run where its weights are whole, not in an update; the second one at once."""
+    """Ctrl-C, SIGTERM and SIGHUP end a run where its weights are whole, not in an update; the second one at once."""
 
     def __init__(self, shown: Display) -> None:
         self.display = shown
@@ -34,7 +34,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         # Only the main thread may ask for signals; elsewhere they are somebody else's.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            # A terminal that is closed, or a connection that breaks, sends SIGHUP; under `nohup` it is ignored.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._signal)
         return self
@@ -104,10 +105,10 @@ class Watch:
             for each in self._told:
                 each.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
 
-    def begin(self, phases: Mapping[str, int]) -> None:
-        """All is open; how many steps each phase has."""
+    def begin(self, phases: Mapping[str, int], done: int = 0) -> None:
+        """All is open; how many steps each phase has. done: those that the run had before it is gone on with."""
         self.display.begin(phases)
-        self._began = self._now()
+        self._began, self._number = self._now(), done + 1
 
     def step(self, step: StepResult) -> None:
         """A step is done. Raises KeyboardInterrupt if that was asked for while it could not be."""

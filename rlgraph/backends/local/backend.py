@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,9 +19,10 @@ from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.sampling import sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
+from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps
-from rlgraph.engines.base import Saves
+from rlgraph.engines.base import Embedded, Saves
 from rlgraph.ir.graph import Node, Program
 
 _WORK = {**WORK, **TRAINING}
@@ -48,6 +49,43 @@ class LocalBackend(Steps):
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""
         return {name: state.updates for name, state in self.session.models.items()}
+
+    def rows(self) -> dict[str, int | None]:
+        """Of each data source how many rows it has, where that is known."""
+        return {name: reader.source.length for name, reader in self.session.readers.items()}
+
+    def whole(self) -> bool:
+        """Whether the models are as the last step that is over left them: no step since then has begun to change
+        one."""
+        return all(state.past.changed <= self.done for state in self.session.models.values())
+
+    def saved(self, model: str) -> SavedModel | None:
+        """What the last step left of a model, with copies of its weights; None: it is as it was loaded."""
+        state = self.session.models[model]
+        if not state.past.changed:
+            return None
+        engine, version = cast(Embedded, state.engine), self.versions.after(model, self.done)
+        weights, moments = engine.state(), engine.optimizer_state()
+        return SavedModel(state.updates, state.past.changed, version, weights, moments, state.past.kept())
+
+    def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
+        """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
+        for name, saved in models.items():
+            state = self.session.models[name]
+            engine = cast(Embedded, state.engine)
+            engine.load_state(saved.weights)
+            # Behind the weights: they are read into the wide copies, which the optimizer has more of.
+            engine.load_optimizer_state(saved.moments)
+            state.updates = saved.updates
+            own = engine.tensors()
+            past = {
+                version: {name: _like(own[name], each) for name, each in old.items()}
+                for version, old in saved.past.items()
+            }
+            state.past.restore(saved.changed, past)
+        self.done, self.left = number, {**self.first, **things}
+        for name in self.versions.newest:
+            self.versions.newest[name] = self.versions.after(name, number)
 
     def save(self, model: str, folder: Path) -> None:
         """Writes a folder that a model source can name."""
@@ -84,6 +122,11 @@ class LocalBackend(Steps):
     def work(self, node: Node, frame: Frame) -> Made:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)
+
+
+def _like(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Other weights, where one's own are and as they lie: they will take their place."""
+    return torch.empty_like(own).copy_(other)
 
 
 def _after(frame: Frame, made: Made) -> Frame:

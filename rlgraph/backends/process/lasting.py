@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def push(node: Node, frame: Frame, session: Session) -> Made:
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
-    new = _Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
+    new = Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
     capacity = _capacity(node, session)
     return Made({node.outputs[0].name: new.after(held, capacity)})
 
@@ -69,34 +69,38 @@ def _capacity(node: Node, session: Session) -> int:
     return int(outside.record.option("capacity"))
 
 
-class _Stored:
+@dataclass(frozen=True, eq=False)
+class Stored:
     """What a buffer holds: rows of a table that have left their batch."""
 
-    def __init__(self, kind: Table, table: TableData, ids: tuple[Any, ...], lengths: np.ndarray) -> None:
-        self.kind, self.table, self.ids, self.lengths = kind, table, ids, lengths
+    kind: Table
+    table: TableData
+    ids: tuple[Any, ...]
+    lengths: np.ndarray
+    """int64: of each row its tokens."""
 
-    def after(self, held: _Stored | None, capacity: int) -> _Stored:
+    def after(self, held: Stored | None, capacity: int) -> Stored:
         """These rows behind those that were there; the oldest leave."""
         if held is not None:
             table = join([held.table, self.table])
-            joined = _Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
+            joined = Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
         else:
             joined = self
         over = len(joined.ids) - capacity
         return joined.take(np.arange(over, len(joined.ids))) if over > 0 else joined
 
-    def take(self, places: np.ndarray) -> _Stored:
+    def take(self, places: np.ndarray) -> Stored:
         starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:
             chosen[self.kind.token.key] = ragged_places(starts[places], self.lengths[places])
         table = self.table.take(self.kind, chosen)
-        return _Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
+        return Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
 
 
 def sample(node: Node, frame: Frame, session: Session) -> Made:
     """Rows of a buffer without repetition; all of them if it holds fewer."""
-    held: _Stored | None = frame.values[node.inputs[0]]
+    held: Stored | None = frame.values[node.inputs[0]]
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
     assert held is not None, "the checker has seen a push above"

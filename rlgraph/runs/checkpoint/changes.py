@@ -1,0 +1,63 @@
+"""Whether a program is the one that a checkpoint was written by, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.errors import NO_SPAN, Diagnostic, Source, Span, UsageMistake
+from rlgraph.runs.checkpoint.document import Checkpoint
+
+CHANGED = "E0826"
+
+
+def need_same(checkpoint: Checkpoint, compiled: Compilation) -> None:
+    """Raises UsageMistake for another program: its texts, what was set in it, or what it uses has changed."""
+    graph = compiled.text()
+    if graph == checkpoint.graph:
+        return
+    hint = "with `--changed` the run goes on all the same, as far as what is kept still has a meaning"
+    settings = _settings(checkpoint.set, compiled.set)
+    found = _first(checkpoint.program, compiled.source.text, compiled.source.path)
+    if settings:
+        raise UsageMistake(Diagnostic(CHANGED, f"the run was begun {settings}", NO_SPAN, hint))
+    if found is not None:
+        span, before = found
+        was = f"this was `{before}`" if before else "this was not there"
+        raise UsageMistake(Diagnostic(CHANGED, f"the program has changed since the run was saved: {was}", span, hint))
+    found = _first(checkpoint.graph, graph, "<graph>")
+    assert found is not None
+    span, before = found
+    message = "what the program uses has changed, or rlgraph compiles it to another graph"
+    raise UsageMistake(Diagnostic(CHANGED, f"{message}: this was `{before}`", span, hint))
+
+
+def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What was set in another way."""
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            return f"with `--set {name}={before[name]}`" if name in before else f"without `--set {name}=...`"
+    return ""
+
+
+def _first(before: str, now: str, path: str) -> tuple[Span, str] | None:
+    """The first place where two texts differ, in the present one, and the line that was there; None: they are the
+    same. Comments and blank lines say nothing."""
+    old, new = before.splitlines(), now.splitlines()
+    blocks = SequenceMatcher(None, [_said(line) for line in old], [_said(line) for line in new], autojunk=False)
+    for kind, a, a_end, b, b_end in blocks.get_opcodes():
+        lines = [line for line in (*old[a:a_end], *new[b:b_end]) if _said(line)]
+        if kind == "equal" or not lines:
+            continue
+        at = min(b, len(new) - 1) if new else 0
+        line, was = new[at] if new else "", old[a].strip() if a < a_end else ""
+        first = next((i for i, (x, y) in enumerate(zip(line, old[a], strict=False)) if x != y), 0) if was else 0
+        first = max(first, len(line) - len(line.lstrip()))
+        end = max(first + 1, len(line.rstrip()))
+        return Span(Source(path, now), at + 1, first + 1, at + 1, end + 1), was
+    return None
+
+
+def _said(line: str) -> str:
+    return line.partition("#")[0].strip()

@@ -1,0 +1,156 @@
+"""What a checkpoint holds, as files:
+
+checkpoint.json               the step, the seed, the phases, positions in the data, states, what buffers and `collect`
+                              hold; of each model how often it was updated; the size of every file
+things.safetensors            the tensors of these values
+models/NAME/weights.safetensors, moments.safetensors, past-VERSION.safetensors
+                              of each model that was changed: by the names of its tensors in Hugging Face's terms, so
+                              that nothing depends on where it was trained
+program.rlf, graph.txt        the program as it was run, and its graph after the last pass
+
+Numbers in it have the bits that they had. Nothing in it can be executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+from rlgraph.ir.graph import Program
+from rlgraph.ir.types import is_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlgraph.backends.saved import SavedModel
+
+FORMAT = 1
+DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is in one, but for the tensors of its models."""
+
+    path: Path
+    step: int
+    seed: int
+    phases: tuple[tuple[str, int | None], ...]
+    """Of the program, with how many steps each has."""
+    rows: Mapping[str, int | None]
+    """Of each data source, where it can be known."""
+    set: Mapping[str, str]
+    versions: Mapping[str, str]
+    """Of the packages that computed."""
+    things: Mapping[str, Any]
+    """As plain data."""
+    models: Mapping[str, Mapping[str, Any]]
+    program: str
+    """Its text."""
+    graph: str
+
+
+def write(
+    folder: Path,
+    header: Mapping[str, Any],
+    program: str,
+    graph: str,
+    things: Mapping[str, Any],
+    models: Iterable[tuple[str, SavedModel]],
+) -> None:
+    """Into an empty folder; models are asked for one after the other. Raises OSError, Unsavable."""
+    from safetensors.torch import save_file
+
+    from rlgraph.runs.checkpoint.values import encoded
+
+    tensors: dict[str, Tensor] = {}
+    plain = {name: encoded(value, name, tensors) for name, value in things.items()}
+    save_file(tensors, folder / THINGS)
+    kept = {}
+    for name, model in models:
+        place = folder / "models" / name
+        place.mkdir(parents=True)
+        past = {f"past-{version}": state for version, state in model.past.items()}
+        for file, state in {"weights": model.weights, "moments": model.moments, **past}.items():
+            save_file({key: each.cpu().contiguous() for key, each in state.items()}, place / f"{file}.safetensors")
+        kept[name] = {"updates": model.updates, "changed": model.changed, "version": model.version} | {
+            "past": sorted(model.past)
+        }
+    (folder / PROGRAM).write_text(program, "utf-8")
+    (folder / GRAPH).write_text(graph, "utf-8")
+    sizes = {str(each.relative_to(folder)): each.stat().st_size for each in sorted(folder.rglob("*")) if each.is_file()}
+    found = {"format": FORMAT, **header, "things": plain, "models": kept, "files": sizes}
+    (folder / DOCUMENT).write_text(json.dumps(found, allow_nan=False, indent=1) + "\n", "utf-8")
+
+
+def read(folder: Path) -> Checkpoint:
+    """Raises UsageMistake where a file is missing, or another than was written."""
+    try:
+        found = json.loads((folder / DOCUMENT).read_text("utf-8"))
+        if found["format"] != FORMAT:
+            message = f"`{folder}` has format {found['format']}, and this version of rlgraph reads {FORMAT}"
+            raise UsageMistake(Diagnostic("E0827", message, NO_SPAN, "go on with the version that wrote it"))
+        for name, size in found["files"].items():
+            if (folder / name).stat().st_size != size:
+                raise ValueError(f"`{name}` has {(folder / name).stat().st_size:,} bytes in place of {size:,}")
+        return Checkpoint(
+            folder,
+            int(found["step"]),
+            int(found["seed"]),
+            tuple((str(name), steps) for name, steps in found["phases"]),
+            found["rows"],
+            found["set"],
+            found["versions"],
+            found["things"],
+            found["models"],
+            (folder / PROGRAM).read_text("utf-8"),
+            (folder / GRAPH).read_text("utf-8"),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise damaged(folder, error) from None
+
+
+def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
+    """The values of things that live across steps. Raises UsageMistake where they cannot be read."""
+    from safetensors.torch import load_file
+
+    from rlgraph.runs.checkpoint.values import decoded
+
+    try:
+        tensors = load_file(checkpoint.path / THINGS)
+        return {name: decoded(checkpoint.things[name], tensors, program) for name in names}
+    except Exception as error:  # safetensors has a class of its own, and a file may hold anything
+        raise damaged(checkpoint.path, error) from None
+
+
+def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
+    """Raises UsageMistake where it cannot be read."""
+    from safetensors.torch import load_file
+
+    from rlgraph.backends.saved import SavedModel
+
+    told, place = checkpoint.models[name], checkpoint.path / "models" / name
+    try:
+        past = {int(version): load_file(place / f"past-{version}.safetensors") for version in told["past"]}
+        weights, moments = (load_file(place / f"{file}.safetensors") for file in ("weights", "moments"))
+        return SavedModel(int(told["updates"]), int(told["changed"]), int(told["version"]), weights, moments, past)
+    except Exception as error:  # safetensors has a class of its own, and a file may hold anything
+        raise damaged(checkpoint.path, error) from None
+
+
+def living(program: Program) -> list[str]:
+    """The things that live across the steps of a program, models aside."""
+    from rlgraph.backends.flight import thing_name
+
+    values = [value for phase in program.phases for value in phase.graph.inputs if not is_model(value.type)]
+    return list(dict.fromkeys(map(thing_name, values)))
+
+
+def damaged(folder: Path, why: Exception) -> UsageMistake:
+    said = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
+    hint = f"remove `{folder.name}`, and the run goes on from the checkpoint before it, if there is one"
+    return UsageMistake(Diagnostic("E0827", f"the checkpoint `{folder}` is damaged: {said}", NO_SPAN, hint))

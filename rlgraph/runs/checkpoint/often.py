@@ -1,0 +1,41 @@
+"""How often a run is saved: every so many steps, or whenever so much time is over."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass
+class Often:
+    """Says after which steps to save."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    _last: float = field(default_factory=time.monotonic)
+
+    def due(self, step: int) -> bool:
+        """Whether to save behind this step."""
+        if self.steps is not None:
+            return step % self.steps == 0
+        return self.seconds is not None and time.monotonic() - self._last >= self.seconds
+
+    def saved(self) -> None:
+        self._last = time.monotonic()
+
+
+def read_often(text: str | int) -> Often:
+    """`20`: every 20 steps; `90s`, `10m`, `2h`: behind the first step after so much time. Raises UsageMistake."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(text).strip())
+    if found and float(found[1]) > 0:
+        if found[2]:
+            return Often(seconds=float(found[1]) * _SECONDS[found[2]])
+        if found[1].isdecimal():
+            return Often(steps=int(found[1]))
+    hint = "write `20` for every 20 steps, `10m` for every 10 minutes, `2h` for every 2 hours"
+    raise UsageMistake(Diagnostic("E0825", f"`{text}` does not say how often to save", NO_SPAN, hint))

@@ -1,0 +1,142 @@
+"""Goes on with a run from its newest checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, listed
+from rlgraph.runs.checkpoint import disk, document
+from rlgraph.runs.checkpoint.changes import CHANGED, need_same
+from rlgraph.runs.checkpoint.document import Checkpoint
+from rlgraph.runs.folder import CHECKPOINTS, HOW
+from rlgraph.runs.options import Options, installed
+
+if TYPE_CHECKING:
+    from rlgraph.backends.saved import SavedModel
+    from rlgraph.runs.checkpoint.saving import Resumable
+
+_AS_BEFORE = ("threads", "block", "token_budget", "device", "record", "save_every", "keep")
+"""Options that are those of the run where nothing else is said: numbers depend on some of them by roundings."""
+
+
+def how(run: Path) -> dict[str, Any]:
+    """How a run was run. Raises UsageMistake where the folder is none of a run."""
+    try:
+        found = json.loads((run / HOW).read_text("utf-8"))
+        found["seed"], found["steps"], found["set"]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise _nothing(f"`{run}` is not the folder of a run", f"give one with a `{HOW}` in it") from None
+    return dict(found)
+
+
+def as_before(options: Options, run: Path) -> Options:
+    """The options with which a run goes on. Raises UsageMistake."""
+    before = how(run)
+    found: dict[str, Any] = {name: getattr(options, name) or before.get(name) for name in _AS_BEFORE}
+    if found["record"] is not None:
+        found["record"] = Path(found["record"])
+    return replace(options, seed=before["seed"], **found)
+
+
+def newest(run: Path, compiled: Compilation, options: Options) -> Checkpoint:
+    """The checkpoint that a run goes on from. Raises UsageMistake where there is none, where the program is another
+    one, or where all steps are done."""
+    found = disk.newest(run / CHECKPOINTS)
+    if found is None:
+        hint = "a run can be gone on with if it was begun with `--save-every`"
+        raise _nothing(f"there is no checkpoint in `{run}`", hint)
+    checkpoint = document.read(found)
+    if not options.changed:
+        need_same(checkpoint, compiled)
+    phases = tuple((phase.name, phase.steps) for phase in compiled.program.phases)
+    if phases != checkpoint.phases:
+        message = "the phases of the program, or their steps, are not those of the run that was saved"
+        raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "a step has no place in them: begin a new run"))
+    if left(compiled, options, checkpoint.step) < 0:
+        hint = "let it have more of them with `--steps`, which counts those that are done"
+        raise _nothing(f"the run in `{run}` has more than {options.steps} steps already", hint)
+    return checkpoint
+
+
+def left(compiled: Compilation, options: Options, done: int) -> int:
+    """How often the main step still runs."""
+    before = sum(phase.steps or 0 for phase in compiled.program.phases)
+    return options.steps - max(0, done - before)
+
+
+def restore(
+    checkpoint: Checkpoint, compiled: Compilation, options: Options, backend: Resumable, note: Callable[[str], None]
+) -> None:
+    """Gives a backend what a checkpoint has. Raises UsageMistake for what has no meaning in the program."""
+    from rlgraph.engines.base import EngineError
+
+    program = compiled.program
+    _check_rows(checkpoint, backend.rows(), options.changed)
+    wanted = document.living(program)
+    new = [name for name in wanted if name not in checkpoint.things]
+    gone = [name for name in checkpoint.things if name not in wanted]
+    models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _known(compiled, name)}
+    gone += [name for name in checkpoint.models if name not in models]
+    if new:
+        note(f"{listed(new, 'and')} begin{'s' * (len(new) == 1)} anew: the checkpoint has nothing of that name")
+    if gone:
+        note(f"{listed(gone, 'and')} of the checkpoint {'is' if len(gone) == 1 else 'are'} not in the program any more")
+    things = document.things_of(checkpoint, program, [name for name in wanted if name not in new])
+    _check_kinds(things, compiled)
+    _check_versions(checkpoint, models, compiled)
+    try:
+        backend.resume(checkpoint.step, things, models)
+    except (EngineError, RuntimeError, LookupError) as error:
+        message = f"the weights in `{checkpoint.path}` are not those of the program's models: {error}"
+        raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "begin a new run")) from None
+    if not left(compiled, options, checkpoint.step):
+        # It may have been killed before its models were saved: that is done again.
+        note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
+    now = installed()
+    for name, version in checkpoint.versions.items():
+        if now.get(name) != version:
+            note(f"{name} is {now.get(name)}, and was {version}: numbers may differ by roundings")
+
+
+def _known(compiled: Compilation, name: str) -> bool:
+    return any(model.name == name for model in compiled.program.models)
+
+
+def _check_rows(checkpoint: Checkpoint, now: Mapping[str, int | None], changed: bool) -> None:
+    for name, rows in checkpoint.rows.items():
+        if not changed and now.get(name, rows) != rows:
+            message = f"`{name}` has {now[name]:,} rows, and had {rows:,} when the run was saved"
+            hint = "its place in them means others now; `--changed` goes on all the same"
+            raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, hint))
+
+
+def _check_kinds(things: Mapping[str, Any], compiled: Compilation) -> None:
+    """A state that had a value for each key has no meaning where it is one number, and the other way round."""
+    for state in compiled.program.states:
+        if state.name in things and isinstance(things[state.name], dict) != state.keyed:
+            was = "a value for each key" if not state.keyed else "a single value"
+            raise UsageMistake(Diagnostic(CHANGED, f"`{state.name}` had {was}", NO_SPAN, "give it another name"))
+
+
+def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], compiled: Compilation) -> None:
+    from rlgraph.backends.versions import Versions
+
+    versions = Versions(compiled.program)
+    for name, saved in models.items():
+        now = versions.after(name, checkpoint.step)
+        if now != saved.version:
+            message = f"`{name}` has version {saved.version}, and by this program would have {now}"
+            raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "rows say which versions made them: begin anew"))
+        oldest = versions.oldest(name, checkpoint.step + 1)
+        if versions.kept(name) and any(each not in saved.past for each in range(oldest, now)):
+            message = f"this program samples with older weights of `{name}` than the run has kept"
+            raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "keep `lag` as it was, or begin a new run"))
+
+
+def _nothing(message: str, hint: str) -> UsageMistake:
+    return UsageMistake(Diagnostic("E0829", message, NO_SPAN, hint))

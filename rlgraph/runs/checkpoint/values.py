@@ -1,0 +1,120 @@
+"""Values that a step leaves to the next one, as plain data and tensors: positions, states, buffers, surplus.
+
+Plain data is JSON: numbers, texts and lists stand for themselves, and whatever else there is for an object with one
+key, which says what it is: `{"tuple": [1, 2]}`, `{"tensor": "things/seen"}`, `{"Cursor": {"epoch": 0, ...}}`. Tensors
+are kept beside it by their names. Numbers come back with the same bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.process.lasting import Stored
+from rlgraph.backends.rows import Rows, TableData
+from rlgraph.backends.step import Step
+from rlgraph.data import Cursor
+from rlgraph.engines.sequences import Sequences
+from rlgraph.ir import types
+from rlgraph.ir.graph import Program
+
+_RECORDS = {
+    each.__name__: each
+    for each in (Cursor, Rows, Sequences, TableData, Stored, Step, types.Axis, types.Tensor, types.Table, types.Handle)
+}
+"""Dataclasses that are kept field by field."""
+
+_TEXTS: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    Decimal: (str, Decimal),
+    datetime: (datetime.isoformat, datetime.fromisoformat),
+    date: (date.isoformat, date.fromisoformat),
+    time: (time.isoformat, time.fromisoformat),
+}
+"""Values that columns of data may have, each as a text and back."""
+
+
+class Unsavable(TypeError):
+    """A value that no checkpoint can hold; its place and its type."""
+
+
+def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as plain data; its tensors are added to `tensors`, under names that begin with `path`. Raises
+    Unsavable."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind is list:
+        return [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]
+    if kind is tuple:
+        return {"tuple": [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]}
+    if isinstance(value, Mapping):
+        pairs = enumerate(value.items())
+        return {"map": [[encoded(each, f"{path}/{at}", tensors) for each in pair] for at, pair in pairs]}
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "bif":
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value)).clone()
+        return {"array": path}
+    if isinstance(value, np.generic) and value.dtype.kind in "bif":
+        return {"number": [value.dtype.str, encoded(value.item(), path, tensors)]}
+    if kind in _TEXTS:
+        return {kind.__name__: _TEXTS[kind][0](value)}
+    if isinstance(value, Frame):
+        # What nodes of the step reported has been told; what the values are the program says.
+        kept = {"step": value.step, "rows": value.rows, "values": value.values}
+        return {"Frame": {name: encoded(each, f"{path}/{name}", tensors) for name, each in kept.items()}}
+    if isinstance(value, Surplus) and not value.going:
+        return {"Surplus": encoded(value.rows, path, tensors)}
+    if _RECORDS.get(kind.__name__) is kind:
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {kind.__name__: {name: encoded(each, f"{path}/{name}", tensors) for name, each in given.items()}}
+    raise Unsavable(f"{path}: {kind.__module__}.{kind.__qualname__}")
+
+
+def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
+    """The value that `encoded` was given. Raises LookupError, ValueError or TypeError where something else is there."""
+
+    def of(found: Any) -> Any:
+        if isinstance(found, list):
+            return [of(each) for each in found]
+        if not isinstance(found, dict):
+            return found
+        [(kind, inner)] = found.items()
+        if kind == "float":
+            return float(inner)
+        if kind == "tuple":
+            return tuple(of(each) for each in inner)
+        if kind == "map":
+            return {of(key): of(value) for key, value in inner}
+        if kind == "tensor":
+            return tensors[inner]
+        if kind == "array":
+            return tensors[inner].numpy()
+        if kind == "number":
+            return np.dtype(inner[0]).type(of(inner[1]))
+        if kind == "Frame":
+            given = {name: of(each) for name, each in inner.items()}
+            phase = next(phase for phase in program.phases if phase.name == given["step"].phase)
+            return Frame(phase.graph.values(), **given)
+        if kind == "Surplus":
+            return Surplus(of(inner))
+        for each, (_, read) in _TEXTS.items():
+            if kind == each.__name__:
+                return read(inner)
+        return _RECORDS[kind](**{name: of(each) for name, each in inner.items()})
+
+    return of(found)

@@ -1,0 +1,393 @@
+"""A run that ended too early and is gone on with: it ends as the run that was never interrupted, to the last bit."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from programs_on_disk import start, write_tiny
+
+import rlgraph
+from benchmarks import kills
+from rlgraph.backends.steps import Silent
+from rlgraph.cli import status
+from rlgraph.engines.base import TrainOptions
+from rlgraph.engines.optimizer import Optimizer
+from rlgraph.errors import RunError, UsageMistake
+from rlgraph.ir.graph import Node
+from rlgraph.runs.checkpoint import disk, saving
+from rlgraph.runs.checkpoint.often import Often, read_often
+from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path)
+    return tmp_path
+
+
+def ran(steps: int, out: str | None = None, program: str = "tiny.rlf", **more: Any) -> rlgraph.Run:
+    made = rlgraph.compile(Path(program), more.pop("settings", {}))
+    return made.run(steps, out=out, threads=1, progress=False, **more)
+
+
+def numbers(folder: str) -> list[dict[str, Any]]:
+    """The metrics that are on the disk."""
+    lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def weights(run: rlgraph.Run) -> Mapping[str, torch.Tensor]:
+    found: Mapping[str, torch.Tensor] = run.models["actor"].engine.state()
+    return found
+
+
+def same(a: rlgraph.Run, b: rlgraph.Run) -> bool:
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = status(list(arguments))
+    return code, capsys.readouterr().err
+
+
+class Breaks(Silent):
+    """Ends a run at one of its events, as an interruption or a failure does."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        self.firing(node)
+
+
+def test_runs_that_are_killed_end_as_the_one_that_is_not() -> None:
+    """GRPO with adapters; PPO; states, a buffer, what `collect` carries; a lag: SIGKILL at a random moment, also while
+    a checkpoint is written."""
+    seed = random.randrange(100_000)
+    command = [sys.executable, str(ROOT / "benchmarks/kills.py"), "--kills", "1", "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"seed {seed}:\n{done.stdout}{done.stderr}"
+    assert done.stdout.count("0 differ") == len(kills.PROGRAMS)
+
+
+@pytest.mark.parametrize("name", kills.PROGRAMS)
+def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
+    """Nothing was saved on the way: what the last whole step left is, where no weights have changed since then."""
+    kills.write(folder, name)
+    program, steps = f"{name}.rlf", kills.STEPS
+    ran(steps, "whole", program, save_every=steps)
+    wanted = kills.result(Path("whole"))
+    again = []
+    for at in (37, 58, 84):
+        with pytest.raises(KeyboardInterrupt):
+            ran(steps, f"cut-{at}", program, save_every=99, observer=Breaks(at))
+        if not Path(f"cut-{at}").exists() or not disk.complete(Path(f"cut-{at}/checkpoints")):
+            continue
+        ran(steps, program=program, resume=f"cut-{at}")
+        assert kills.differing(kills.result(Path(f"cut-{at}")), wanted) == []
+        again.append(at)
+    assert again
+
+
+def test_what_is_left_over_is_in_a_checkpoint(folder: Path) -> None:
+    """The programs that are killed do have what they are to keep."""
+    for name, things in {
+        "kept": ("baseline", "solved", "past", "prompts.surplus"),
+        "async": ("prompts.surplus",),
+    }.items():
+        kills.write(folder, name)
+        ran(3, name, f"{name}.rlf", save_every=1)
+        found = json.loads((folder / name / "checkpoints/step-000000003/checkpoint.json").read_text())
+        assert all(found["things"][thing] for thing in things)
+        assert bool(found["models"]["actor"]["past"]) == (name == "async")
+    assert (folder / "kept/checkpoints/step-000000003/models/slow/weights.safetensors").exists()
+    assert "master:" in str((folder / "kept/checkpoints/step-000000003/models/actor/moments.safetensors").read_bytes())
+
+
+def test_a_run_gets_more_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ran(5)
+    first = ran(2, "a", save_every="2h", keep=1)
+    assert [step["step"] for step in first.metrics] == [1, 2]
+    second = ran(5, resume="a")
+    assert same(whole, second)
+    assert [step["step"] for step in second.metrics] == [1, 2, 3, 4, 5]
+    assert [path.name for path in sorted(Path("a/checkpoints").iterdir())] == ["latest", "step-000000005"]
+    how = json.loads(Path("a/run.json").read_text())
+    assert (how["steps"], how["save_every"], how["threads"]) == (5, "2h", 1)
+    assert second.models["actor"].updates == 5
+    code, err = told(capsys, "resume", "a")
+    assert code == 0 and "the run has its 5 steps: `--steps 10` would let it have more" in err
+    code, err = told(capsys, "resume", "a", "--steps", "3")
+    assert code == 2 and "error[E0829]: the run in `a` has more than 3 steps already" in err
+    code, err = told(capsys, "run", "tiny.rlf", "--resume", "a", "--steps", "6", "--threads", "1")
+    assert code == 0 and "step 6/6" in err and "step 5/6" not in err
+    assert numbers("a")[:5] == [{k: v for k, v in step.items() if k != "seconds"} for step in whole.metrics]
+
+
+def test_tensorboard_forgets_what_is_done_again(folder: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    ran(3, "a", save_every=2)
+    disk.remove(Path("a/checkpoints/step-000000003"))
+    ran(4, resume="a")
+    events = loader.EventAccumulator("a/tensorboard")
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward")] == [1, 2, 3, 4]
+    assert [step["step"] for step in numbers("a")] == [1, 2, 3, 4]
+
+
+def test_a_recording_goes_on(folder: Path) -> None:
+    ran(4, "whole", record="whole-rec")
+    ran(3, "a", save_every=2, record="rec")
+    disk.remove(Path("a/checkpoints/step-000000003"))
+    ran(4, resume="a")
+    replayed = ran(4, "again", replay="a")
+    assert numbers("again") == numbers("whole") and replayed.folder
+    rows = {
+        name: sorted(line for path in Path(name).glob("step-*") for line in path.read_text().splitlines())
+        for name in ("rec", "whole-rec")
+    }
+    assert rows["rec"] == rows["whole-rec"]
+
+
+def test_another_program_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(2, "a", save_every=1)
+    text = (folder / "tiny.rlf").read_text()
+    # Words for readers change nothing.
+    (folder / "tiny.rlf").write_text(f"# the same\n\n{text}")
+    assert told(capsys, "resume", "a", "--steps", "3")[0] == 0
+    (folder / "tiny.rlf").write_text(text.replace("lr     = 1e-3", "lr     = 1e-2"))
+    code, err = told(capsys, "resume", "a", "--steps", "4")
+    assert code == 2
+    assert err.splitlines()[:5] == [
+        "error[E0826]: the program has changed since the run was saved: this was `param lr     = 1e-3`",
+        " --> tiny.rlf:4:19",
+        "  |",
+        "4 | param lr     = 1e-2",
+        "  |                   ^",
+    ]
+    assert len(numbers("a")) == 3
+    (folder / "tiny.rlf").write_text(text)
+    code, err = told(capsys, "run", "tiny.rlf", "--resume", "a", "--set", "n=3")
+    assert code == 2 and "E0826]: the run was begun without `--set n=...`" in err
+    (folder / "prompts.jsonl").write_text('{"prompt": "a>"}\n' * 3)
+    code, err = told(capsys, "resume", "a", "--steps", "4")
+    assert code == 2 and "E0826]: `prompts` has 3 rows, and had 4 when the run was saved" in err
+    code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
+    assert code == 0 and "step 4/4" in err
+
+
+def test_a_changed_program_goes_on_where_that_has_a_meaning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(2, "a", save_every=1)
+    path = folder / "tiny.rlf"
+    text = path.read_text()
+    path.write_text(
+        text.replace("func score", "state seen = 0.0\nfunc score").replace(
+            "    report", "    seen := seen + 1\n    report seen\n    report", 1
+        )
+    )
+    code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
+    assert code == 0 and "`seen` begins anew: the checkpoint has nothing of that name" in err
+    assert [step.get("seen") for step in numbers("a")] == [None, None, 1.0, 2.0]
+    path.write_text(text)
+    code, err = told(capsys, "resume", "a", "--steps", "5", "--changed")
+    assert code == 0 and "`seen` of the checkpoint is not in the program any more" in err
+    for old, new, said in (
+        ("hidden_size=16", "hidden_size=32", "are not those of the program's models"),
+        ("step:", "step async(lag=1):", "samples with older weights of `actor` than the run has kept"),
+        ("step:", "phase first(steps=1):\n    report one = 1.0\n\nstep:", "the phases of the program"),
+        ("    train actor(lr=lr):\n        ", "    every 2:\n      train actor(lr=lr):\n        ", "would have 2"),
+    ):
+        path.write_text(text.replace(old, new))
+        code, err = told(capsys, "resume", "a", "--steps", "6", "--changed")
+        assert code == 2 and "error[E0826]" in err and said in err, err
+
+
+def test_a_folder_without_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(1, "a")
+    code, err = told(capsys, "resume", "a")
+    assert code == 2 and "E0829]: there is no checkpoint in `a`\nhelp: a run can be gone on with if it was beg" in err
+    code, err = told(capsys, "resume", "nothing")
+    assert code == 2 and "E0829]: `nothing` is not the folder of a run" in err
+    for words in (["--changed"], ["--resume", "a", "--seed", "1"], ["--resume", "a", "--out", "b"]):
+        assert told(capsys, "run", "tiny.rlf", *words)[0] == 2
+    for often in ("0", "-1", "10 days", "1.5"):
+        code, err = told(capsys, "run", "tiny.rlf", "--save-every", often)
+        assert code == 2 and f"E0825]: `{often}` does not say how often to save" in err
+    with pytest.raises(UsageMistake, match="without a folder"):
+        ran(1, save_every=1)
+    for more in ({"backend": "ray"}, {"replay": "a"}):
+        with pytest.raises(UsageMistake, match="E0830"):
+            ran(1, "b", save_every=1, **more)
+    assert not Path("b").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_good(folder: Path) -> None:
+    whole = ran(4)
+    ran(3, "a", save_every=1)
+    newest = Path("a/checkpoints/step-000000003")
+    file = newest / "models/actor/weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(UsageMistake) as refused:
+        ran(4, resume="a")
+    assert "E0827" in str(refused.value) and "`models/actor/weights.safetensors` has" in str(refused.value)
+    disk.remove(newest)
+    assert same(whole, ran(4, resume="a"))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, plain = ran(4), saving.document.write
+
+    def full(place: Path, header: Mapping[str, Any], *more: Any) -> None:
+        plain(place, header, *more)
+        if header["step"] == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving.document, "write", full)
+    with pytest.raises(RunError) as failed:
+        ran(4, "a", save_every=1)
+    assert str(failed.value) == (
+        "error[E0828]: the checkpoint of step 3 cannot be written: No space left on device\n"
+        "help: make room, or go on in another folder; the last one is `a/checkpoints/step-000000002`"
+    )
+    assert sorted(path.name for path in Path("a/checkpoints").iterdir()) == [
+        "latest",
+        *(f"step-00000000{n}" for n in (1, 2)),
+    ]
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert same(whole, ran(4, resume="a"))
+
+
+def test_a_model_that_diverged_is_no_checkpoint(folder: Path) -> None:
+    class Diverges(Silent):
+        def __init__(self) -> None:
+            self.updates = 0
+
+        def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+            self.updates += node.op == "train"
+            if self.updates == 3 and node.op == "train":
+                parameter = next(iter(model.parameters()))
+                parameter.data[0] = float("inf")
+
+    compiled = rlgraph.compile(Path("tiny.rlf"))
+    from rlgraph.backends.local.backend import LocalBackend
+
+    plain = LocalBackend.steps
+
+    def steps(self: LocalBackend, wanted: int | None) -> Any:
+        nonlocal model
+        model = self.session.models["actor"].engine.model
+        return plain(self, wanted)
+
+    model: Any = None
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as failed:
+        patch.setattr(LocalBackend, "steps", steps)
+        compiled.run(5, out="a", threads=1, progress=False, save_every=1, observer=Diverges())
+    assert "error[E0831]: `actor` has diverged in step 3" in str(failed.value)
+    assert "the last one is `a/checkpoints/step-000000002`" in str(failed.value)
+    assert [path.name for path in disk.complete(Path("a/checkpoints"))] == ["step-000000001", "step-000000002"]
+
+
+def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until its process is dead, however it died."""
+    with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "a", "--save-every", "1"], folder) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                break
+        for words in (["run", "tiny.rlf", "--out", "a", "--overwrite"], ["resume", "a"]):
+            code, err = told(capsys, *words)
+            assert code == 2 and "error[E0832]: a run is at work in `a`" in err
+        process.kill()
+        process.communicate(timeout=60)
+    code, err = told(capsys, "resume", "a", "--steps", "3")
+    assert code == 2 and "more than 3 steps" in err or code == 0
+    assert told(capsys, "run", "tiny.rlf", "--out", "a", "--overwrite", "--steps", "1")[0] == 0
+    assert not Path("a/checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 2.5, -0.0, float("inf"), "a", None, True],
+        {"a": (1, ("b", 2)), 3: [], None: {}},
+        {
+            1.5: {
+                "x": [
+                    b"\x00\xff",
+                    Decimal("1.10"),
+                    datetime.datetime(2026, 1, 2, 3, 4, 5, 6),
+                    datetime.date(2026, 1, 2),
+                ]
+            }
+        },
+        [np.int64(3), np.float32(0.1), 1 << 80, "\ud800"],
+    ],
+)
+def test_values_come_back(value: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    plain = json.loads(json.dumps(encoded(value, "x", tensors), allow_nan=False))
+    found = decoded(plain, tensors, rlgraph.compile(Path("tiny.rlf")).program)
+    assert repr(found) == repr(value)
+
+
+def test_tensors_come_back() -> None:
+    value = {"t": torch.arange(6.0).view(2, 3).T, "h": torch.ones(0, dtype=torch.bfloat16), "n": np.arange(3)}
+    tensors: dict[str, torch.Tensor] = {}
+    found = decoded(encoded(value, "x", tensors), tensors, rlgraph.compile(Path("tiny.rlf")).program)
+    assert torch.equal(found["t"], value["t"]) and found["h"].dtype == torch.bfloat16
+    assert isinstance(found["n"], np.ndarray) and (found["n"] == value["n"]).all()
+    with pytest.raises(Unsavable, match="x/0: builtins.set"):
+        encoded({"a": {1}}, "x", {})
+
+
+def test_moments_lie_as_their_parameter_does() -> None:
+    """The fused AdamW walks over both as they lie."""
+    options = replace(TrainOptions(lr=0.1), clip_norm=None)
+    gradients = [torch.randn(3, 5) for _ in range(3)]
+
+    def optimizer() -> tuple[torch.Tensor, Optimizer]:
+        parameter = torch.nn.Parameter(torch.zeros(5, 3).T)
+        return parameter, Optimizer({"w": parameter})
+
+    whole, plain = optimizer()
+    for step, gradient in enumerate(gradients):
+        plain.step([gradient], options, step)
+    first, before = optimizer()
+    for step, gradient in enumerate(gradients[:2]):
+        before.step([gradient], options, step)
+    second, after = optimizer()
+    second.data.copy_(first.data)
+    after.load_state({name: value.contiguous() for name, value in before.state().items()})
+    after.step([gradients[2]], options, 2)
+    assert torch.equal(whole, second)
+
+
+def test_how_often() -> None:
+    assert [step for step in range(1, 10) if read_often("3").due(step)] == [3, 6, 9]
+    assert (read_often("10m").seconds, read_often("1.5h").seconds, read_often(90).steps) == (600.0, 5400.0, 90)
+    often = Often(seconds=1e-9)
+    assert often.due(1)
+    often.seconds = 1e9
+    assert not often.due(1)
