@@ -263,6 +263,19 @@ def test_experts_of_any_two_engines(case: tuple[Shape, list[Side]]) -> None:
 # What has to be so
 
 
+def test_ranks_that_share_tokens_out_send_a_model_once() -> None:
+    """They hold the same, as copies do: each element is sent by one of them."""
+    shape, over = Shape("qwen2", 10, 8, 16, 4, 4, 4, 2), mesh(cp=2, tp=2)
+    source = {rank: megatron.layout(shape, over, rank) for rank in range(over.size)}
+    destination = {over.size + rank: vllm.layout(shape, mesh(tp=2), rank) for rank in range(2)}
+    full = content(list(parameters_of(shape)))
+    topology = Topology.separate(sorted({*source, *destination}), 8)
+    transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20)
+    run(transfer, source, destination, full)
+    norms = sum(values.size for name, values in full.items() if "norm" in name)
+    assert transfer.moved == transfer.bound == ITEM * (norms + sum(values.size for values in full.values()))
+
+
 def replicated(size: int, places: Sequence[int]) -> Side:
     return dict.fromkeys(places, (local("w", ((0, size),)),))
 
