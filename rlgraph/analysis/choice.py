@@ -61,6 +61,8 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
             how = [deployment.engine, split]
             if deployment.micro_tokens:
                 how.append(f"micro-batches of {deployment.micro_tokens} tokens")
+            if deployment.attention:
+                how.append(f"attention by {deployment.attention}")
             how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))

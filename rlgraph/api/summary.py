@@ -74,6 +74,11 @@ def _placement(plan: Plan) -> Iterator[str]:
             yield f"{sized(pool)} in `{pool.name}`"
             here = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
+    for held in plan.holdings:
+        said = ["layers are computed again"] * held.recompute
+        said += [f"attention by {held.attention}"] if held.attention else []
+        if said:
+            yield f"{held.model} in {held.group}: {', '.join(said)}"
     for model, source, target in plan.syncs():
         held = plan.holding(model, target)
         how = ", what changed of them" if held.delta else ""

@@ -60,6 +60,8 @@ class Deployment:
     micro_tokens: int = 0
     """Padded tokens of a micro-batch; 0: as many as the engine takes by itself."""
     recompute: bool = False
+    attention: str = ""
+    """One of the ways that the engine knows; empty: as it does by itself."""
     kv_bytes: int = 0
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
@@ -68,6 +70,11 @@ class Deployment:
     @cached_property
     def spec(self) -> EngineSpec:
         return engine(self.engine)
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether rows of a micro-batch lie one behind the other."""
+        return self.spec.packed(self.attention)
 
     @property
     def on_cpu(self) -> bool:

@@ -131,6 +131,8 @@ class _Feeding:
         self.batches, self.budget, self.side, self.ranks = batches, budget, side, ranks
         self.widths = [batch.row.longest for batch in batches] or [1.0]
         self.usual = sum(batch.row.tokens for batch in batches) or 1.0
+        self.uneven = any(batch.row.longest > batch.row.tokens * (1 + 1e-9) for batch in batches)
+        """Rows of a table are of different lengths."""
         self._known: dict[int, tuple[float, float]] = {}
         self._micros: dict[float, Tokens] = {}
 
@@ -209,7 +211,7 @@ class Training(_Fed):
         stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
         stepped = stage / deployment.ep / deployment.cp if sharded else weights
         optimizer = Bytes((("optimizer", stepped * (state.master + state.moments)),))
-        kept = _activations(config, deployment, micro)
+        kept = _activations(config, deployment, micro, self.feeding.uneven)
         shared_out = Bytes()
         if deployment.spec.memory.gradients_stay:
             wide_gradients = weights * state.gradient
@@ -251,10 +253,11 @@ class Reading(_Fed):
             micro,
             itemsize=item,
             tp=deployment.tp,
-            packed=spec.packs,
+            packed=_packed(deployment, self.feeding.uneven),
             splits_tokens=spec.memory.splits_tokens,
             cp=deployment.cp,
             masked=deployment.on_cpu,
+            scores=spec.keeps_scores(deployment.attention),
         )
         logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
         chosen = micro.scored * shape.hidden * item
@@ -277,7 +280,12 @@ def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Byt
     return Bytes((("buffers", micro.tokens * config.shape.hidden * config.item),))
 
 
-def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Activations:
+def _packed(deployment: Deployment, uneven: bool) -> bool:
+    """Whether rows lie one behind the other; an engine that takes equal ones together has them as if it padded."""
+    return deployment.packs and (uneven or deployment.spec.memory.row_by_row)
+
+
+def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, uneven: bool) -> Activations:
     memory = deployment.spec.memory
     return work.activation_bytes(
         config.shape,
@@ -288,7 +296,9 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens) -> 
         recompute=deployment.recompute,
         fused_norms=memory.fused_norms(deployment.island.device.kind, config.dtype),
         network=memory.network,
-        packed=deployment.spec.packs,
+        packed=_packed(deployment, uneven),
+        angles=memory.angles,
+        scores=deployment.spec.keeps_scores(deployment.attention),
         splits_tokens=memory.splits_tokens,
         split_head=memory.split_head,
         keeps_fused=memory.keeps_fused,

@@ -174,8 +174,9 @@ class Predictor:
             group.mesh,
             how.micro_tokens,
             how.recompute,
+            how.attention,
             how.kv_bytes,
-            self.threads if engine(group.engine).threads and group.mesh.length("fsdp") == 1 else 1,
+            self.threads if engine(group.engine).threads and group.mesh.copy_size == 1 else 1,
         )
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:

@@ -205,10 +205,10 @@ def latency(
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     whole = sum(batch.rows for batch in batches) or 1.0
-    flops = tokens = blocks = 0.0
+    flops = tokens = squares = blocks = 0.0
     for batch in batches:
         part = batch.rows / whole
-        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS, deployment.spec.packs)
+        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS, deployment.packs)
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
         parts = work.in_parts(shape, config.kind, row.scored / made, deployment.tp)
         head_once = work.head_flops(shape, config.kind, row)
@@ -218,6 +218,7 @@ def latency(
             head_flops += parts * head_once
         flops += part * (layers_flops / deployment.pp + head_flops)
         tokens += part * row.tokens
+        squares += part * row.squares
         blocks += part * made
     layers = shape.layers / deployment.pp
     inner, beside = deployment.links(constants)
@@ -244,6 +245,8 @@ def latency(
     device = deployment.island.device
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
     moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
+    if deployment.spec.keeps_scores(deployment.attention):
+        moved += passes * constants.traffic * layers * shape.heads / deployment.tp * squares * max(4, config.item)
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
     each = Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower)

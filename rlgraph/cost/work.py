@@ -243,6 +243,8 @@ def activation_bytes(
     fused_norms: bool = True,
     network: int = NETWORK,
     packed: bool = False,
+    angles: int = 2,
+    scores: bool = False,
     splits_tokens: bool = False,
     split_head: bool = False,
     keeps_fused: bool = True,
@@ -257,12 +259,14 @@ def activation_bytes(
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    network, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows lie one
-    behind the other. cp: ranks that share the rows' tokens out; micro is then what one has (`Tokens.shared_out`), and
-    keys and values are there of all. masked: these keep masks, which layers have in common. entropy: the loss asks for
-    it, too. logits: those that are there at a time.
+    network, angles, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows
+    lie one behind the other. scores: attention is written out, and keeps a weight for each pair of tokens. cp: ranks
+    that share the rows' tokens out; micro is then what one has (`Tokens.shared_out`), and keys and values are there of
+    all. masked: these keep masks, which layers have in common. entropy: the loss asks for it, too. logits: those that
+    are there at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
+    layer = replace(layer, angles=angles, scores=scores)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
@@ -287,10 +291,11 @@ def forward_bytes(
     splits_tokens: bool = False,
     cp: int = 1,
     masked: bool = False,
+    scores: bool = False,
 ) -> float:
     """What a layer needs at most where no gradient is kept, beside what enters the first layer, this one, and its
-    parts. packed, splits_tokens, cp, masked: as in `activation_bytes`."""
-    layer = _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens, True, cp)
+    parts. packed, splits_tokens, cp, masked, scores: as in `activation_bytes`."""
+    layer = _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens, True, cp, scores=scores)
     return layer.forward() + masked * layer.masks()
 
 
@@ -338,6 +343,8 @@ class _LayerShard:
     splits_tokens: bool
     keeps_fused: bool = True
     cp: int = 1
+    angles: int = 2
+    scores: bool = False
 
     @property
     def token_ranks(self) -> int:
@@ -350,7 +357,7 @@ class _LayerShard:
         each = norms / self.token_ranks + self._network() + self._attention() + self._adapters()
         # Adapters of narrow models are float32, and computed with in the model's dtype.
         copies = adapter_parameters(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
-        return self.micro.tokens * each + copies
+        return self.micro.tokens * each + copies + self._weights()
 
     def working(self) -> float:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
@@ -375,8 +382,19 @@ class _LayerShard:
         ranks = self.cp
         return self.micro.squares * (2 * ranks + 1 - 1 / ranks) / (4 * ranks**2) * self.itemsize if ranks > 1 else 0.0
 
+    def _weights(self) -> float:
+        """Where attention is written out: a float32 for each head and pair of tokens, and what it is in another
+        dtype."""
+        if not self.scores:
+            return 0.0
+        return self._sizes()[2] * self.micro.squares * (4 + (self.itemsize if self.itemsize != 4 else 0))
+
     def _scores(self) -> float:
-        """Of some queries at a time, where a cap has to be written out: capped, and their softmax."""
+        """Of some queries at a time, where a cap has to be written out: capped, and their softmax. Of all, where
+        attention is: two gradients, when those of the network are done."""
+        if self.scores:
+            pairs = 2 * self._sizes()[2] * self.micro.squares * max(4, self.itemsize)
+            return pairs - self.micro.tokens * self._network()
         if not self.shape.capped:
             return 0.0
         seen = min(self.micro.squares, QUERIES * self.micro.tokens)
@@ -405,7 +423,12 @@ class _LayerShard:
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
-        return self.micro.tokens * max(network * item, attention * item, norm, normed)
+        found = self.micro.tokens * max(network * item, attention * item, norm, normed)
+        if not self.scores:
+            return found
+        # Two of them, the mask, and what enters beside keys and values for each head.
+        pairs = self.micro.squares * (2 * self._sizes()[2] * max(4, item) + item + 1)
+        return max(found, pairs + self.micro.tokens * (3 * hidden + 3 * queries + 2 * keys) * item)
 
     def ends(self) -> float:
         last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_ranks
@@ -413,9 +436,10 @@ class _LayerShard:
         if self.token_ranks > 1:
             # Put together for the head.
             found += self.micro.tokens * self.shape.hidden * self.itemsize
-        # Sines and cosines of all places of a row; half as many, of all rows, where these are packed.
-        angles = self.micro.tokens if self.packed else 2 * self.micro.longest
-        return found + angles * self.shape.head_dim * self.itemsize
+        # Of all places of a row; of all rows, where these are packed.
+        angles = self.angles * (self.micro.tokens if self.packed else self.micro.longest)
+        mask = self.micro.squares * self.itemsize * self.scores
+        return found + angles * self.shape.head_dim * self.itemsize + mask
 
     def _norm(self) -> float:
         """For each token: what a norm keeps, what comes out, and a float32 scale."""
@@ -447,6 +471,9 @@ class _LayerShard:
         rows is there for each row, or stretch, and put together. Keys and values are there of all ranks' tokens."""
         queries, keys, heads = self._sizes()
         several = self.packed and (self.micro.rows > 1 or self.cp > 1)
+        if self.scores:
+            # Heads of a group have each a copy of its keys and values.
+            keys = queries
         found = ((2 + several) * queries + 2 * keys * self.cp) * self.itemsize + 4 * heads
         if self.shape.fused and self.keeps_fused:
             # Values are a view of all three; rotated queries are there twice.

@@ -11,7 +11,7 @@ from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.enginespec.registry import engines, faults
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
@@ -227,6 +227,7 @@ class _Checker(Reporter):
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
+        self.ways(given, spans, works)
         if engine is not None:
             self.engine(engine, spans, splits, works)
         else:
@@ -245,7 +246,47 @@ class _Checker(Reporter):
                 (Related(pool.span, "it is declared here"),),
             )
         places = tuple((name, option.span) for name, option in spans.items())
-        return Placement(tuple(works), pool.name, engine, tuple(splits.items()), line.span, places)
+        recompute, attention = given["recompute"], given["attention"]
+        assert recompute is None or isinstance(recompute, bool)
+        assert attention is None or isinstance(attention, str)
+        return Placement(
+            tuple(works), pool.name, engine, tuple(splits.items()), recompute, attention, line.span, places
+        )
+
+    def ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
+        """How models are worked with: the engine can do it, and there is something to do."""
+        name, attention = given["engine"], given["attention"]
+        able = engines().get(str(name))
+        if given["recompute"] and not any(
+            NODES[each].trains
+            for work in works
+            for each in ({work.operation} if work.operation else self.left(work.model))
+            if each
+        ):
+            message = "layers are computed again where a model is trained, and nothing is trained here"
+            self.say("E0908", message, spans["recompute"].span, "leave it out")
+        elif given["recompute"] and able is not None and "recompute" not in able.settings:
+            able_to = [each.name for each in engines().values() if "recompute" in each.settings]
+            message = f"`{name}` computes no layer again"
+            self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(able_to, 'or')}")
+        if attention is None:
+            return
+        knowing = [each.name for each in engines().values() if attention in each.attention]
+        if name is None:
+            hint = f"`engine={knowing[0]}, attention={attention}`"
+            message = "how attention is computed is a matter of the engine, and none is named"
+            self.say("E0908", message, spans["attention"].span, hint)
+        elif able is not None and attention not in able.attention:
+            known = [f"`attention={each}`" for each in able.attention]
+            hint = f"it takes {', '.join(known)}" if known else f"leave it out; {listed(knowing, 'and')} can"
+            self.say(
+                "E0908",
+                f"`{name}` does not let `attention` be chosen"
+                if not known
+                else f"`{name}` computes no attention by `{attention}`",
+                spans["attention"].span,
+                hint,
+            )
 
     def kinds(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
         """Models are on devices; functions and environments are on cpus, which are not split in any way."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlgraph.enginespec.registry import engines
+from rlgraph.enginespec.registry import attentions, engines
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -292,6 +292,8 @@ STATEMENTS = _table(
         options=(
             Attribute("engine", "text", None, names=engines),
             *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
+            Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
+            Attribute("attention", "word", None, names=attentions),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),

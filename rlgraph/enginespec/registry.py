@@ -46,6 +46,11 @@ def faults() -> tuple[Fault, ...]:
     return _found()[1]
 
 
+def attentions() -> tuple[str, ...]:
+    """The ways to compute attention that any of them knows."""
+    return tuple(dict.fromkeys(name for each in engines().values() for name in each.attention))
+
+
 def engine(name: str) -> EngineSpec:
     return engines()[name]
 

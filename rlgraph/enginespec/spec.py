@@ -87,6 +87,11 @@ class Memory:
 
     network: int = 4
     """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
+    angles: int = 2
+    """Numbers that positions keep for each token and column of a head: sine and cosine, or the angle alone."""
+    row_by_row: bool = False
+    """What comes out of packed rows is there for each row, and put together, whatever their lengths; else where these
+    differ."""
     splits_tokens: bool = False
     """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
     split_head: bool = False
@@ -106,6 +111,17 @@ class Memory:
     300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
     cpu_packs_experts: bool = False
     """On a CPU experts are there twice: as its kernel wants them, and as others write them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A way to compute attention that an engine knows."""
+
+    packs: bool = True
+    """Of an engine that packs rows: with it, too."""
+    scores: bool = False
+    """Each pair of tokens of a row has a weight in each head, and a layer keeps them."""
+    devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
 
 
 PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
@@ -158,6 +174,8 @@ class EngineSpec:
 
     packs: bool = False
     """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
+    attention: Mapping[str, Attention] = field(default_factory=dict)
+    """Ways to compute attention, as `attention=NAME` in a schedule; the first one is taken where none is named."""
     threads: bool = False
     """It computes micro-batches side by side in one process, as many as there are threads."""
     streams: bool = False
@@ -205,6 +223,14 @@ class EngineSpec:
     def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
         """What travels when the weights have changed: a rank's tensors, or all adapters."""
         return (self.layout if shape.adapters is None else entire)(shape, mesh, rank, kind)
+
+    def packed(self, attention: str = "") -> bool:
+        """Whether rows are packed where attention is computed in a way that it knows; empty: as it does by itself."""
+        return self.packs and (not attention or self.attention[attention].packs)
+
+    def keeps_scores(self, attention: str) -> bool:
+        """Whether a layer keeps a weight for each pair of tokens."""
+        return bool(attention) and self.attention[attention].scores
 
     def does(self, operation: str, split: Iterable[str] = ()) -> bool:
         """Whether it can do an operation, with copies that are split along some axes."""

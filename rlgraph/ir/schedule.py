@@ -39,6 +39,10 @@ class Placement:
     engine: str | None = None
     sizes: tuple[tuple[str, int], ...] = ()
     """Of the mesh's axes, as far as they are said."""
+    recompute: bool | None = None
+    """Training keeps each layer's input only, and computes what is inside again."""
+    attention: str | None = None
+    """How attention is computed."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """Where each option stands."""

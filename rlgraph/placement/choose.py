@@ -6,7 +6,7 @@ recomputation, off-loading. `rlgraph.placement.search` says how; what is minimiz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
@@ -15,7 +15,8 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.tasks import Workload, main_step, tasks
-from rlgraph.errors import ProgramError
+from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
@@ -113,6 +114,9 @@ def problem_of(question: Question) -> Problem:
     }
     step = tuple(tasks(question.program, main_step(question.program), question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step)
+    wrong = list(_elsewhere(own, question.cluster))
+    if wrong:
+        raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
     options = Options(
         step,
@@ -123,6 +127,18 @@ def problem_of(question: Question) -> Problem:
         streams=bool(question.schedule.streams),
     )
     return Problem(own, question.cluster, options, question.goal, placed)
+
+
+def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:
+    """Ways to compute attention that need other devices than there are."""
+    kinds = {island.device.kind for island in cluster.islands}
+    for pin in dict.fromkeys(each.pin for each in own):
+        if pin and pin.attention and pin.engine:
+            needed = spec_of(pin.engine).attention[pin.attention].devices
+            if not needed & kinds:
+                message = f"`attention={pin.attention}` needs a {' or '.join(sorted(needed))}, and the cluster has none"
+                others = [name for name, each in spec_of(pin.engine).attention.items() if each.devices & kinds]
+                yield Diagnostic("E0908", message, pin.at("attention"), f"there is {listed(others, 'or')}")
 
 
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
@@ -188,6 +204,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
             plan.holding(component.model, plan.role(component.model, component.operations[0]).name),
             micro_tokens=option.deployment.micro_tokens,
             recompute=option.deployment.recompute,
+            attention=option.deployment.attention,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
         )

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.enginespec.legal import held, no_adapters, problems, split_adapters
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
-from rlgraph.errors import Diagnostic, ProgramError, listed
+from rlgraph.errors import Diagnostic, ProgramError, Related, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
@@ -223,7 +223,7 @@ class _Placer:
 
     def problems(self) -> Iterator[Diagnostic]:
         """What no engine can do as the schedule wants it: each placement and model once."""
-        seen = set()
+        seen, twice = set(), set[str]()
         for (name, operation), seat in self.seats.items():
             pin = self.pin(name, operation)
             spec = spec_of(seat.engine)
@@ -232,9 +232,25 @@ class _Placer:
                     seen.add((name, seat))
                     axis = next(each for each in seat.mesh.splits if each != "dp")
                     yield Diagnostic("E0911", f"`{name}`: {text}", pin.at(axis), f"leave out `{axis}`")
+            if pin and name not in twice and (other := self.otherwise(name, operation, pin)):
+                twice.add(name)
+                message = f"two lines say how `{name}` computes attention where `{seat.engine}` has it once"
+                related = (Related(other.at("attention"), "the other one"),)
+                yield Diagnostic("E0905", message, pin.at("attention"), "keep one of them", related)
             if pin and not spec.every_model and (name, seat) not in seen:
                 seen.add((name, seat))
                 yield from self.wrong(self.program.model(name), seat, pin)
+
+    def otherwise(self, model: str, operation: str, pin: Placement) -> Placement | None:
+        """An earlier line that says another way to compute attention for the same copy of a model."""
+        for (name, other), seat in self.seats.items():
+            if (name, other) == (model, operation):
+                break
+            if name == model and seat == self.seats[model, operation]:
+                found = self.pin(model, other)
+                if pin.attention and found and found.attention not in (None, pin.attention):
+                    return found
+        return None
 
     def wrong(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
         engine, shape, dtype = seat.engine, self.shapes.get(model.name), self.program.dtype(model)
@@ -305,18 +321,36 @@ class _Placer:
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
         ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in _BY}
         replicas = {(line.model, line.pool) for line in self.schedule.refreshes if line.replica}
-        ways = [(model, group, (model, plan.group(group).pool)) for model, _, group in plan.syncs()]
+        sent = [(model, group) for model, _, group in plan.syncs()]
+        said = self.said(names)
+        ways = [(model, group, (model, plan.group(group).pool)) for model, group in dict.fromkeys([*sent, *said])]
         holdings = (
             Holding(
                 model,
                 group,
-                delta=way in deltas,
-                replica=way in replicas,
-                **{by: way in found for by, found in ways_in.items()},
+                delta=(model, group) in sent and way in deltas,
+                replica=(model, group) in sent and way in replicas,
+                **said.get((model, group), {}),
+                reread=(model, group) in sent and way in ways_in["reread"],
+                keep=(model, group) in sent and way in ways_in["keep"],
             )
             for model, group, way in ways
         )
         return replace(plan, holdings=tuple(each for each in holdings if each != Holding(each.model, each.group)))
+
+    def said(self, names: Mapping[_Seat, str]) -> dict[tuple[str, str], dict[str, Any]]:
+        """For a model and a group, what the schedule says of how it is worked with."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for (model, operation), seat in self.seats.items():
+            pin = self.pin(model, operation)
+            if pin is None:
+                continue
+            said: dict[str, Any] = {"attention": pin.attention} if pin.attention else {}
+            if pin.recompute and NODES[operation].trains:
+                said["recompute"] = True
+            if said:
+                found.setdefault((model, names[seat]), {}).update(said)
+        return found
 
     def names(self) -> dict[_Seat, str]:
         """`POOL.ENGINE`; with the split, where a pool has several groups of an engine: `POOL.ENGINE.tp4pp2`."""

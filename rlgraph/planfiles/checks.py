@@ -97,6 +97,9 @@ def _listed(names: list[str]) -> str:
 def _holdings(plan: Plan) -> Iterator[Problem]:
     for number, each in enumerate(plan.holdings):
         name = plan.group(each.group).engine
+        if each.attention and name in engines():
+            at = ("plan", "holdings", number, "attention")
+            yield from _unknown(each.attention, engine(name).attention, at, f"attention of `{name}`")
         able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
         for by, can in able.items():
             if getattr(each, by) and not can:

@@ -98,7 +98,11 @@ HOLDING = Record(
     Holding,
     {"model": Text(), "group": Text()},
     {
-        each.name: Flag() if isinstance(each.default, bool) else Whole(most=1 << 62)
+        each.name: Flag()
+        if isinstance(each.default, bool)
+        else Text()
+        if isinstance(each.default, str)
+        else Whole(most=1 << 62)
         for each in fields(Holding)
         if each.name not in ("model", "group")
     },

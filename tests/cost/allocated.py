@@ -86,7 +86,7 @@ class Everywhere(Live):
 
 @dataclass(frozen=True)
 class Work:
-    """A model, rows of equal length, and what is done with them."""
+    """A model, rows, and what is done with them."""
 
     operation: str
     case: Case = Case()
@@ -98,6 +98,7 @@ class Work:
     response: int = 0
     """Of `generate`: tokens that are sampled; prompts have the case's length."""
     recompute: bool = False
+    attention: str = ""
 
     def __str__(self) -> str:
         case = self.case
@@ -105,7 +106,9 @@ class Work:
         rows = f"{self.micros}x{case.rows}x{case.length + self.response}"
         threads = f"{self.threads} threads" if self.threads > 1 else ""
         again = "recomputed" if self.recompute else ""
-        what = (self.operation, case.family, case.dtype, rows, f"L{self.layers}", threads, split, again)
+        uneven = f"and fewer by {case.less}" if case.less else ""
+        what = (self.operation, case.family, case.dtype, rows, uneven, f"L{self.layers}", threads, split, again)
+        what += (self.attention,)
         return " ".join(filter(None, what))
 
     @property
@@ -115,26 +118,35 @@ class Work:
     def model(self) -> ModelConfig:
         return ModelConfig("model", replace(self.case.shape(), layers=self.layers), self.case.kind, self.case.dtype)
 
+    @property
+    def block(self) -> int:
+        """Tokens of a micro-batch."""
+        return sum(self.case.lengths)
+
     def predicted(self, engine: str) -> Footprint:
         case, ranks = self.case, self.split.length("dp") * self.split.length("fsdp")
         deployment = Deployment(
-            engine, CPU, self.split, case.rows * case.length, recompute=self.recompute, threads=self.threads
+            engine, CPU, self.split, self.block, self.recompute, self.attention, threads=self.threads
         )
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
             return footprint(
                 "generate", self.model(), deployment, [Batch(case.rows * self.micros, *lengths, self.micros)]
             )
-        lengths = Lengths((float(case.length - case.scored),)), Lengths((float(case.scored),))
+        asked = [min(case.scored, length - 1) for length in case.lengths]
+        lengths = Lengths((float(case.length - case.scored),)), Lengths(tuple(map(float, sorted(asked))))
         return footprint(self.operation, self.model(), deployment, [Batch(case.rows * self.micros * ranks, *lengths)])
 
 
 def transformers(work: Work) -> tuple[int, int]:
     """Bytes that stay, and those that the work needs beside them."""
-    case = work.case
     with Everywhere() as live:
         engine = TransformersEngine.open(
-            work.spec, threads=work.threads, recompute=work.recompute, block_tokens=case.rows * case.length
+            work.spec,
+            threads=work.threads,
+            recompute=work.recompute,
+            attention=work.attention,
+            block_tokens=work.block,
         )
         if work.threads > 1:
             engine._pool = live.pool(work.threads)
@@ -170,7 +182,7 @@ def vllm(work: Work) -> tuple[int, int]:
 def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:
     """After a first time with few tokens, which makes what stays. Threads are not always at their fullest at the same
     moment: then the most of several times counts."""
-    few = replace(work, case=replace(work.case, rows=1, length=16, scored=1), response=min(work.response, 2))
+    few = replace(work, case=replace(work.case, rows=1, length=16, scored=1, less=0), response=min(work.response, 2))
     _do(engine, few, 0)
     peak = 0
     for number in range(1, 2 if work.threads == 1 else 8):

@@ -18,6 +18,7 @@ from tests.cost.trained import Case
 WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 """Weights outweigh activations."""
 TIED = (*WIDE, ("tie_word_embeddings", True))
+EXPERTS = (("num_local_experts", 4), ("num_experts_per_tok", 2))
 DTYPES = ("float32", "bfloat16")
 ALONE = mesh()
 CASES = [
@@ -29,6 +30,10 @@ CASES = [
     Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
     Work("train", Case("qwen2"), micros=4, threads=2),
     *(Work("train", Case("llama", dtype=dtype), 4, 3, recompute=True) for dtype in DTYPES),
+    *(Work("train", Case(family, rows=4, scored=127, less=16), 4, 3) for family in ("llama", "qwen3", "gemma2")),
+    Work("train", Case("qwen2", dtype="bfloat16", rows=4, scored=127, less=16), 4, 3),
+    Work("train", Case("mixtral", rows=4, scored=127, less=16, fields=EXPERTS), 2, 3),
+    *(Work("train", Case("llama", dtype=dtype, rows=4), 4, 2, attention="eager") for dtype in DTYPES),
     *(Work("accumulate", Case("qwen2", dtype=dtype, scored=64), micros=3) for dtype in DTYPES),
     *(
         Work("accumulate", Case("llama", dtype=dtype, rows=1, length=32, scored=8, fields=WIDE), 4, micros)
@@ -39,6 +44,8 @@ CASES = [
     *(Work("logprobs", Case("qwen2", dtype=dtype, scored=127)) for dtype in DTYPES),
     *(Work("logprobs", Case("llama", dtype=dtype, fields=WIDE), 4, 3) for dtype in DTYPES),
     Work("values", Case("llama", "value_lm", scored=100), 4, 3),
+    Work("values", Case("llama", "value_lm", rows=4, scored=127, less=16), 4),
+    Work("values", Case("llama", "value_lm", rows=4, scored=100), 4, attention="eager"),
     *(Work("generate", Case("llama", dtype=dtype, rows=4, length=16), 2, 4, response=100) for dtype in DTYPES),
     Work("generate", Case("llama", rows=16, length=200), 4, response=8),
     Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=16),

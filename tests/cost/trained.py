@@ -42,6 +42,13 @@ class Case:
     fields: tuple[tuple[str, Any], ...] = ()
     entropy: bool = False
     """The loss asks for it, too."""
+    less: int = 0
+    """Each row has so many tokens fewer than the one before, in front."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the rows."""
+        return [self.length - self.less * row for row in range(self.rows)]
 
     def shape(self) -> Shape:
         return shape_of({"model_type": self.family, **SIZES, **dict(self.fields)})
@@ -52,12 +59,10 @@ class Case:
         return ModelSpec(self.kind, RandomSource(self.family, fields, WORDS), self.dtype)
 
     def micro(self) -> Micro:
-        column = torch.arange(self.length).repeat(self.rows)
-        sequences = Sequences(
-            torch.randint(3, 500, (self.rows * self.length,)),
-            torch.full((self.rows,), self.length),
-            column >= self.length - self.scored,
-        )
+        lengths = torch.tensor(self.lengths)
+        left = torch.cat([torch.arange(length, 0, -1) for length in self.lengths])
+        scored = (left <= self.scored) & (left < lengths.repeat_interleave(lengths))
+        sequences = Sequences(torch.randint(3, 500, (int(lengths.sum()),)), lengths, scored)
         op = "logprobs" if self.kind == "causal_lm" else "values"
         calls = (Call(op, sequences), Call("entropy", sequences)) if self.entropy else (Call(op, sequences),)
         return Micro(calls, lambda answers: sum(answer.sum() for answer in answers))

@@ -52,6 +52,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mixtral": DECODER | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": DECODER | EXPERTS | {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
+    "qwen2_moe": DECODER
+    | EXPERTS
+    | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
     "deepseek_v3": DECODER
     | EXPERTS
     | {

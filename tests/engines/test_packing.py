@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlgraph.engines.base import Call, Micro, TrainOptions
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.time import Batch
+from rlgraph.engines.base import Call, EngineError, Micro, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers import attention, network
 from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.enginespec.registry import engine as named
 from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import FAMILIES
 from tests.cost.live import Live
 from tests.cost.trained import Case
 from tests.engines.models import engine
@@ -126,7 +130,41 @@ def test_what_mixes_places_in_another_way_is_padded() -> None:
     assert not engine("bloom", dtype="float32")._network.packs
     model = engine("llama")
     model.model.config.layer_types = ["full_attention", "chunked_attention"]
-    assert not model._network.packs
+    assert not network.Network(model.model, 0).packs
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {*EXACT, *WIDE}))
+def test_models_of_which_plans_are_made_pack_as_plans_say(family: str) -> None:
+    assert named("transformers").packed() and engine(family)._packs
+
+
+def test_attention_is_computed_as_it_is_asked_for() -> None:
+    """Written out, with weights in float32, it gives the same, of padded rows, as plans say; what is not there is
+    refused."""
+    spec = replace(engine("llama").spec, generates=False)
+    eager = TransformersEngine.open(spec, attention="eager")
+    assert eager._packs == named("transformers").packed("eager")
+    with torch.no_grad():
+        torch.testing.assert_close(eager.logprobs(ROWS), engine("llama").logprobs(ROWS), rtol=1e-6, atol=1e-6)
+    # An engine on the same base has its own way.
+    again = TransformersEngine.open(spec, beside=eager, attention="sdpa")
+    assert again._packs and eager.model.config._attn_implementation == "eager"
+    if not torch.cuda.is_available():
+        with pytest.raises(EngineError, match="LlamaForCausalLM cannot compute attention by flash_attention_2: "):
+            TransformersEngine.open(spec, attention="flash_attention_2")
+
+
+@pytest.mark.parametrize("budget", [18, 30, 64])
+def test_blocks_are_filled_as_plans_count_them(budget: int) -> None:
+    """By tokens, without padding; by padded tokens where a model cannot be packed."""
+    model, lengths = TransformersEngine.open(engine("llama").spec, block_tokens=budget), ROWS.lengths
+    plan = model.plan_blocks(lengths)
+    assert all(int(lengths[rows].sum()) <= budget or len(rows) == 1 for rows in plan)
+    counted, _ = Batch(7, Lengths((0.0,)), Lengths(tuple(map(float, LENGTHS)))).blocks(budget, packed=True)
+    assert abs(len(plan) - 7 * counted) < 1.5
+    model._packs = False
+    padded = [len(rows) * int(lengths[rows].max()) for rows in model.plan_blocks(lengths)]
+    assert all(size <= budget or size == 20 for size in padded) and len(padded) >= len(plan)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2"])

@@ -60,6 +60,21 @@ def codes(cluster: str, **how: object) -> list[str]:
     return [each.code for each in found.value.diagnostics]
 
 
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: str) -> None:
+    place = f"place actor.train on learn(engine=transformers, recompute={recompute}, attention=eager)"
+    schedule = f"schedule grpo\npool learn = 4 devices\npool play = 4 devices\n{place}\nplace actor.generate on play"
+    found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
+    held = found.plan.holding("actor", found.plan.owner("actor").name)
+    assert (held.recompute, held.attention) == (recompute == "true", "eager")
+    assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found)))
+
+
+def test_attention_that_needs_a_gpu() -> None:
+    place = "place actor on all(engine=transformers, attention=flash_attention_2)"
+    assert codes("1x2:cpu", schedule=f"schedule ppo\npool all = 2 devices\n{place}\n") == ["E0908"]
+
+
 @pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"])
 @pytest.mark.parametrize("cluster", ["1x8:a100-80gb", "2x4:h100-80gb + 2x8:h20-96gb"])
 def test_a_plan_is_whole(name: str, cluster: str) -> None:

@@ -173,6 +173,28 @@ def test_a_model_that_is_shared_out_generates_with_whole_copies() -> None:
     assert meshes == {"generate": mesh(dp=4), "logprobs": mesh(dp=2, fsdp=2), "train": mesh(dp=2, fsdp=2)}
 
 
+def test_how_a_model_is_worked_with_is_said_where_it_is_placed() -> None:
+    """Of what is trained, recomputation; attention of all that the line places."""
+    schedule = "pool one = 4 devices\nplace actor, ref on one(engine=transformers, recompute=true, attention=eager)\n"
+    plan = planned(shipped("grpo"), schedule)
+    group = "one.transformers"
+    assert plan.holdings == (
+        Holding("actor", group, recompute=True, attention="eager"),
+        Holding("ref", group, attention="eager"),
+    )
+
+
+def test_a_model_has_one_way_to_compute_attention() -> None:
+    schedule = (
+        "pool one = 4 devices\nplace actor.train, actor.generate on one(engine=transformers, attention=eager)\n"
+        "place actor.logprobs on one(engine=transformers, attention=sdpa)\n"
+    )
+    with pytest.raises(ProgramError) as found:
+        planned(shipped("async_grpo"), schedule)
+    [said] = found.value.diagnostics
+    assert said.code == "E0905" and said.span.text == "attention=sdpa"
+
+
 def test_a_copy_that_is_not_placed_is_in_the_pool_of_its_original_and_others_in_the_first() -> None:
     schedule = "pool play = 2 devices\npool learn = 4 devices\nplace actor, critic on learn\n"
     plan = planned(shipped("ppo"), schedule)

@@ -145,6 +145,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             group,
             draw(st.integers(0, 1 << 20)),
             draw(st.booleans()),
+            draw(st.sampled_from(["", *engines()[groups[group].engine].attention])),
             draw(st.booleans()),
             draw(st.integers(0, 1 << 40)),
         )
@@ -274,6 +275,13 @@ WRONG = [
     ('"actor": "learn.megatron",', "", "E0957", "{", "that is the group that trains it"),
     ('"actor": "learn.megatron"', '"actor": "play.megatron"', "E0957", '"play.megatron"', "add it to the `models`"),
     ('"holdings": []', '"holdings": [{"model": "ref", "group": "play.vllm"}]', "E0957", '"ref"', ""),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "actor", "group": "learn.megatron", "attention": "sdpa"}]',
+        "E0955",
+        '"sdpa"',
+        "there are none",
+    ),
     (
         '"holdings": []',
         '"holdings": [{"model": "actor", "group": "learn.megatron", "reread": true}]',

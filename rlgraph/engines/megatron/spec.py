@@ -63,7 +63,14 @@ SPEC = EngineSpec(
     shards_optimizer=True,
     packs=True,
     memory=Memory(
-        network=3, splits_tokens=True, split_head=True, keeps_fused=False, fused_norms=_fused_norms, gradients_stay=True
+        network=3,
+        angles=1,
+        row_by_row=True,
+        splits_tokens=True,
+        split_head=True,
+        keeps_fused=False,
+        fused_norms=_fused_norms,
+        gradients_stay=True,
     ),
     # Shares of what the largest products and long copies reach: for training fitted to MA01 to MA07 of
     # docs/accuracy.md, models of 1.7 to 145 billion parameters on A100. What only reads is assumed to reach as much.

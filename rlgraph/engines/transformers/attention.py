@@ -16,6 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rlgraph.engines.base import EngineError
+
 _NAME = "rlgraph_sdpa"
 _QUERIES = 512
 """Of a row with a window, or with capped scores, so many are taken at a time."""
@@ -48,6 +50,19 @@ def packed(lengths: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         _packing.lengths = None
+
+
+def use_attention(model: PreTrainedModel, wanted: str) -> None:
+    """Let a model compute attention in the way that transformers calls so; empty: as it does by itself. Raises
+    EngineError where it cannot."""
+    now = model.config._attn_implementation
+    if wanted and wanted != ("sdpa" if now == _NAME else now):
+        try:
+            model.set_attn_implementation(wanted)
+        except (ValueError, ImportError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {first}") from error
+    use_own_attention(model)
 
 
 def use_own_attention(model: PreTrainedModel) -> bool:

@@ -20,7 +20,7 @@ from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
-from rlgraph.engines.transformers.attention import use_own_attention
+from rlgraph.engines.transformers.attention import use_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
 from rlgraph.engines.transformers.gradients import summed
@@ -54,12 +54,12 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         copies = Copies(shards.copies if shards else None)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
     threads = rank.threads if device == "cpu" and shards is None else 1
-    recompute = rank.holding.recompute
     return TransformersEngine.open(
         model,
         threads=threads,
         device=device,
-        recompute=recompute,
+        recompute=rank.holding.recompute,
+        attention=rank.holding.attention,
         copies=copies,
         shards=shards,
         beside=rank.beside,
@@ -81,6 +81,7 @@ class TransformersEngine:
         *,
         threads: int = 1,
         recompute: bool = False,
+        attention: str = "",
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         cache_tokens: int = Grown().places,
@@ -91,10 +92,11 @@ class TransformersEngine:
 
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
         operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
-        block_tokens: padded tokens in a block. logit_numbers: most logits that are computed at a time.
-        cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time. copies: those in
-        other processes that train on other rows. shards: the ranks that have shared the model out, each of which
-        computes with its share of the rows.
+        attention: as transformers calls a way to compute it; empty: the model's own choice.
+        block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
+        at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
+        copies: those in other processes that train on other rows. shards: the ranks that have shared the model out,
+        each of which computes with its share of the rows.
         """
         self.spec = spec
         self.codec = loaded.codec
@@ -108,10 +110,11 @@ class TransformersEngine:
         )
         use_onednn(self.model)
         use_lean_norms(self.model)
-        use_own_attention(self.model)
+        use_attention(self.model, attention)
         if recompute:
             use_recomputation(self.model)
         self._network = self._run(lambda: Network(self.model, self.codec.pad_id))
+        self._packs = self._run(lambda: self._network.packs)
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
@@ -131,6 +134,7 @@ class TransformersEngine:
         threads: int = 1,
         device: str = "cpu",
         recompute: bool = False,
+        attention: str = "",
         copies: Copies | None = None,
         shards: Shards | None = None,
         beside: TransformersEngine | None = None,
@@ -150,7 +154,16 @@ class TransformersEngine:
         else:
             loaded = load(spec, device) if beside is None else beside._lend(spec)
         with refusing(loaded.model):
-            engine = cls(loaded, spec, threads=threads, recompute=recompute, copies=copies, shards=shards, **limits)
+            engine = cls(
+                loaded,
+                spec,
+                threads=threads,
+                recompute=recompute,
+                attention=attention,
+                copies=copies,
+                shards=shards,
+                **limits,
+            )
             generates = spec.kind == "causal_lm" and spec.generates and shards is None
             engine._run(lambda: probe(engine._network, generates))
         return engine
@@ -261,7 +274,7 @@ class TransformersEngine:
         """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this
         engine's threads. Ranks that share the model out take a share of each block's rows."""
         ranks = self.shards.size if self.shards else 1
-        return plan_blocks(lengths, (token_budget or self._block_tokens) * ranks, self.threads)
+        return plan_blocks(lengths, (token_budget or self._block_tokens) * ranks, self.threads, packed=self._packs)
 
     def state(self) -> State:
         """A copy of the weights."""

@@ -30,8 +30,9 @@ class Reader:
         pool: Executor | None = None,
         shards: Shards | None = None,
     ) -> None:
-        """block_tokens: padded tokens in a block. places: for which the head is computed at a time. pool: of so many
-        threads, each of which computes a block. shards: the ranks that have shared the model out."""
+        """block_tokens: tokens in a block, padded ones where rows are padded. places: for which the head is computed at
+        a time. pool: of so many threads, each of which computes a block. shards: the ranks that have shared the model
+        out."""
         self._network, self._block_tokens, self._places = network, block_tokens, places
         self._threads, self._pool, self._shards = threads, pool, shards
 
@@ -85,13 +86,16 @@ class Reader:
             # With gradients the caller has chosen the block: this is it.
             whole = busy.shape[0] == lengths.shape[0]
             return list(block(torch.arange(lengths.shape[0]) if whole else busy))
-        plan = [busy[rows] for rows in plan_blocks(lengths[busy], self._block_tokens, self._threads)]
+        plan = [busy[rows] for rows in self._plan(lengths[busy])]
         done = self._map(block, plan)
         order = torch.cat(plan)
         starts = counts.cumsum(0) - counts
         back = ragged_index(starts[order], counts[order]).to(device)
         joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
         return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
+
+    def _plan(self, lengths: Tensor) -> list[Tensor]:
+        return plan_blocks(lengths, self._block_tokens, self._threads, packed=self._network.packs)
 
     def _over_ranks(
         self,
@@ -106,7 +110,7 @@ class Reader:
 
         def mine() -> list[Tensor]:
             places, done = [torch.zeros(0, dtype=torch.long)], []
-            for rows, own_rows in shards.turns(lengths, self._block_tokens):
+            for rows, own_rows in shards.turns(lengths, self._block_tokens, self._network.packs):
                 values, at = block(busy[rows]), busy[rows]
                 places.append(ragged_index(starts[at], counts[at])[: None if own_rows else 0])
                 done.append([each if own_rows else each[:0] for each in values])

@@ -95,13 +95,14 @@ class Shards:
                 cast(FSDPModule, self._root).reset_iter_state()
         return [None if gradient is None else cast(DTensor, gradient).to_local() for gradient in found]
 
-    def turns(self, lengths: Tensor, budget: int) -> list[tuple[Tensor, bool]]:
+    def turns(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
         """Blocks of rows of these lengths for this rank, as many as for every other; and whether they are its own.
+        packed: rows lie one behind the other.
 
         With gradients it is one: the caller has chosen how many rows go together.
         """
         largest = int(lengths.sum()) if torch.is_grad_enabled() else budget
-        plan = plan_blocks(lengths, largest, self.size)
+        plan = plan_blocks(lengths, largest, self.size, packed=packed)
         return [
             (plan[start + self.index], True) if start + self.index < len(plan) else (plan[start][:1], False)
             for start in range(0, len(plan), self.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.transformers.layout import layout
-from rlgraph.enginespec.spec import EngineSpec, Grown, Memory
+from rlgraph.enginespec.spec import Attention, EngineSpec, Grown, Memory
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
@@ -20,6 +20,12 @@ SPEC = EngineSpec(
     layout=layout,
     experts=True,
     every_model=True,
+    packs=True,
+    attention={
+        "sdpa": Attention(),
+        "eager": Attention(packs=False, scores=True),
+        "flash_attention_2": Attention(packs=False, devices=frozenset({"gpu"})),
+    },
     threads=True,
     rereads=True,
     accumulates=True,

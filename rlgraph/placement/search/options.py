@@ -185,7 +185,7 @@ class Options:
             for split in legal(component.config.shape, engine, component.config.kind, island.per_node, said):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
                 if able and split.size <= island.devices:
-                    yield Deployment(engine, island, split)
+                    yield Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
 
     def able(self, component: Component) -> list[str]:
         """The engine that is preferred for a component's work, of those that can hold its model as it is said."""
@@ -214,10 +214,12 @@ class Options:
                 yield replace(deployment, kv_bytes=int(row * rows))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
+        again = [False, True] if component.work == "train" and "recompute" in settings else [False]
+        if component.pin and component.pin.recompute is not None and component.work == "train":
+            again = [each for each in again if each == component.pin.recompute]
         for tokens in [rows * width for rows in MICROS] if micros else [deployment.micro_tokens]:
-            yield replace(deployment, micro_tokens=tokens)
-            if component.work == "train" and "recompute" in settings:
-                yield replace(deployment, micro_tokens=tokens, recompute=True)
+            for recompute in again:
+                yield replace(deployment, micro_tokens=tokens, recompute=recompute)
 
     def strategy(self, component: Component, deployment: Deployment) -> Strategy:
         done = list(component.batches(self.tasks))
