@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -184,32 +184,71 @@ class Kept:
     """The processes of runs, which serve one run after the other: to start them takes longer than a run."""
 
     def __init__(self) -> None:
-        self.free: list[Any] = []
+        self.free: dict[str, list[Any]] = {}
+        """By what they have imported."""
+        self.serving: dict[str, str] = {}
 
-    def begin(self, ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Runs that begin meanwhile get such processes, but for those of vLLM, which is set up once in a process."""
+        from rlgraph.backends.ray import cluster as processes
+        from rlgraph.backends.ray.processes import Actors
+
+        start, end = processes._begin, Actors.stop
+
+        def begin(ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
+            imported = _imported(spec.group)
+            if imported == "vllm":
+                return start(ray, plan, spec, kind, groups)
+            return self.begin(ray, spec, imported)
+
+        processes._begin, Actors.stop = begin, lambda actors: self.stop(actors)
+        try:
+            yield
+        finally:
+            processes._begin, Actors.stop = start, end
+
+    def begin(self, ray: Any, spec: Any, imported: str) -> Any:
         """In place of starting one."""
-        if not self.free:
-            from rlgraph.backends.ray.worker import ORDERS, ROWS
-
-            again = ray.remote(concurrency_groups={ROWS: 2, ORDERS: 1})(_again())
-            self.free.append(again.options(num_cpus=0).remote())
-        handle = self.free.pop()
-        ray.get(handle.begin.remote(spec))
+        free = self.free.setdefault(imported, [])
+        handle = free.pop() if free else _started(ray)
+        # What it is asked for next waits for that.
+        handle.begin.remote(spec)
+        self.serving[handle._actor_id.hex()] = imported
         return handle
 
     def stop(self, actors: Any) -> None:
         """In place of ending them; those of a run that failed are not used again."""
         import ray
 
-        ray.get([handle.close.remote() for handle in actors.handles.values()], timeout=60)
-        if actors.over is None:
-            self.free += actors.handles.values()
-        else:
-            for handle in actors.handles.values():
+        ray.get([handle.close.remote() for who, handle in actors.handles.items() if who not in actors.gone], timeout=60)
+        whole = actors.over is None and not actors.gone
+        for handle in actors.handles.values():
+            imported = self.serving.pop(handle._actor_id.hex(), None)
+            if whole and imported:
+                self.free[imported].append(handle)
+            else:
                 ray.kill(handle)
         actors.release()
 
 
+def _imported(group: Any) -> str:
+    """What a process of a group loads."""
+    from rlgraph.ir.plan import HOST
+
+    return "nothing" if group.name == HOST or group.code else group.engine.removeprefix("late_")
+
+
+def _started(ray: Any) -> Any:
+    from rlgraph.backends.clocks import TOGETHER
+    from rlgraph.backends.ray import cluster, worker
+
+    threads = {worker.ROWS: 2, worker.ORDERS: 1, worker.SAMPLES: 2 * TOGETHER}
+    again = ray.remote(concurrency_groups=threads)(_again())
+    return again.options(num_cpus=0, runtime_env={"env_vars": cluster._environment("CPU")}).remote()
+
+
+@cache
 def _again() -> type:
     from rlgraph.backends.ray.worker import Worker
 
@@ -221,6 +260,8 @@ def _again() -> type:
         def begin(self, spec: Any) -> None:
             from torch import distributed
 
+            if megatron := sys.modules.get("megatron.core.parallel_state"):
+                megatron.destroy_model_parallel()
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             super().__init__(spec)
@@ -260,14 +301,10 @@ def cluster() -> Iterator[None]:
     """Ray on this machine, with processes that are kept."""
     import ray
 
-    from rlgraph.backends.ray import cluster as processes
-    from rlgraph.backends.ray.processes import Actors
-
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    kept = Kept()
-    processes._begin, Actors.stop = kept.begin, lambda actors: kept.stop(actors)
     try:
-        yield
+        with Kept().in_use():
+            yield
     finally:
         ray.shutdown()
 

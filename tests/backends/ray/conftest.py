@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.delays import known
+from benchmarks.delays import Kept, known
 from tests.enginespec.packages import installed
 
 SLEEP = 0.02
@@ -29,6 +29,19 @@ def cluster(packages: Path) -> Iterator[None]:
         ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Kept:
+    """Those of the cluster that have served a run, and are there for the next."""
+    return Kept()
+
+
+@pytest.fixture(scope="module")
+def kept(cluster: None, processes: Kept) -> Iterator[None]:
+    """The cluster, for runs that need no processes of their own: to start these takes longer than the runs."""
+    with processes.in_use():
+        yield
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def held(value: Any) -> Iterator[Any]:
 
 
 def test_no_byte_of_a_row_passes_through_the_controller(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = compiled(PROGRAM, {}, SCHEDULE, data_folder(tmp_path))
     backend = RayBackend(made.program, made.plan, Settings(folder=tmp_path), seconds=120)

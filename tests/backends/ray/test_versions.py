@@ -66,7 +66,7 @@ class Fires(Silent):
         self.ops.append(node.op)
 
 
-def test_staleness_copies_and_averages(cluster: None, tmp_path: Path) -> None:
+def test_staleness_copies_and_averages(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     local = LocalBackend(compile_text(PROGRAM), settings)
     try:
@@ -123,7 +123,7 @@ def late(prompts, completions):
 """
 
 
-def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, tmp_path: Path) -> None:
+def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, kept: None, tmp_path: Path) -> None:
     """Whatever takes how long: two models keep the weights of one and of two steps ago. Of four rows one is used in each
     step, and what is too old then is asked again."""
     rows = tmp_path / "rows"
@@ -200,7 +200,7 @@ step async(staleness=2, span=token):
     ids=lambda each: each,
 )
 def test_tokens_are_of_the_version_that_they_say(
-    engines: None, tmp_path: Path, engine: str, split: str, each: str
+    engines: None, kept: None, tmp_path: Path, engine: str, split: str, each: str
 ) -> None:
     """Rows go on with the weights of updates that end meanwhile: each token has the log-probability that the weights of
     its version give it, however long each process takes for a token, an update or a transfer, and whether copies take
