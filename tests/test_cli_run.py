@@ -86,7 +86,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(folder: Path, capsys: pytest.Cap
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Path) -> None:
     with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "here", "--threads", "1"], folder) as process:
         assert process.stderr is not None

@@ -159,6 +159,7 @@ class Compiled(Compilation):
         record: str | Path | None = None,
         replay: str | Path | None = None,
         trace: str | Path | None = None,
+        on_nonfinite: Literal["stop", "skip"] | None = None,
         save_every: int | str | None = None,
         keep: int | None = None,
         resume: str | Path | None = None,
@@ -177,11 +178,12 @@ class Compiled(Compilation):
         this machine; with `debug` they are objects in this process, so that breakpoints work. timeout: seconds after
         which a process that does not answer is given up. record: a folder, new or empty, for all that is sampled.
         replay: such a folder, or that of a recorded run, whose rows take the place of sampling. trace: a file for a
-        timeline that ui.perfetto.dev shows. save_every: a checkpoint in `out` after so many steps (20) or so much time
-        ("10m", "2h"), at the end, and where the run is interrupted; the newest `keep` of them stay (2). resume: the
-        folder of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was
-        there. changed: the program may be another one than was saved. progress: on stderr. None of these changes what
-        is computed, but for `seed`, `replay`, `changed` and the rounding of a device.
+        timeline that ui.perfetto.dev shows. on_nonfinite: where a gradient is NaN or infinite the run stops (None,
+        too), or skips the update and reports how many. save_every: a checkpoint in `out` after so many steps (20) or
+        so much time ("10m", "2h"), at the end, and where the run is interrupted; the newest `keep` of them stay (2).
+        resume: the folder of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None
+        is as it was there. changed: the program may be another one than was saved. progress: on stderr. None of these
+        changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
@@ -204,6 +206,7 @@ class Compiled(Compilation):
             trace=trace,
             device=device,
             timeout=timeout,
+            on_nonfinite=on_nonfinite,
             save_every=None if save_every is None else str(save_every),
             keep=keep,
             resume=resume,

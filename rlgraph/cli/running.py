@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -88,6 +88,11 @@ changed_option = click.option("--changed", is_flag=True, help="The program may b
     metavar="SECONDS",
     help=f"With {_PROCESSES}: after so long, a process that does not answer is given up.",
 )
+@click.option(
+    "--on-nonfinite",
+    type=click.Choice(["stop", "skip"]),
+    help="Where a gradient is NaN or infinite: end the run, or leave out the update.  [default: stop]",
+)
 @save_every_option
 @keep_option
 @click.option(
@@ -120,6 +125,7 @@ def run(
     replay: Path | None,
     trace: Path | None,
     timeout: float,
+    on_nonfinite: Literal["stop", "skip"] | None,
     save_every: str | None,
     keep: int | None,
     resume: Path | None,
@@ -150,6 +156,7 @@ def run(
         trace=trace,
         device=device,
         timeout=timeout,
+        on_nonfinite=on_nonfinite,
         save_every=save_every,
         keep=keep,
         resume=resume,

@@ -30,6 +30,10 @@ class EngineError(ValueError):
     finite."""
 
 
+class NotFinite(EngineError):
+    """A gradient with NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
+
+
 class ModelRefused(EngineError):
     """A model that was loaded, and for which the engine would compute something else than what it is asked for."""
 

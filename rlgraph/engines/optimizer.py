@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.base import NotFinite, TrainOptions
 
 
 def adamw(options: TrainOptions) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Optimizer:
         """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
         learning rate.
 
-        A gradient that is not finite raises `EngineError` and leaves the weights as they are.
+        A gradient that is not finite raises `NotFinite` and leaves the weights as they are.
         """
         targets = self._masters or self._parameters
         grads = [
@@ -106,11 +106,11 @@ class Optimizer:
             odd = self._together(odd)
         bad = [name for name, ranks in zip(self._names, odd.tolist(), strict=True) if ranks]
         if not bad:
-            raise EngineError(
+            raise NotFinite(
                 "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise EngineError(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+        raise NotFinite(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
 
 
 def _like(value: Tensor, target: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ def open_backend(
         folder=compiled.folder.absolute(),
         record=options.record and options.record.resolve(),
         replay=options.replay and recording_of(options.replay).resolve(),
+        skips=options.on_nonfinite == "skip",
     )
     module, _, name = spec.opens.partition(":")
     with _one_torch_thread():

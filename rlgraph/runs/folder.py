@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
-from rlgraph.runs.jsonlines import finite
+from rlgraph.runs.jsonlines import finite, numbers
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
@@ -116,7 +116,7 @@ class RunFolder:
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
         self._first = step + 1
-        return kept
+        return [numbers(record) for record in kept]
 
     def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
         """Notes what is run: the text of a program or of a plan file, and its graph."""

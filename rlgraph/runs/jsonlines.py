@@ -15,8 +15,18 @@ def emit(record: dict[str, Any]) -> None:
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with nothing for NaN and infinity, which JSON has not."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    """The record with the texts "NaN", "Infinity" and "-Infinity" for what JSON has no numbers for, as in Protocol
+    Buffers' JSON (https://protobuf.dev/programming-guides/json/)."""
+    return {name: _text(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
+
+
+def _text(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record that was read: these texts as the numbers that they are."""
+    return {name: float(v) if v in ("NaN", "Infinity", "-Infinity") else v for name, v in record.items()}
 
 
 def with_metrics(fields: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:

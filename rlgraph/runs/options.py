@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 
@@ -102,6 +103,8 @@ class Options:
     """Of the models, with `local`; None: a GPU where there is one."""
     timeout: float = 1800.0
     """Longest wait for an answer of a process, in seconds."""
+    on_nonfinite: Literal["stop", "skip"] | None = None
+    """What becomes of a run where a gradient is NaN or infinite: it ends (None, too), or leaves out the update."""
     save_every: str | None = None
     """How often the run is saved, as `rlgraph.runs.checkpoint.often` reads it; None: never."""
     keep: int | None = None

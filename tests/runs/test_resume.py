@@ -391,3 +391,34 @@ def test_how_often() -> None:
     assert often.due(1)
     often.seconds = 1e9
     assert not often.due(1)
+
+
+ODD = """\
+algorithm odd
+model actor  = causal_lm(BASE)
+data prompts = jsonl("prompts.jsonl", batch=2, shuffle=false)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    minibatch prompts(parts=2):
+        train actor(lr=1e-3):
+            minimize mean(-actor.logprobs(rollout) * rollout.hurt)
+    report length = mean(rollout.length), worst = max(rollout.hurt)
+"""
+
+
+@pytest.mark.parametrize("backend", [{}, {"backend": "ray", "debug": True}])
+def test_a_gradient_that_is_not_finite(folder: Path, backend: dict[str, Any]) -> None:
+    rows = [{"prompt": f"{letter}>", "hurt": 1e300 * 1e10 if letter == "c" else 1.0} for letter in "abcd"]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row).replace("Infinity", "1e999") + "\n" for row in rows))
+    compiled = rlgraph.compile(ODD.replace("BASE", kills.weights()))
+    with pytest.raises(RunError) as failed:
+        compiled.run(3, out="stops", threads=1, progress=False, **backend)
+    assert "is not finite: the weights were left as they are" in str(failed.value)
+    # Processes of a plan know their rows by number.
+    assert backend or "nor is the loss of prompts row 2, sample 0, prompts row 2, sample 1\n" in str(failed.value)
+    made = compiled.run(4, out="skips", threads=1, progress=False, on_nonfinite="skip", **backend)
+    assert [step["actor.skipped"] for step in made.metrics] == [0, 1, 0, 1]
+    # A controller counts those that it has ordered.
+    assert made.models["actor"].updates == (8 if backend else 6)
+    assert all(bool(tensor.isfinite().all()) for tensor in made.models["actor"].engine.state().values())
+    assert [step["worst"] for step in numbers("skips")] == [1.0, "Infinity"] * 2

@@ -46,7 +46,7 @@ def test_what_a_run_leaves(here: Path) -> None:
     lines = (here / "a/b/metrics.jsonl").read_text().splitlines()
     assert lines == [
         '{"step": 1, "seconds": 0.5, "reward": 0.25}',
-        '{"step": 2, "seconds": 0.5, "reward": null, "best": null}',
+        '{"step": 2, "seconds": 0.5, "reward": "NaN", "best": "Infinity"}',
     ]
     assert json.loads((here / "a/b/run.json").read_text()) == {"seed": 1}
     plain = [name for name in inside(here / "a/b") if not name.startswith("tensorboard")]

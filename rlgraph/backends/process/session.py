@@ -61,6 +61,8 @@ class Settings:
     """A folder for all that is sampled, which `recording` has claimed."""
     replay: Path | None = None
     """A recording, whose rows take the place of sampling."""
+    skips: bool = False
+    """An update whose gradient is not finite is left out, and the run goes on."""
     device: str | None = None
     """Of the models, where they are all in this process, as torch names it; None: the engine chooses."""
 
@@ -79,6 +81,10 @@ class ModelState:
     past: PastWeights
     updates: int = 0
     """Optimizer steps."""
+    skipped: tuple[int, int] = (0, 0)
+    """The last step in which updates were left out because their gradient was not finite, and how many."""
+    odd: list[str] = field(default_factory=list)
+    """Rows of the micro-batches of an update whose loss is not finite, for a message."""
     gathers: Step | None = None
     """The step of which gradients have been added up."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +18,8 @@ from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
-from rlgraph.engines.base import Accumulates, Call, EngineError, Micro, TrainOptions
+from rlgraph.backends.rows import show_id
+from rlgraph.engines.base import Accumulates, Call, EngineError, Micro, NotFinite, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
@@ -31,9 +33,11 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     """
     gathered, model = _Gathered(node, frame, session, node.attr("micro"), idle), frame.values[node.inputs[0]]
     state = session.models[model]
+    state.odd.clear()
     with _changed(node, model, frame, session):
         state.engine.train_step(gathered.blocks, gathered.micro, _options(node), state.updates)
-    return gathered.made(model)
+    made = gathered.made(model)
+    return replace(made, metrics={**made.metrics, **_skipped(model, frame, session)})
 
 
 def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
@@ -48,6 +52,7 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
         if state.gathers != frame.step:
             # The first of a step: a step that failed may have left some.
             engine.clear_gradients()
+            state.odd.clear()
             state.gathers = frame.step
         if not idle:
             engine.add_gradients(gathered.blocks, gathered.micro)
@@ -63,7 +68,7 @@ def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     state.gathers = None
     with _changed(node, model, frame, session):
         cast(Accumulates, state.engine).apply_gradients(_options(node), state.updates, float(scale))
-    return Made({node.outputs[0].name: model})
+    return Made({node.outputs[0].name: model}, metrics=_skipped(model, frame, session))
 
 
 TRAINING: Mapping[str, Callable[..., Made]] = {"train": train, "accumulate": accumulate, "apply": apply}
@@ -77,9 +82,29 @@ def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator
     session.changing(model, frame.step)
     try:
         yield
+    except NotFinite as error:
+        # All ranks see the same norm, and leave out the same update.
+        if not session.settings.skips:
+            rows = f", nor is the loss of {_few(state.odd)}" if state.odd else ""
+            raise engine_failure(node, f"training `{state.model.name}` failed", NotFinite(f"{error}{rows}")) from None
+        number, before = state.skipped
+        state.skipped = frame.step.number, (before if number == frame.step.number else 0) + 1
+        return
     except EngineError as error:
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
+
+
+def _skipped(model: str, frame: Frame, session: Session) -> dict[str, float]:
+    """What is reported of updates that were left out: how many so far in this step."""
+    number, count = session.models[model].skipped
+    return {f"{model}.skipped": float(count if number == frame.step.number else 0)} if session.settings.skips else {}
+
+
+def _few(rows: Sequence[str]) -> str:
+    known = list(dict.fromkeys(rows))
+    more = f" and {len(known) - 3} more rows" if len(known) > 3 else ""
+    return ", ".join(known[:3]) + more
 
 
 class _Gathered:
@@ -104,6 +129,11 @@ class _Gathered:
                 rows = self.frame.rows[kind.axis.key].known
                 self.session.notes.add(self.frame.step, "trained", weights, rows, table=name)
 
+    def _rows_of(self, body: Frame) -> list[str]:
+        """The rows that a model is asked about in a micro-batch, for a message."""
+        tables = [body.types.get(name) for name in dict.fromkeys(map(table_of, self.asked))]
+        return [show_id(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known]
+
     @property
     def blocks(self) -> range:
         return range(len(self.rows))
@@ -121,6 +151,9 @@ class _Gathered:
             with self._lock:
                 self.parts[block] = body, places
             assert isinstance(value, Tensor)
+            if not bool(value.isfinite()):
+                with self._lock:
+                    self.session.models[self.model].odd += self._rows_of(body)
             return value
 
         body.values[region.inputs[0].name] = self.model

@@ -13,7 +13,7 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.base import NotFinite, TrainOptions
 from rlgraph.engines.optimizer import adamw
 
 
@@ -56,7 +56,7 @@ class Trainer:
         """Update the weights with `scale` times the sum of all ranks' gradients: its norm before clipping, and the
         learning rate.
 
-        A gradient that is not finite raises `EngineError` on every rank and leaves the weights as they are.
+        A gradient that is not finite raises `NotFinite` on every rank and leaves the weights as they are.
         """
         finalize_model_grads([self.chunk])
         self._adam.prepare_grads()
@@ -65,7 +65,7 @@ class Trainer:
         norm = float(self._adam.get_grad_norm())
         if not math.isfinite(norm):
             # In the same words on every rank: none of them sees all of the gradient.
-            raise EngineError(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
+            raise NotFinite(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
         if options.clip_norm and norm > options.clip_norm:
             self._scale(options.clip_norm / norm)
         rate = options.learning_rate(number)
