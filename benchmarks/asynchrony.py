@@ -5,6 +5,7 @@
     python benchmarks/asynchrony.py --json
 
     areal       AReaL (arXiv 2505.24298), table 7: tokens a second by staleness, a 1.5B model on 8 H800
+    flow        the same program where generation is the slower half: what it buys that copies stay full
     verl        verl's one step off (its docs/advance/one_step_off.md): a 7B model on 16 H20, trained with Megatron
     verl_fully  verl's fully asynchronous trainer (docs/advance/fully_async.md): a 7B model on 32 to 128 H20
     streamrl    StreamRL (arXiv 2504.15930): a 72B model on 128 H800
@@ -52,7 +53,8 @@ class Case:
     program: str
     schedule: str
     cluster: str
-    lag: int
+    lag: int | str
+    """Steps; or how a step is ahead of those before it, as the program says it."""
     pools: Mapping[str, int] = field(default_factory=dict)
     """Devices of pools, where they are not those of the schedule."""
     set: Mapping[str, str] = field(default_factory=dict)
@@ -61,16 +63,23 @@ class Case:
 
     def simulated(self, prompts: str, answers: str) -> Simulation:
         program = (HERE / f"{self.program}.rlf").read_text()
-        how = rf"step async(\1={self.lag}):" if self.lag else "step:"
+        if isinstance(self.lag, str):
+            how = f"step async({self.lag}):"
+        else:
+            how = rf"step async(\1={self.lag}):" if self.lag else "step:"
         program, found = re.subn(r"^step async\((\w+)=\d+\):", how, program, flags=re.MULTILINE)
         assert found == 1, self.program
         schedule = (HERE / f"{self.schedule}.rls").read_text()
         for pool, devices in self.pools.items():
             schedule, found = re.subn(rf"(pool {pool} += )\d+", rf"\g<1>{devices}", schedule)
             assert found == 1, pool
+        if "span" in str(self.lag):
+            schedule += "refresh actor on play(by=keep)\n"
         lengths = workload(prompts, answers, 1.0)
         made = rlgraph.compile(program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths)
-        return simulate(made, read_cluster(self.cluster), steps=max(STEPS, 3 * self.lag), workload=lengths)
+        # Orders that join end together, up to three of them here.
+        steps = 3 * STEPS if isinstance(self.lag, str) else max(STEPS, 3 * self.lag)
+        return simulate(made, read_cluster(self.cluster), steps=steps, workload=lengths)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,14 @@ EXPERIMENTS = {
         tuple(
             Case("learn 2, play 6", "areal", "areal", "1x8:h800-80gb", lag, published=published)
             for lag, published in AREAL.items()
+        ),
+    ),
+    "flow": Experiment(
+        "100",
+        ("mean=1000,p99=7168", "mean=3500,p99=7168"),
+        tuple(
+            Case("learn 4, play 4", "areal", "areal_flow", "1x8:h800-80gb", lag)
+            for lag in ("lag=1", "staleness=2", "staleness=2, span=token", "staleness=4, span=token")
         ),
     ),
     "verl": Experiment(
@@ -203,7 +220,11 @@ def shown(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="*", default=[], choices=("areal", "verl", "verl_fully", "streamrl"), help="some experiments"
+        "--only",
+        nargs="*",
+        default=[],
+        choices=("areal", "flow", "verl", "verl_fully", "streamrl"),
+        help="some experiments",
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row instead of tables")
     options = parser.parse_args()

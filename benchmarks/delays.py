@@ -243,7 +243,7 @@ def _started(ray: Any) -> Any:
     from rlgraph.backends.clocks import TOGETHER
     from rlgraph.backends.ray import cluster, worker
 
-    threads = {worker.ROWS: 2, worker.ORDERS: 1, worker.SAMPLES: 2 * TOGETHER}
+    threads = {worker.ROWS: 4, worker.ORDERS: 1, worker.SAMPLES: 2 * TOGETHER}
     again = ray.remote(concurrency_groups=threads)(_again())
     return again.options(num_cpus=0, runtime_env={"env_vars": cluster._environment("CPU")}).remote()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -63,14 +63,27 @@ class Clock(Protocol):
         ...
 
 
+Joins = Callable[[], bool]
+"""Whether somebody may have places together with those who have them now. If so he gets them at once."""
+
+
+def always() -> bool:
+    return True
+
+
 class Lock(Protocol):
     def take(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> AbstractContextManager[int]:
         """Waits for one of its places, the first that is free, or for all of these at once, and has it meanwhile: which
         one, or the first of them. Of those that wait for the same the lowest rank is next, and of several the one that
         came first. All who take of one lock ask in one of the two ways. key: those who want the same places with the
-        same key have them together, up to `TOGETHER` of them, but nobody passes one who waits for such a place."""
+        same key have them together, up to `TOGETHER` of them, but nobody passes one who waits for such a place. joins:
+        asked whenever that could be, before they have them together; it takes no other lock of a clock."""
+        ...
+
+    def again(self) -> None:
+        """Those who wait may join now: they are asked again."""
         ...
 
 
@@ -84,6 +97,7 @@ class _Waiting:
     number: int
     wanted: frozenset[int] | None = field(compare=False)
     key: Hashable = field(compare=False)
+    joins: Joins = field(compare=False)
     who: Any = field(compare=False)
 
 
@@ -99,21 +113,27 @@ class _Places:
         self._waiting: list[_Waiting] = []
         self._number = count()
 
-    def ask(self, rank: int, wanted: frozenset[int] | None, key: Hashable, who: Any) -> frozenset[int] | None:
-        """What who asks gets now; None: `back` of another one will hand it over."""
-        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, who))
-        return dict(self._served()).get(who)
+    def ask(
+        self, rank: int, wanted: frozenset[int] | None, key: Hashable, joins: Joins, who: Any
+    ) -> list[tuple[Any, frozenset[int]]]:
+        """Who gets some places now, and which. Who asks may not be among them, and others may."""
+        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, joins, who))
+        return self.again()
 
     def back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
         """Places are given back: who gets some of them, and which."""
         if key is not None:
             self._shared[key, places] -= 1
             if self._shared[key, places]:
-                return list(self._served())
+                return self.again()
             del self._shared[key, places]
         self._free |= places
         for each in places:
             heappush(self._lowest, each)
+        return self.again()
+
+    def again(self) -> list[tuple[Any, frozenset[int]]]:
+        """Who gets some places now, and which."""
         return list(self._served())
 
     def _served(self) -> Iterator[tuple[Any, frozenset[int]]]:
@@ -139,8 +159,8 @@ class _Places:
         self._waiting = left
 
     def _joins(self, each: _Waiting) -> bool:
-        """Whether those who have the places have them with the same key."""
-        return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER
+        """Whether those who have the places have them with the same key, and it may have them, too."""
+        return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER and each.joins()
 
     def _first(self) -> int:
         while (found := heappop(self._lowest)) not in self._free:
@@ -204,17 +224,27 @@ class _Lock:
         self._places = _Places(places)
 
     @contextmanager
-    def take(self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None) -> Iterator[int]:
+    def take(
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+    ) -> Iterator[int]:
         turn: SimpleQueue[frozenset[int]] = SimpleQueue()
         with self._mine:
-            given = self._places.ask(rank, wanted, key, turn)
-        given = given or turn.get()
+            _put(self._places.ask(rank, wanted, key, joins, turn))
+        given = turn.get()
         try:
             yield min(given)
         finally:
             with self._mine:
-                for who, places in self._places.back(given, key):
-                    who.put(places)
+                _put(self._places.back(given, key))
+
+    def again(self) -> None:
+        with self._mine:
+            _put(self._places.again())
+
+
+def _put(given: Iterable[tuple[Any, frozenset[int]]]) -> None:
+    for who, places in given:
+        who.put(places)
 
 
 class _ThreadCrew:
@@ -339,17 +369,26 @@ class _VirtualLock:
         self.handed: dict[_Thread, frozenset[int]] = {}
 
     @contextmanager
-    def take(self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None) -> Iterator[int]:
+    def take(
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+    ) -> Iterator[int]:
         me = self.clock._me
-        given = self.places.ask(rank, wanted, key, me)
-        if given is None:
+        self._hand(self.places.ask(rank, wanted, key, joins, me))
+        if me not in self.handed:
             self.clock._wait()
-            given = self.handed.pop(me)
+        given = self.handed.pop(me)
         try:
             yield min(given)
         finally:
-            for thread, places in self.places.back(given, key):
-                self.handed[thread] = places
+            self._hand(self.places.back(given, key))
+
+    def again(self) -> None:
+        self._hand(self.places.again())
+
+    def _hand(self, given: Iterable[tuple[_Thread, frozenset[int]]]) -> None:
+        for thread, places in given:
+            self.handed[thread] = places
+            if thread is not self.clock._me:
                 self.clock._wake(thread)
 
 

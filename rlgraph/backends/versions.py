@@ -64,15 +64,19 @@ class Versions:
         """The version that an edge of this length brings into a step."""
         return max(0, self.after(model, step.number - 1) + 1 - distance)
 
-    def chosen(self, model: str, step: Step, node: Node) -> int:
-        """The version that a node of a step samples with now: where only a bound is said of its age, the newest that
-        there is."""
-        last = self.at(model, step)
+    def granted(self, model: str, step: Step, node: Node) -> range:
+        """The versions that a node of a step may sample with now: where only a bound is said of their age, all from the
+        oldest of them to the newest that there is."""
+        last, first = self.at(model, step), self.at(model, step, 1 + oldest(node))
         if not node.attr("staleness", 0):
-            return self.at(model, step, 1 + oldest(node))
+            return range(first, first + 1)
         # A batch that goes on in later steps is trained on in one of these.
         newest = self.newest[model] if step.batch is not None else min(last, self.newest[model])
-        return max(self.at(model, step, 1 + oldest(node)), newest)
+        return range(first, max(first, newest) + 1)
+
+    def chosen(self, model: str, step: Step, node: Node) -> int:
+        """The newest of them."""
+        return self.granted(model, step, node)[-1]
 
     def made_in(self, model: str, version: int) -> int:
         """The step that made a version which `after` or `at` has told of; 0: it was there before the first one."""

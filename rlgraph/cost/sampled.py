@@ -129,6 +129,17 @@ class Together:
         self._there = [self._paces[call] for call in self._left]
         return number
 
+    def pause(self, now: float, seconds: float) -> None:
+        """Nothing is sampled from a moment on, for so long."""
+        self._run(now)
+        self._now += seconds
+
+    def going(self, now: float) -> list[tuple[int, int, float]]:
+        """The rows that have begun at a moment and have not ended: their call, which of it they are, and the tokens
+        that are left of them."""
+        self._run(now)
+        return [(call, row, end - self._steps) for end, call, row in self._active]
+
     def ends(self) -> list[list[float]]:
         """The moment at which each row of each call ends, if no other call comes."""
         alone = copy(self)

@@ -1,8 +1,9 @@
-"""New weights that come to a process: between two tokens of the order that they are meant for, by all ranks alike."""
+"""New weights that come to a process: between two tokens of what it samples, or between two of its orders, by all ranks
+alike."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
@@ -16,37 +17,52 @@ from rlgraph.exchange.exchange import Moved
 class Coming:
     """A transfer that tells when it was taken part in."""
 
-    def __init__(self) -> None:
-        self.taken = Event()
+    def __init__(self, fails: bool = False) -> None:
+        self.taken, self.fails = Event(), fails
 
     def __call__(self) -> Moved:
+        assert not self.taken.is_set(), "it is taken part in once"
         self.taken.set()
+        if self.fails:
+            raise ValueError("the link is gone")
         return Moved(0, 0, 0.0, 0)
 
 
-def brought(pool: ThreadPoolExecutor, arrivals: Arrivals, sampling: int, coming: Coming) -> Future[Moved]:
-    return pool.submit(arrivals.bring, sampling, 7, coming)
-
-
-def test_they_wait_for_an_order_that_has_not_begun() -> None:
-    """Another rank of the copy may be at work on it already, and takes them before its next token."""
+def test_who_samples_takes_them_before_a_token() -> None:
     arrivals, coming = Arrivals(), Coming()
+    arrivals.begin(6)
+    assert arrivals.version == 6 and not arrivals.waits
     with ThreadPoolExecutor() as pool:
-        moved = brought(pool, arrivals, 3, coming)
+        moved = pool.submit(arrivals.bring, 3, 7, coming)
         while not arrivals.waits:
             assert not coming.taken.is_set()
-        with arrivals.sampling(3, 6):
-            assert arrivals.version == 6 and arrivals.waits
-            assert arrivals.take() == arrivals.version == 7
-            assert not arrivals.waits and moved.result(20)
+        assert arrivals.version == 6 and not moved.done()
+        assert arrivals.take() == arrivals.version == 7
+        assert coming.taken.is_set() and not arrivals.waits and moved.result(20)
+    arrivals.settle(3)
+    assert arrivals.version == 7
+    # Who was told of older ones, when he was ordered, begins with these.
+    arrivals.begin(6)
+    assert arrivals.version == 7
 
 
-def test_they_come_at_once_when_it_is_over() -> None:
-    arrivals, during, after = Arrivals(), Coming(), Coming()
+def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
+    """Also if they are told of later beside the orders than among them."""
+    arrivals, coming = Arrivals(), Coming()
     with ThreadPoolExecutor() as pool:
-        with arrivals.sampling(3, 6):
-            moved = brought(pool, arrivals, 3, during)
-            while not arrivals.waits:
-                assert not during.taken.is_set()
-        assert moved.result(20) and during.taken.is_set() and not arrivals.waits
-        assert brought(pool, arrivals, 3, after).result(20) and after.taken.is_set()
+        settled = pool.submit(arrivals.settle, 3)
+        assert not settled.done()
+        assert arrivals.bring(3, 7, coming) and coming.taken.is_set()
+        settled.result(20)
+    assert arrivals.version == 7 and not arrivals.waits
+
+
+def test_both_are_told_of_a_failure() -> None:
+    arrivals = Arrivals()
+    with ThreadPoolExecutor() as pool:
+        moved = pool.submit(arrivals.bring, 1, 7, Coming(fails=True))
+        with pytest.raises(ValueError, match="the link is gone"):
+            arrivals.settle(1)
+        with pytest.raises(ValueError, match="the link is gone"):
+            moved.result(20)
+    assert arrivals.version == 0

@@ -301,6 +301,35 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
     engine.load_state(own)
 
 
+def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair) -> None:
+    """The first one is over, and the rows of the second go on with them."""
+    engine, trainer = pair
+    own, other = engine.state(), TransformersEngine.open(spec(seed=5))
+    short, long = Sampling(16, stop_ids=(20, 21, 22)), Sampling(60, min_tokens=50)
+    coming = Coming(lambda _: write(engine, other), after=(1 << 30,))
+
+    def call(n: int, sampling: Sampling, admission: Admission) -> Generation:
+        try:
+            return engine.generate(LONG, n, sampling, keys(4 * n), refresh=coming, admission=admission)
+        finally:
+            engine.dismiss(admission.number)
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(call, 6, short, Admission(1, False))
+            made = threads.submit(call, 3, long, Admission(2, True))
+            while len(engine._desk._calls) < 2:
+                time.sleep(0.001)
+            engine.drive(1)
+            coming.take()
+            engine.drive(2)
+            found = made.result()
+    finally:
+        engine.load_state(own)
+    assert found.versions is not None and set(found.versions.tolist()) == {0, 1}
+    check(found, {0: trainer, 1: other}, long, 1e-5)
+
+
 def test_rows_go_on_with_the_keys_and_values_of_older_weights(pair: Pair) -> None:
     """What new weights make of a token is as if they had come between two calls of the model with one cache. Rows that
     have not begun know nothing of the old ones."""

@@ -38,12 +38,12 @@ class StandIn(Elsewhere):
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """An order to which newer weights may come while it is done."""
+    """Of an order to which newer weights may come while it is done."""
 
-    number: int
-    """Orders are counted."""
-    copies: Future[frozenset[int]] = field(default_factory=Future)
-    """Those that have rows of it: known when it has been sent."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """By data-parallel copy the version that is there when it is sent, where copies get them apart."""
+    sent: Future[None] = field(default_factory=Future)
+    """Whether it has been, or never will be."""
 
 
 @dataclass(frozen=True)

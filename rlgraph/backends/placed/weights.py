@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rlgraph.backends.clocks import Clock, Lock
 from rlgraph.backends.placed.transport import Move, Moved, Sampling, Transport
@@ -31,14 +31,24 @@ class Lent:
     """The same for all who sample with the same weights in the same place, where they may do so together."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Sampling:
-    """A group that samples, and takes newer weights meanwhile."""
+Place = tuple[str, str, int]
+"""Where weights are: a model, a group, and a copy of it."""
+
+
+@dataclass(eq=False)
+class _User:
+    """Who works with weights of a group."""
 
     move: Move
     """Of the weights: which version is said when they go."""
     lock: Lock
-    """Of who brings them, and of who says that the group has ended."""
+    """Of who brings newer ones, and of who says that the group has ended."""
+    versions: dict[Place, int] = field(default_factory=dict)
+    """What it began with in each place that it has."""
+
+    @property
+    def at_work(self) -> bool:
+        return self.move.sampling is not None and self.move.sampling.sent.done()
 
 
 _ALL = frozenset({0})
@@ -59,7 +69,7 @@ class Weights:
         """How often the weights changed; a group that has the same count has the same weights."""
         self._ends: dict[tuple[str, int], int] = {}
         """For each version that is no more the present one, the count at its end."""
-        self._held: dict[tuple[str, str, int], int] = {}
+        self._held: dict[Place, int] = {}
         """For each model, group and copy the count of the weights that are there; all begin with the same. Copies that
         always work together count as one."""
         self._replicas = {(each.model, each.group) for each in plan.holdings if each.replica}
@@ -72,11 +82,10 @@ class Weights:
             for group, copies in self._copies.items()
             for copy in range(copies)
         }
-        self._bringing = {place: clock.lock() for place in self._lent}
-        """Of those who have the same weights together the first one brings them."""
-        self._samplings = count()
-        self._sampling: list[_Sampling] = []
-        """Groups to which newer weights can come now."""
+        self._users: list[_User] = []
+        """Of groups to which newer weights can come now."""
+        self._coming: dict[Place, int] = {}
+        """Versions that are on their way to these."""
         self._new_lock = clock.lock
         self._moved: dict[int, list[Moved]] = {}
         """For each step that is under way what went from group to group for it."""
@@ -119,106 +128,180 @@ class Weights:
         """A group, or one of its copies, has the weights that a node works with, until that is done: the present ones,
         or a version before. They may still be on their way: an order that is given now comes after them. Meanwhile
         nobody brings others, for another step; with `refreshes` newer ones, while the node samples. Which version it is
-        is said now, and not before. together: those who work with the same version have it at the same time; where the
-        version is still to be chosen, one after the other."""
+        is said now, and not before. together: who would be given what others work with there has it with them."""
         owner = self.plan.owner(model)
-        version = self.versions.chosen(model, step, node)
         if owner.name == group.name:
+            version = self.versions.chosen(model, step, node)
             yield Lent(version, key=self._key(together, model, group, version if oldest(node) else None))
             return
+        sampling = Sampling() if refreshes else None
+        user = _User(Move(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock())
+        places, key = self._places(model, group, copy), refreshes if together else None
         with ExitStack() as lent:
-            shared = None if not together or node.attr("staleness", 0) else version
-            for place in self._places(model, group, copy):
-                lent.enter_context(self._lent[place].take(step.number, _ALL, shared))
-            version = self.versions.chosen(model, step, node)
-            move = Move(model, owner, model, group, node, step, version if oldest(node) else None, copy=copy)
-            with ExitStack() as bringing:
-                for place in self._places(model, group, copy) if shared is not None else ():
-                    bringing.enter_context(self._bringing[place].take(step.number))
-                coming = self._bring(move)
-                key = self._key(together, model, group, move.version)
-            if not self.versions.kept(model):
+            lent.callback(self._leave, user)
+            for place in places:
+                lent.enter_context(self._lent[place].take(step.number, _ALL, key, partial(self._joins, user, place)))
+            coming = self._given(user)
+            for place in places:
+                # Who would be given what has been brought now need not wait.
+                self._lent[place].again()
+            shared = self._key(together, model, group, user.move.version, refreshes)
+            if sampling is not None:
+                sampling.versions.update({place[-1]: version for place, version in user.versions.items()})
+                lent.callback(self._leave, user)
+            elif not self.versions.kept(model):
                 # All that are under way work with the same.
                 lent.close()
-            sampling = None
-            if refreshes:
-                version, sampling = lent.enter_context(self._refreshed(replace(move, version=None), version, coming))
 
             def arrived() -> None:
                 while coming:
                     coming.pop()()
 
-            yield Lent(version, sampling, arrived, key)
+            yield Lent(min(user.versions.values()), sampling, arrived, shared)
             arrived()
 
-    def _key(self, together: bool, model: str, group: Group, version: int | None) -> Hashable:
-        """Of the present weights, or of a version of them."""
+    def _key(self, together: bool, model: str, group: Group, version: int | None, refreshes: bool = False) -> Hashable:
+        """Of the present weights, or of a version of them; of those that newer ones follow."""
         count = self._changes[model] if version is None else self._count(model, version)
-        return (model, group.name, count) if together else None
+        return (model, group.name, None if refreshes else count) if together else None
 
-    @contextmanager
-    def _refreshed(self, move: Move, version: int, coming: list[Callable[[], None]]) -> Iterator[tuple[int, Sampling]]:
-        """A group samples meanwhile, and newer versions come to it."""
-        for each in self._each(move):
-            self.transport.connect(each)
-        move = replace(move, sampling=Sampling(next(self._samplings)))
-        sampling = _Sampling(move, self._new_lock())
+    def _joins(self, user: _User, place: Place) -> bool:
+        """Whether what others work with in a place is what this one would be given there: the newest version that it
+        may have; where newer ones come meanwhile any that it may have."""
+        move = user.move
+        with self._lock:
+            granted = self.versions.granted(move.target, move.step, move.node)
+            if move.sampling is not None and self._coming.get(place, granted[-1]) not in granted:
+                return False
+            may = granted[::-1] if move.sampling is not None else [*user.versions.values(), granted[-1]][:1]
+            there = self._held.get(place, 0)
+            found = next((version for version in may if self._wanted(move, version) == there), None)
+            if found is None:
+                return False
+            user.versions[place] = found
+            if move.sampling is not None and user not in self._users:
+                self._users.append(user)
+            return True
+
+    def _given(self, user: _User) -> list[Callable[[], None]]:
+        """Brings what is lacking where nobody else works with the weights: what waits for that."""
+        move, coming = user.move, list[Callable[[], None]]()
+        mine = [place for place in self._places(move.target, move.receiver, move.copy) if place not in user.versions]
+        if move.sampling is None:
+            chosen = self.versions.chosen(move.target, move.step, move.node)
+            version = next(iter(user.versions.values()), chosen)
+            user.versions |= dict.fromkeys(mine, version)
+            user.move = replace(move, version=version if oldest(move.node) else None)
+            return self._bring(user.move, mine)
+        ways = [each.copy for each in self._each(move)]
+        if self._copies[move.receiver.name] > 1:
+            ways += [copy for *_, copy in self._places(move.target, move.receiver, move.copy)]
+        for copy in dict.fromkeys(ways):
+            self.transport.connect(replace(move, copy=copy))
         while True:
             with self._lock:
-                newest = self._newest(move)
-                if newest == version:
+                newest = self.versions.chosen(move.target, move.step, move.node)
+                if all(self._held.get(place, 0) == self._wanted(move, newest) for place in mine):
                     # Who tells of the next one finds it here.
-                    self._sampling.append(sampling)
-                    break
-            coming += self._bring(replace(move, version=newest))
-            version = newest
-        assert move.sampling is not None
-        try:
-            yield version, move.sampling
-        finally:
-            if not move.sampling.copies.done():
-                # It was never sent.
-                move.sampling.copies.set_result(frozenset())
-            with sampling.lock.take(), self._lock:
-                self._sampling.remove(sampling)
+                    user.versions |= dict.fromkeys(mine, newest)
+                    if user not in self._users:
+                        self._users.append(user)
+                    return coming
+            coming += self._bring(replace(move, version=newest, sampling=None), mine)
+
+    def _leave(self, user: _User) -> None:
+        """Newer weights come to it no more."""
+        if user.move.sampling is None:
+            return
+        if not user.move.sampling.sent.done():
+            # It was never sent.
+            user.move.sampling.sent.set_result(None)
+        with user.lock.take(), self._lock:
+            self._users = [each for each in self._users if each is not user]
 
     def refresh(self, model: str) -> None:
         """There is a new version of a model: it goes to those who sample with it, and can take it."""
+        while found := self._behind(model):
+            user, move = found
+            moved = self.transport.refresh(move, self._going(user, move))
+            if moved is not None:
+                self._told(move, moved)
+                for place in self._places(model, move.receiver, move.copy):
+                    self._lent[place].again()
+
+    def _behind(self, model: str) -> tuple[_User, Move] | None:
+        """Somebody who samples with weights that there are newer ones of, and where these go."""
         with self._lock:
-            found = [each for each in self._sampling if each.move.target == model]
-        for sampling in found:
-            for move in self._each(sampling.move):
-                moved = self.transport.refresh(move, self._going(sampling, move))
-                if moved is not None:
-                    self._told(move, moved)
+            # Of those who are not at work yet nobody knows how soon they will be.
+            users = sorted(self._users, key=lambda each: not each.at_work)
+            behind = (
+                (user, move)
+                for user in users
+                if user.move.target == model
+                for move in self._to(user.move, self._stale(user))
+                if user.versions.keys() >= {*self._places(model, move.receiver, move.copy)}
+            )
+            return next(behind, None)
+
+    def _stale(self, user: _User) -> list[int]:
+        """The copies that somebody has for which there are newer weights."""
+        copies = [place[-1] for place in user.versions]
+        moves = [replace(user.move, copy=copy) for copy in copies]
+        return [
+            copy
+            for copy, move in zip(copies, moves, strict=True)
+            if self._lacking(move, self._count(move.target, self._newest(move)))
+        ]
 
     @contextmanager
-    def _going(self, sampling: _Sampling, move: Move) -> Iterator[int | None]:
+    def _going(self, user: _User, move: Move) -> Iterator[int | None]:
         """What goes now: until it is there, the group's order is not over."""
-        with sampling.lock.take():
-            version = self._newest(move)
-            wanted = self._count(move.target, version)
-            if sampling not in self._sampling or not self._lacking(move, wanted):
+        places = self._places(move.target, move.receiver, move.copy)
+        with user.lock.take():
+            with self._lock:
+                version = self._newest(move) if user in self._users else None
+                wanted = 0 if version is None else self._count(move.target, version)
+                if version is None or not self._lacking(move, wanted):
+                    version = None
+                else:
+                    self._coming |= dict.fromkeys(places, version)
+            if version is None:
                 yield None
                 return
-            yield version
+            try:
+                yield version
+            finally:
+                with self._lock:
+                    for place in places:
+                        del self._coming[place]
             self._hold(move.target, move.receiver, move.copy, wanted)
 
     def _newest(self, move: Move) -> int:
-        return self.versions.chosen(move.target, move.step, move.node)
+        """What all can take who sample where a move goes."""
+        places = {*self._places(move.target, move.receiver, move.copy)}
+        return min(
+            self.versions.chosen(each.move.target, each.move.step, each.move.node)
+            for each in self._users
+            if places & each.versions.keys()
+        )
 
-    def _bring(self, move: Move) -> list[Callable[[], None]]:
-        """To copies that lack the weights: to all of them together, or else to one after the other. What waits for
-        them."""
+    def _bring(self, move: Move, places: Collection[Place]) -> list[Callable[[], None]]:
+        """To copies that lack the weights, of those in these places: to all of them together, or else to one after the
+        other. What waits for them."""
         model, group = move.target, move.receiver
         wanted = self._changes[model] if move.version is None else self._count(model, move.version)
-        lacking = self._lacking(move, wanted)
-        together = self._each(move) if len(lacking) == self._copies[group.name] else []
+        lacking = [copy for copy in self._lacking(move, wanted) if (model, group.name, copy) in places]
         coming = []
-        for each in together or [replace(move, copy=copy) for copy in lacking]:
+        for each in self._to(move, lacking):
             coming.append(self._move(each))
             self._hold(model, group, each.copy, wanted)
         return coming
+
+    def _to(self, move: Move, lacking: Sequence[int]) -> list[Move]:
+        """To copies that lack the weights: where these are not all, to one after the other."""
+        if move.copy is None and len(lacking) == self._copies[move.receiver.name]:
+            return self._each(move)
+        return [replace(move, copy=copy) for copy in lacking]
 
     def _each(self, move: Move) -> list[Move]:
         """To all copies together, or one after the other."""
@@ -226,7 +309,7 @@ class Weights:
             return [move]
         return [replace(move, copy=copy) for copy in range(self._copies[move.receiver.name])]
 
-    def _places(self, model: str, group: Group, copy: int | None) -> list[tuple[str, str, int]]:
+    def _places(self, model: str, group: Group, copy: int | None) -> list[Place]:
         copies = range(self._copies[group.name]) if copy is None else [copy]
         return [(model, group.name, each) for each in copies]
 
@@ -237,6 +320,10 @@ class Weights:
 
     def _hold(self, model: str, group: Group, copy: int | None, count: int) -> None:
         self._held |= dict.fromkeys(self._places(model, group, copy), count)
+
+    def _wanted(self, move: Move, version: int) -> int:
+        """The count of the weights that a node works with, which are of this version."""
+        return self._count(move.target, version) if oldest(move.node) else self._changes[move.target]
 
     def _count(self, model: str, version: int) -> int:
         """Of the changes at the end of a version."""

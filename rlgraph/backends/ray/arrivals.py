@@ -1,13 +1,17 @@
 """What comes to a process: rows of orders, in their order; and new weights, also while it samples: then they are taken
-between two tokens."""
+between two tokens.
+
+New weights are told of twice: beside what the process does, so that who samples can take them before a token; and among
+its orders, where they are here when it goes on. All ranks of a copy have the same orders in the same order. So either
+all of them take new weights before the same token, or all do between the same two orders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from threading import Condition
 
 from rlgraph.exchange.exchange import Moved
 
@@ -45,52 +49,46 @@ class Came:
 
 
 class Arrivals:
-    """Of one model. Implements `rlgraph.engines.base.Refresh` for who samples with it."""
+    """Of one model. Implements `rlgraph.engines.base.Refresh` for who samples with it; but for `bring`, all is done by
+    the thread that does the process's orders, or while that waits."""
 
     def __init__(self) -> None:
         self.version = 0
-        self._over = -1
-        """The number of the last sampling that is over."""
-        self._arrival: _Arrival | None = None
-        self._lock = Lock()
+        self._arrivals: dict[int, _Arrival] = {}
+        """By their numbers, until they are settled."""
+        self._waiting: _Arrival | None = None
+        self._changed = Condition()
 
-    # For who samples
+    def begin(self, version: int) -> None:
+        """Somebody begins to sample who was told this version with the order: newer ones may have come since."""
+        self.version = max(self.version, version)
 
     @property
     def waits(self) -> bool:
-        return self._arrival is not None
+        return self._waiting is not None
 
     def take(self) -> int:
-        arrival, self._arrival = self._arrival, None
+        with self._changed:
+            arrival, self._waiting = self._waiting, None
         assert arrival is not None
         arrival.take()
         arrival.moved.result()
         self.version = arrival.version
         return self.version
 
-    @contextmanager
-    def sampling(self, number: int, version: int) -> Iterator[None]:
-        """An order is done whose weights were of this version when it was given."""
-        self.version = version
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._over = number
-                if self._arrival is not None:
-                    self._arrival.take()
-                    self._arrival = None
-
-    # For who brings them
-
     def bring(self, number: int, version: int, receive: Callable[[], Moved]) -> Moved:
-        """Has new weights received that come to a sampling: before its next token, by who samples, or at once where it
-        is over. Where it has not begun they wait for it: the ranks of a copy begin one after the other, and take them
-        before the same token."""
+        """There are new weights, which can be received from now on: waits until they have been, in another thread."""
         arrival = _Arrival(version, receive)
-        with self._lock:
-            if number > self._over:
-                self._arrival = arrival
-            else:
-                arrival.take()
+        with self._changed:
+            self._waiting = self._arrivals[number] = arrival
+            self._changed.notify_all()
         return arrival.moved.result()
+
+    def settle(self, number: int) -> None:
+        """New weights are here when this is over: nobody may have taken them."""
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._arrivals)
+            arrival = self._arrivals.pop(number)
+            waits = self._waiting is arrival
+        if waits:
+            self.take()

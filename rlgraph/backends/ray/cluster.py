@@ -134,7 +134,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         part = math.floor(1e4 / sharing) / 1e4
         kind = "CPU" if group.code else kind
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
-    actor = ray.remote(concurrency_groups={ROWS: 2, ORDERS: 1, SAMPLES: 2 * TOGETHER})(Worker)
+    actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: 1, SAMPLES: 2 * TOGETHER})(Worker)
     return actor.options(
         num_cpus=part if kind == "CPU" else 0,
         num_gpus=part if kind == "GPU" else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Concatenate, ParamSpec
@@ -122,11 +122,11 @@ class Dispatch:
                 for copy, idle, each in sent:
                     keeps = each.speaks and not idle
                     after = place.after(copies[copy])
-                    told = self.told(order, number, each.delivery, keeps, after, idle=idle)
+                    told = self.told(order, copy, number, each.delivery, keeps, after, idle=idle)
                     self.give(calls, order, each, told)
                 for copy in frames:
-                    calls.beside += self.driven(order, number, copies[copy], place)
-            self.begun(order, frames)
+                    calls.beside += self.driven(order, copy, number, place)
+            self.begun(order)
             began += arrived(order)
             answers = self.answers(calls, node)
         seconds = time.perf_counter() - began
@@ -158,13 +158,14 @@ class Dispatch:
         else:
             self.tell(calls, sent, Worker.sample, _sampled(order), packed(told), *sent.delivery.arriving)
 
-    def driven(self, order: Order, number: int, copy: Copy, place: Place) -> list[Reference[Any]]:
+    def driven(self, order: Order, copy: int, number: int, place: Place) -> list[Reference[Any]]:
         """Has a copy sample the rows of an order that it was given, if they are sampled together with others."""
         if order.key is None:
             return []
-        calls = Calls[None](self.processes)
-        calls.copy(copy, Worker.drive, number, _sampled(order))
-        place.given(copy, number)
+        calls, ranks = Calls[None](self.processes), self.copies(order.group)[copy]
+        version = _version(order, copy) if order.sampling is not None else None
+        calls.copy(ranks, Worker.drive, number, _sampled(order), version)
+        place.given(ranks, number)
         return calls.answers
 
     def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
@@ -172,10 +173,10 @@ class Dispatch:
         self.notes.extend(note for found in receipts for receipt in found for note in receipt.notes)
         return receipts
 
-    def begun(self, order: Order, copies: Iterable[int]) -> None:
-        """It has been sent to these: newer weights may come to them."""
-        if order.sampling is not None and not order.sampling.copies.done():
-            order.sampling.copies.set_result(frozenset(copies))
+    def begun(self, order: Order) -> None:
+        """It has been sent: newer weights may come."""
+        if order.sampling is not None and not order.sampling.sent.done():
+            order.sampling.sent.set_result(None)
 
     def copies(self, group: Group) -> tuple[Copy, ...]:
         known = group.name, group.mesh
@@ -186,6 +187,7 @@ class Dispatch:
     def told(
         self,
         order: Order,
+        copy: int,
         number: int,
         delivery: Delivery,
         keeps: bool,
@@ -203,8 +205,8 @@ class Dispatch:
             delivery.rows,
             idle,
             keeps,
-            order.version,
-            None if order.sampling is None else order.sampling.number,
+            _version(order, copy),
+            order.sampling is not None,
             None if after is None else after > 0,
             after or 0,
             parts,
@@ -230,8 +232,10 @@ class Dispatch:
             at the end, but of a failure at once."""
             with place.sending:
                 numbers = self._numbers(len(sizes))
-                for ranks in busy:
+                for copy, ranks in enumerate(copies):
                     mine = dealt[ranks[0]]
+                    if not mine:
+                        continue
                     rows = np.concatenate([np.arange(*bounds[index]) for index in mine])
                     body, _ = part(frame, axis, rows, node.inputs)
                     parts = tuple((numbers[index], sizes[index]) for index in mine)
@@ -239,7 +243,7 @@ class Dispatch:
                     self.ledger.send([each.delivery for each in sent])
                     number, after = numbers[mine[0]], place.after(ranks)
                     for each in sent:
-                        told = self.told(order, number, each.delivery, each.speaks, after, parts=parts)
+                        told = self.told(order, copy, number, each.delivery, each.speaks, after, parts=parts)
                         calls, deliveries = coming[mine[0]] if each.speaks else (Calls[bytes](self.processes), [])
                         self.give(calls, order, each, told)
                         deliveries.append(each.delivery)
@@ -252,21 +256,21 @@ class Dispatch:
                             self.tell(coming[index][0], each, Worker.next_part, number)
                         for index in mine[1:]:
                             coming[index][1].append(Delivery(each.delivery.inputs, each.delivery.rows))
-                    watched = self.driven(order, number, ranks, place)
+                    watched = self.driven(order, copy, number, place)
                     watched += [each for calls, _ in silent.get(ranks[0], ()) for each in calls.answers]
                     for index in mine:
                         coming[index][0].beside += watched
-            self.begun(order, [copy for copy, ranks in enumerate(copies) if dealt[ranks[0]]])
+            self.begun(order)
             began += arrived(order)
             # Of each copy what it tells of next.
             left = [list(mine) for mine in dealt.values() if mine]
             while left:
                 heads = [coming[own[0]][0] for own in left]
                 beside = [each for calls in heads for each in calls.beside]
-                copy = self.processes.first([calls.answers[0] for calls in heads], beside)
-                calls, deliveries = coming[left[copy].pop(0)]
+                first = self.processes.first([calls.answers[0] for calls in heads], beside)
+                calls, deliveries = coming[left[first].pop(0)]
                 who = calls.who[0]
-                if not left[copy]:
+                if not left[first]:
                     for others, delivery in silent.get(who, ()):
                         calls.also(others)
                         deliveries.append(delivery)
@@ -274,8 +278,8 @@ class Dispatch:
                 # Who speaks is asked first.
                 receipt = answers[0][0]
                 index = dealt[who][receipt.part]
-                if left[copy] and order.key is not None:
-                    following = coming[left[copy][0]][0]
+                if left[first] and order.key is not None:
+                    following = coming[left[first][0]][0]
                     following.one(who, Worker.next_sampled, numbers[dealt[who][0]], _sampled(order))
                 self.trace(order, numbers[index], calls, deliveries, answers)
                 tokens += receipt.tokens
@@ -361,6 +365,11 @@ def arrived(order: Order) -> float:
     began = time.perf_counter()
     order.arrived()
     return time.perf_counter() - began
+
+
+def _version(order: Order, copy: int) -> int | None:
+    """Of the weights that a copy samples with."""
+    return order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
 
 
 def _sampled(order: Order) -> str:

@@ -71,8 +71,8 @@ class RankOrder:
     """Its results are read by others: it is the one of its copy that has them."""
     version: int | None = None
     """Of the weights that it samples with."""
-    sampling: int | None = None
-    """The number under which newer ones may come meanwhile."""
+    refreshes: bool = False
+    """Newer ones may come meanwhile."""
     joins: bool | None = None
     """Its rows are sampled together with those of orders before it, which have not ended; None: `fire` samples
     them."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Copy
 from rlgraph.backends.ray.remote import Address
+from rlgraph.ir.plan import Group
 
 
 class Together:
@@ -25,15 +26,18 @@ class Together:
         """Of those to a group, which all ranks of a copy have to get in the same order."""
         self._lock = threading.Lock()
 
+    def sending(self, group: Group) -> threading.Lock:
+        """Held while something is sent to a group that samples rows of several orders together."""
+        with self._lock:
+            return self._sending.setdefault(group.name, threading.Lock())
+
     @contextmanager
     def order(self, order: Order, copies: Sequence[Copy]) -> Iterator[Place]:
         """An order to copies of a group that has the turn for it, until it is over."""
         if order.key is None:
             yield Place(self, nullcontext(), alone=True)
             return
-        with self._lock:
-            sending = self._sending.setdefault(order.group.name, threading.Lock())
-        place = Place(self, sending)
+        place = Place(self, self.sending(order.group))
         try:
             yield place
         finally:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from rlgraph.backends.placed.transport import Coming, Move, Moved
@@ -14,6 +15,7 @@ from rlgraph.backends.ray.folder import parts
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.together import Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats
@@ -31,8 +33,12 @@ _BUCKET = 256 << 20
 class Transfers:
     """Moves weights between the processes of a plan."""
 
-    def __init__(self, plan: Plan, processes: Processes, queues: Queues, observer: Observer) -> None:
+    def __init__(
+        self, plan: Plan, processes: Processes, queues: Queues, observer: Observer, together: Together
+    ) -> None:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
+        self.together = together
+        self._refreshes = count()
         self._planned: dict[str, dict[tuple[Address, Address], int]] = {}
         """For each transfer the bytes from each process to each other one."""
 
@@ -66,23 +72,30 @@ class Transfers:
 
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
         assert move.sampling is not None
-        busy = move.sampling.copies.result()
+        move.sampling.sent.result()
         # The receiver's pool is its own: it samples.
         with self.queues.turn(seats(move.sender)), going as version:
-            return None if version is None else self._go(replace(move, version=version), busy)()
+            return None if version is None else self._go(replace(move, version=version))()
 
-    def _go(self, move: Move, busy: Container[int] = ()) -> Coming:
-        """busy: copies of the receiver that are at work, and take part when they can."""
+    def _go(self, move: Move) -> Coming:
         name, calls = _name(move), Calls[exchange.Moved](self.processes)
         about = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *about)
-        for number, copy in receiving(move).items():
-            if number in busy:
-                assert move.version is not None and move.sampling is not None
-                calls.copy(copy, Worker.refresh, name, move.target, move.version, move.sampling.number)
-            else:
+        receivers = receiving(move).values()
+        if move.sampling is None:
+            for copy in receivers:
                 calls.copy(copy, Worker.exchange, name, None, move.target, *about)
+        else:
+            assert move.version is not None
+            number, settling = next(self._refreshes), Calls[None](self.processes)
+            for copy in receivers:
+                calls.copy(copy, Worker.refresh, name, move.target, move.version, number)
+            # Who samples goes on long after it has taken them.
+            with self.together.sending(move.receiver):
+                for copy in receivers:
+                    settling.copy(copy, Worker.settle, move.target, number)
+            calls.beside += settling.answers
 
         def arrived() -> Moved:
             moved = [each for found in calls.get(_doing(move), move.node) for each in found]

@@ -33,7 +33,7 @@ class RayTransport:
     ) -> None:
         self.plan, self.processes = plan, processes
         self.dispatch = Dispatch(program, processes, queues, observer, notes)
-        self.transfers = Transfers(plan, processes, queues, observer)
+        self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together)
         self._forgetting: Calls[None] | None = None
         """Of the last step that is over: its rows."""
         self._over: list[Step] = []

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -217,8 +216,11 @@ class Worker:
         if number not in self.parts:
             self.admitting(model).dismiss(number)
 
-    def drive(self, number: int, model: str) -> None:
-        """Has the rows of such an order sampled, and those of others that come in between."""
+    def drive(self, number: int, model: str, version: int | None) -> None:
+        """Has the rows of such an order sampled, and those of others that come in between. version: of the weights that
+        there were when it was ordered, where newer ones may come meanwhile."""
+        if version is not None:
+            self.arrivals[model].begin(version)
         with torch.no_grad():
             self.admitting(model).drive(number)
 
@@ -250,8 +252,8 @@ class Worker:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
                 self._changes += NODES[node.op].updates
             else:
-                with self.refreshing(order, node, frame):
-                    made = work(node, frame, session)
+                self.refreshing(order, node, frame)
+                made = work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
     def next_part(self, number: int) -> bytes:
@@ -267,28 +269,22 @@ class Worker:
         self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
         sizes = [rows for _, rows in order.parts]
-        with ExitStack() as sampling:
-            sampling.enter_context(self.refreshing(order, node, frame))
-            for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
-                if done == len(sizes):
-                    sampling.close()
-                    self.parts.pop(order.number, None)
-                asked, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
-                asked.add_rows(rows)
-                yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
-                start, came = time.time(), ()
+        self.refreshing(order, node, frame)
+        for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
+            if done == len(sizes):
+                self.parts.pop(order.number, None)
+            asked, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
+            asked.add_rows(rows)
+            yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
+            start, came = time.time(), ()
 
-    @contextmanager
-    def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> Iterator[None]:
+    def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> None:
         """Newer weights may come while an order is done, where it says so."""
-        if order.sampling is None:
-            yield
-            return
-        assert order.version is not None
-        arrivals = self.arrivals[frame.values[model_of(node)]]
-        with arrivals.sampling(order.sampling, order.version):
-            frame.refresh = arrivals
-            yield
+        if order.refreshes:
+            frame.refresh = self.arrivals[frame.values[model_of(node)]]
+            if order.joins is None:
+                assert order.version is not None
+                frame.refresh.begin(order.version)
 
     def receipt(
         self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
@@ -429,8 +425,8 @@ class Worker:
             self._changes += 1
         return moved
 
-    def refresh(self, name: str, model: str, version: int, sampling: int) -> Moved:
-        """Takes part in a transfer whose weights come to a model that samples: before its next token."""
+    def refresh(self, name: str, model: str, version: int, number: int) -> Moved:
+        """Takes part in a transfer whose weights come to a model that samples: before its next token or in `settle`."""
 
         def receive() -> Moved:
             engine = self.session.models[model].engine
@@ -442,7 +438,12 @@ class Worker:
                 torch.cuda.synchronize()
             return moved
 
-        return self.arrivals[model].bring(sampling, version, receive)
+        return self.arrivals[model].bring(number, version, receive)
+
+    def settle(self, model: str, number: int) -> None:
+        """Has taken part in it, before whatever is ordered after this."""
+        with torch.no_grad():
+            self.arrivals[model].settle(number)
 
     # Folders
 

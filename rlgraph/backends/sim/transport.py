@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -23,12 +23,13 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.sim.together import Ends, Member, Together
+from rlgraph.backends.sim.together import Rows as CopyRows
 from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import Queues, Seats, seats
+from rlgraph.backends.turns import Queues, seats
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import NOTHING, Sampled
+from rlgraph.cost.sampled import NOTHING
 from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.errors import Diagnostic, ProgramError
@@ -63,7 +64,7 @@ class _Sampling:
     order: Order
     rows: Held
     began: float
-    later: dict[str, float] = field(default_factory=dict)
+    later: dict[str, float]
     """What newer weights add to its time, in seconds."""
 
 
@@ -71,21 +72,20 @@ class _Sampling:
 class _Rows:
     """Rows while they are sampled, and until when somebody waits for some of them. All seconds since they began."""
 
-    copies: Sequence[tuple[Sampled, Sequence[float]]]
-    """Of each copy what it takes alone, and the tokens of its rows."""
+    copies: Sequence[CopyRows]
     part: Callable[[Ends], float]
     """When what somebody waits for is there, by when the rows of each copy end."""
     until: float = 0.0
     there: float = 0.0
     """Until when somebody has waited."""
     later: dict[str, float] = field(default_factory=dict)
-    """By how much longer somebody waits, because others have come."""
+    """By how much longer somebody waits, because others have come, or new weights."""
     followed: bool = False
     """Where its rows have ended there are those of others."""
 
     def __post_init__(self) -> None:
-        self.ends: Ends = [own.ends for own, _ in self.copies]
-        self.over = [own.cost.seconds for own, _ in self.copies]
+        self.ends: Ends = [own.alone.ends for own in self.copies]
+        self.over = [own.alone.cost.seconds for own in self.copies]
         """When each copy has ended."""
 
     def begin(self, part: Callable[[Ends], float]) -> None:
@@ -94,10 +94,12 @@ class _Rows:
         self.until = max(self.there, part(self.ends))
         self.later.clear()
 
-    def moved(self, ends: Ends, followed: bool) -> None:
+    def moved(self, ends: Ends, followed: bool, why: Mapping[str, float]) -> None:
         self.ends, self.over, self.followed = ends, [max(own, default=0.0) for own in ends], followed
-        until = max(self.until, self.part(ends))
-        self.later["sampling"] = self.later.get("sampling", 0.0) + until - self.until
+        until, whole = max(self.until, self.part(ends)), sum(why.values())
+        for name, share_of_it in why.items() if until > self.until else ():
+            more = (until - self.until) * share_of_it / whole
+            self.later[name] = self.later.get(name, 0.0) + more
         self.until = until
 
     def idle(self) -> float:
@@ -122,8 +124,8 @@ class SimTransport:
         self._over = 0
         """The last step that is over."""
         self.together = Together()
-        self._sampling: dict[Seats, _Sampling] = {}
-        """By devices, where newer weights come meanwhile."""
+        self._sampling: list[_Sampling] = []
+        """Where newer weights come meanwhile."""
         self._onloaded: dict[tuple[str, int], tuple[str, str]] = {}
         """For each device of a pool the model, and its group, that it worked with last."""
 
@@ -169,21 +171,21 @@ class SimTransport:
             rows: _Rows | None = None
             if NODES[node.op].generates:
                 each = self.sampling_copies(order, _shared(made.values[node.name], order))
-                slowest = max((own.cost for own, _ in each), key=lambda cost: cost.seconds)
+                slowest = max((own.alone.cost for own in each), key=lambda cost: cost.seconds)
                 rows = _Rows(each, _last, slowest.seconds)
                 alone = _parts(slowest) | self.answering(node, order, made)
             else:
                 alone = _parts(self.cost(order, made, batches))
             who = group if copy is None else replace(group, name=worker(group.name, copy))
             told = _counts(node, frame, made)
-            with self.sampling(order, made) as later, self.beside(order, rows, sum(spent.values())) as longer:
-                if longer and rows is not None:
+            with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
+                if rows is not None and rows.later:
                     # It came to others.
                     alone = {"sampling": rows.until}
-                    longer.clear()
-                idle = rows.idle if rows is not None else lambda: 0.0
-                title, step, more = _title(node), order.step.number, later if later is not None else longer
-                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, more, idle)
+                    rows.later.clear()
+                idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
+                title, step = _title(node), order.step.number
+                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, later, idle)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
@@ -199,24 +201,24 @@ class SimTransport:
         busiest = ceil(rows / self.program.workers(code_of(node)))
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
-    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[tuple[Sampled, Sequence[float]]]:
-        """What each copy of a group takes that samples these rows, and the tokens of its rows; copies without rows take
-        no time."""
-        node, found = order.node, list[tuple[Sampled, Sequence[float]]]()
+    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[CopyRows]:
+        """Of each copy of a group the rows that it samples; copies without rows take no time."""
+        node, found = order.node, list[CopyRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
         for rows in shared:
             prompts, answers = (each.reshape(-1).tolist() for each in rows.begun(kept, samples))
-            found.append((self.log.predictor.sampled(model, node.op, prompts, answers, samples), answers))
+            alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples)
+            found.append(CopyRows(alone, prompts, answers))
         return found
 
     @contextmanager
-    def beside(self, order: Order, rows: _Rows | None, after: float) -> Iterator[dict[str, float] | None]:
-        """Rows of an order are sampled, from so many seconds on, together with those of others: by how much longer."""
+    def beside(self, order: Order, rows: _Rows | None, after: float) -> Iterator[None]:
+        """Rows of an order are sampled, from so many seconds on, together with those of others."""
         if rows is None or order.key is None:
-            yield None
+            yield
             return
         with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
-            yield rows.later
+            yield
 
     def dealt(self, order: Order, parts: Sequence[Held]) -> list[list[Held]]:
         """To each copy of a group its parts."""
@@ -260,9 +262,9 @@ class SimTransport:
             made = [self.made(replace(order, frame=each)) for each in slices]
             dealt = self.dealt(order, [each.values[node.name] for each in made])
             copies = self.sampling_copies(order, [own[0].join(own[1:]) for own in dealt if own])
-            rows = _Rows([*copies, *[(NOTHING, ())] * (len(dealt) - len(copies))], _last)
-            later = sampling.enter_context(self.sampling(order, whole))
-            longer = sampling.enter_context(self.beside(order, rows, sum(spent.values())))
+            rows = _Rows([*copies, *[CopyRows(NOTHING, (), ())] * (len(dealt) - len(copies))], _last)
+            sampling.enter_context(self.sampling(order, whole, rows))
+            sampling.enter_context(self.beside(order, rows, sum(spent.values())))
             left = list(range(len(sizes)))
             while left:
                 ends = self.ends(order, dealt, rows.ends)
@@ -271,8 +273,7 @@ class SimTransport:
                 rows.begin(lambda own, number=number: self.ends(order, dealt, own)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
                 told, step = _counts(node, slices[number], made[number]), order.step.number
-                more = later if later is not None else longer
-                work = self.log.take(_title(node), node.op, [group], step, fired, spent, told, more, rows.idle)
+                work = self.log.take(_title(node), node.op, [group], step, fired, spent, told, rows.later, rows.idle)
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
@@ -365,35 +366,56 @@ class SimTransport:
                 return None
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
-            sampling = self.at_work(move)
+            at_work = self.at_work(move)
             # Copies that take them one after the other pause once each, at about the same time.
-            if sampling is not None and (sampling.order.copy is not None or not move.copy):
-                kept = self.plan.holding(move.target, move.receiver.name).keep
-                reading = 0.0 if kept else self.reading(sampling)
-                for name, more in (("sync", seconds), ("reading again", reading)):
-                    sampling.later[name] = sampling.later.get(name, 0.0) + more
+            if at_work and (at_work[0].order.copy is not None or not move.copy):
+                self.pause(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
             # Of the receiver it is a part of its work.
             self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return Moved(seconds)
 
-    def at_work(self, move: Move) -> _Sampling | None:
+    def at_work(self, move: Move) -> list[_Sampling]:
         """Who samples where weights come."""
         to = move.seats[1]
-        found = (each for at, each in self._sampling.items() if at.pool == to.pool and to.places <= at.places)
-        return next(found, None)
+        seated = [(each.order.seats, each) for each in self._sampling]
+        return [each for at, each in seated if at.pool == to.pool and to.places <= at.places]
 
     @contextmanager
-    def sampling(self, order: Order, made: Made) -> Iterator[dict[str, float] | None]:
-        """What newer weights add to an order's time, where they can come while it is done."""
-        if order.sampling is None:
-            yield None
+    def sampling(self, order: Order, made: Made, rows: _Rows | None) -> Iterator[None]:
+        """Newer weights come while an order is done, where they can."""
+        if order.sampling is None or rows is None:
+            yield
             return
-        where = order.seats
-        self._sampling[where] = _Sampling(order, made.values[order.node.name], self.log.clock.now)
+        sampling = _Sampling(order, made.values[order.node.name], self.log.clock.now, rows.later)
+        self._sampling.append(sampling)
         try:
-            yield self._sampling[where].later
+            yield
         finally:
-            del self._sampling[where]
+            self._sampling = [each for each in self._sampling if each is not sampling]
+
+    def pause(self, at_work: Sequence[_Sampling], seconds: float, kept: bool) -> None:
+        """Who samples waits for new weights, and reads again what is not kept."""
+        order = at_work[0].order
+        going = self.together.going(order.seats, self.log.clock.now)
+        if going is None:
+            reading = 0.0 if kept else sum(map(self.reading, at_work))
+        else:
+            reading = 0.0 if kept else self.rereading(order, going)
+        why = {"sync": seconds, "reading again": reading}
+        if going is not None:
+            self.together.pause(order.seats, self.log.clock.now, why)
+            return
+        for each in at_work:
+            for name, more in why.items():
+                each.later[name] = each.later.get(name, 0.0) + more
+
+    def rereading(self, order: Order, tokens: Sequence[float]) -> float:
+        """Seconds in which rows of so many tokens are read."""
+        if not tokens:
+            return 0.0
+        batch = Batch(float(len(tokens)), Lengths.of(tokens), Lengths.of([1]))
+        model = order.frame.values[model_of(order.node)]
+        return self.log.predictor.work(model, order.node.op, [batch], order.copies).seconds
 
     def reading(self, sampling: _Sampling) -> float:
         """Seconds in which a group reads what it has of rows that have not ended: all have as many tokens."""
@@ -410,10 +432,7 @@ class SimTransport:
             middle = (least + most) // 2
             least, most = (middle, most) if until(middle) <= past else (least, middle)
         left = rows.response > least
-        if not left.any():
-            return 0.0
-        prompt = Lengths.of((rows.prompt[left] + least).tolist())
-        return self.log.predictor.work(model, node.op, [Batch(float(left.sum()), prompt, Lengths.of([1]))]).seconds
+        return self.rereading(order, (rows.prompt[left] + least).tolist())
 
     def adopt(self, move: Move) -> None:
         assert move.update is not None

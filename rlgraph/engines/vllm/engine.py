@@ -261,8 +261,6 @@ class VllmEngine:
         number, call.begun = next(self._begun), True
         call.waiting = {f"{number}/{index}": Row(call.batch, index, key) for index, key in enumerate(call.keys)}
         self._calls[number] = call
-        if call.refresh is not None:
-            call.known[self.version] = call.refresh.version
         call.coming.extend(call.waiting)
 
     def _fill(self) -> None:
@@ -279,9 +277,11 @@ class VllmEngine:
         """A token for all rows that are being generated."""
         refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
         if refresh is not None and self._all(refresh.waits):
-            new = refresh.take()
-            for each in self._calls.values():
-                each.known[self.version] = new
+            refresh.take()
+        for call in self._calls.values():
+            # They may have been brought since the last step, too.
+            if call.refresh is not None:
+                call.known[self.version] = call.refresh.version
         self._fill()
         outputs = self._engine.step()
         for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
