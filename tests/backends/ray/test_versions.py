@@ -248,3 +248,54 @@ refresh actor on play(by=reread, each={each})
         assert metrics["gap"] < 1e-5
         assert (metrics["far"] > 1e-3) == (metrics["age"] > 0)
     checked_and_replayed(made, steps, Settings(folder=folder, replay=recorded), tmp_path, 1e-5)
+
+
+FLOWING = """
+algorithm flowing
+model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcd>")), dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=2)
+func late    = python("late.py:late")
+
+step async(staleness=2, span=token, order=arrival):
+    collect prompts(4, ahead=2):
+        rollout = actor.generate(prompts, n=3, max_tokens=160, min_tokens=20)
+        score   = late(rollout)
+    weight  = min(exp(actor.logprobs(rollout) - rollout.logprobs), 5.0)
+    train actor(lr=0.01, eps=EPS):
+        minimize mean(-weight * actor.logprobs(rollout) * score)
+    spans   = max(rollout.version, by=rollout) - min(rollout.version, by=rollout)
+    report age = max(rollout.age), spans = max(spans), score = mean(score), length = mean(rollout.length)
+"""
+
+
+def test_a_copy_samples_all_the_time(engines: None, tmp_path: Path) -> None:
+    """Batches that are taken as they end are sampled together, of several steps, and go on with newer weights; functions
+    judge them on cpus of their own meanwhile."""
+    pytest.importorskip("vllm")
+    recorded, folder = tmp_path / "recorded", data_folder(tmp_path)
+    (tmp_path / "late.py").write_text(LATE)
+    schedule = """
+pool learn = 1 devices
+pool play = 1 devices
+pool judges = 2 cpus
+place actor.train, actor.logprobs on learn(engine=late_transformers)
+place actor.generate on play(engine=late_vllm)
+place late on judges
+refresh actor on play(by=keep)
+"""
+    made, fires = compiled(FLOWING.replace("EPS", str(EPS)), {}, schedule, tmp_path), Fires()
+    with recording(recorded, "flowing", 0):
+        settings = Settings(folder=folder, record=recorded)
+        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
+        try:
+            steps = list(backend.steps(7))
+        finally:
+            backend.close()
+    found = [step.metrics for step in steps]
+    assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
+    assert max(metrics["spans"] for metrics in found) > 0 and fires.beside > 0
+    ended = [(step.number, batch) for step in steps for batch in (step.trace or {}).get("ended", ())]
+    assert any(began < step for step, (_, began, _) in ended), "some batches are trained on in a later step"
+    checked_and_replayed(made, steps, Settings(folder=folder, replay=recorded), tmp_path, 1e-5)
