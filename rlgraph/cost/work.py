@@ -371,11 +371,11 @@ class _LayerShard:
 
     def _attending(self) -> float:
         """For each token the backward pass of attention to other ranks' keys and values, whose gradients are there of
-        all tokens, by row and put together; what the network kept is gone then."""
+        all tokens; what the network kept is gone then."""
         if self.cp == 1:
             return 0.0
         queries, keys, _ = self._sizes()
-        return (2 * queries + 4 * keys * self.cp) * self.itemsize - self._network()
+        return 2 * (queries + keys * self.cp) * self.itemsize - self._network()
 
     def masks(self) -> float:
         """Of two stretches of each row which tokens each of theirs sees, but of the stretch that begins it."""
@@ -419,7 +419,8 @@ class _LayerShard:
         if self.cp > 1:
             # Keys and values of all ranks, as they came and in the rows' order.
             seen = 2 * keys * self.cp
-            attention = 3 * hidden / self.token_ranks + 3 * keys + max(4 * queries + seen, 2 * queries + 2 * seen)
+            most = max(4 * queries + 3 * keys + seen, 2 * queries + 5 * keys + 2 * seen)
+            attention = 3 * hidden / self.token_ranks + most
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)

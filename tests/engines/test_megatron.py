@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -258,6 +259,21 @@ def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path)
     expected = whole(ranks.run(MESHES["tp1"], train, spec, alone), like)
     for name, tensor in whole(ranks.run(MESHES["tp1"], train, spec, packed), like).items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -> None:
+    from rlgraph.engines.megatron.context import _stretches
+
+    lengths = np.array([*range(1, 40), 24 * ranks])
+    cuts = [_stretches(lengths, ranks, rank) for rank in range(ranks)]
+    for row, length in enumerate(lengths):
+        own = [[list(range(*ends)) for ends in zip(a[row], b[row], strict=True)] for a, b in cuts]
+        assert sorted(itertools.chain(*itertools.chain(*own))) == list(range(length))
+        sizes = [sum(map(len, each)) for each in own]
+        assert max(sizes) - min(sizes) <= 2
+    # In the last row all stretches are as long: so are the tokens that each rank's own see, added up.
+    assert len({sum(map(sum, each)) for each in own}) == 1
 
 
 def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
