@@ -259,7 +259,9 @@ class Reading(_Fed):
             masked=deployment.on_cpu,
             scores=spec.keeps_scores(deployment.attention),
         )
-        logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, spec.memory.split_head)
+        logits = work.logits_bytes(
+            shape, config.kind, micro, deployment.tp, spec.memory.split_head or deployment.tp > 1
+        )
         chosen = micro.scored * shape.hidden * item
         active = larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
@@ -300,7 +302,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         angles=memory.angles,
         scores=deployment.spec.keeps_scores(deployment.attention),
         splits_tokens=memory.splits_tokens,
-        split_head=memory.split_head,
+        split_head=memory.split_head or deployment.tp > 1,
         keeps_fused=memory.keeps_fused,
         cp=deployment.cp,
         masked=deployment.on_cpu,
@@ -334,7 +336,7 @@ def _passes(
     turn = _turn(shape.layers * kept.layer + kept.ends, kept)
     # The gradients of a tied embedding and head are two matrices, and their sum a third.
     whole = config.kind == "causal_lm" and shape.adapters is None
-    tied = 2 * shape.vocab * shape.hidden * config.item if shape.tied and whole else 0
+    tied = 2 * shape.vocab * shape.hidden * config.item / deployment.tp if shape.tied and whole else 0
     end = Bytes((("gradients", gradients + tied),))
     return before + larger(turn, end).times(side)
 
@@ -377,7 +379,9 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
     elif narrow:
         found = weights * (item + 4)
     else:
-        found = weights * item + (_laid_out(config) if deployment.on_cpu and deployment.fsdp == 1 else 0.0)
+        found = weights * item + (
+            _laid_out(config) / deployment.tp if deployment.on_cpu and deployment.fsdp == 1 else 0.0
+        )
     return Bytes((("gradients", found),))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,17 @@ TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainO
 class Optimizer:
     """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], together: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        together: Callable[[Tensor], Tensor] | None = None,
+        common: Collection[str] = (),
+    ) -> None:
         """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
-        would decay. together: sums numbers over the ranks that have the other parts."""
+        would decay. together: sums numbers over the ranks that have the other parts. common: names of those that all
+        of these ranks have whole."""
         self._names, self._parameters = list(parameters), list(parameters.values())
-        self._together = together
+        self._together, self._common = together, common
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
@@ -49,9 +55,15 @@ class Optimizer:
             torch.zeros_like(target) if gradient is None else _laid_out(gradient, target)
             for target, gradient in zip(targets, gradients, strict=True)
         ]
-        norm = torch.nn.utils.get_total_norm(grads)
-        if self._together is not None:
-            norm = self._together(norm.square()).sqrt()
+        if self._together is None:
+            norm = torch.nn.utils.get_total_norm(grads)
+        else:
+            own = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
+            norm = self._together(torch.nn.utils.get_total_norm(own).square())
+            if self._common:
+                all_have = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
+                norm += torch.nn.utils.get_total_norm(all_have).square()
+            norm = norm.sqrt()
         if not bool(torch.isfinite(norm)):
             self._refuse(grads)
         if options.clip_norm and norm > options.clip_norm:

@@ -23,6 +23,7 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         for axis, size in mesh.axes
         if size > 1 and axis not in spec.axes
     ]
+    found += together(spec, mesh)
     if shape.experts and not spec.experts:
         what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
@@ -37,6 +38,12 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     for axis, misfits in spec.misfits.items():
         found += _misfits(axis, mesh.length(axis), shape, misfits)
     return found
+
+
+def together(spec: EngineSpec, mesh: Mesh) -> list[str]:
+    """What to say of a split by axes of which an engine can use one at a time."""
+    used = [axis for axis in mesh.splits if axis in spec.alone]
+    return [f"{spec.name} does not split a copy by {' and '.join(used)} together: by one of them"] if used[1:] else []
 
 
 def no_adapters(spec: EngineSpec) -> str:

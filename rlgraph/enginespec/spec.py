@@ -154,6 +154,8 @@ class EngineSpec:
 
     axes: tuple[str, ...] = ("dp",)
     """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
+    alone: frozenset[str] = frozenset()
+    """Axes of which one at a time can split a copy."""
     whole: frozenset[str] = frozenset()
     """Of its operations those for which each rank has to have all of a copy."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)

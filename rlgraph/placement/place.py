@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.enginespec.legal import held, no_adapters, problems, split_adapters
+from rlgraph.enginespec.legal import held, no_adapters, problems, split_adapters, together
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Related, listed
@@ -217,7 +217,8 @@ class _Placer:
         shape = self.shapes.get(model.name)
         known = isinstance(shape, Shape) and not problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
-        return spec.every_model or known and spec.can_compute(self.program.dtype(model), self.machine.kind)
+        anything = spec.every_model and not set(split.splits) & spec.misfits.keys()
+        return anything or known and spec.can_compute(self.program.dtype(model), self.machine.kind)
 
     # What is wrong
 
@@ -237,9 +238,10 @@ class _Placer:
                 message = f"two lines say how `{name}` computes attention where `{seat.engine}` has it once"
                 related = (Related(other.at("attention"), "the other one"),)
                 yield Diagnostic("E0905", message, pin.at("attention"), "keep one of them", related)
-            if pin and not spec.every_model and (name, seat) not in seen:
+            if pin and (name, seat) not in seen:
                 seen.add((name, seat))
-                yield from self.wrong(self.program.model(name), seat, pin)
+                check = self.apart if spec.every_model else self.wrong
+                yield from check(self.program.model(name), seat, pin)
 
     def otherwise(self, model: str, operation: str, pin: Placement) -> Placement | None:
         """An earlier line that says another way to compute attention for the same copy of a model."""
@@ -282,13 +284,32 @@ class _Placer:
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", named)
         elif shape is not None:
-            kind = cast(ModelKind, model.kind)
-            whole = problems(shape, engine, mesh(), kind)
+            whole = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", named) for text in whole)
-            for axis, size in seat.mesh.axes:
-                alone = problems(shape, engine, Mesh(((axis, size),)), kind)
-                found = (text for text in alone if text not in whole)
-                yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text in found)
+            yield from self.unfit(model, shape, seat, pin, whole)
+
+    def apart(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
+        """The same of an engine that takes every architecture, but splits those by some axes that it knows."""
+        spec, shape = spec_of(seat.engine), self.shapes.get(model.name)
+        for text in together(spec, seat.mesh):
+            yield Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(seat.mesh.splits[-1]))
+        if isinstance(shape, UnsupportedModel):
+            for axis in (axis for axis in seat.mesh.splits if axis in spec.misfits):
+                message = (
+                    f"`{model.name}`: {axis}={seat.mesh.length(axis)} needs a model whose numbers are known: {shape}"
+                )
+                yield Diagnostic("E0911", message, pin.at(axis), f"leave out `{axis}`")
+        elif shape is not None and not has_adapters(self.program, model.name):
+            yield from self.unfit(model, shape, seat, pin, ())
+
+    def unfit(
+        self, model: Model, shape: Shape, seat: _Seat, pin: Placement, known: Sequence[str]
+    ) -> Iterator[Diagnostic]:
+        """What is wrong with the size of an axis, but for what is known."""
+        for axis, size in seat.mesh.axes:
+            found = problems(shape, seat.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
+            shown = (text for text in found if text not in known)
+            yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text in shown)
 
     # The plan
 

@@ -28,6 +28,9 @@ CASES = [
     Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True),
     Work("logprobs", Case("qwen2", scored=64), split=TWO),
     Work("logprobs", SMALL, 4, 2, split=TWO),
+    *(Work("train", case, 4, 3, split=mesh(tp=2)) for case in (Case("llama", scored=8), SMALL)),
+    Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, 3, split=mesh(tp=2)),
+    Work("logprobs", Case("llama", scored=64), 4, split=mesh(tp=2)),
 ]
 
 

@@ -114,6 +114,8 @@ CASES = [
     ("transformers", mesh(fsdp=4), 0, "megatron", mesh(1, 2, 2), 0),
     ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(fsdp=3), 1),
     ("transformers", mesh(fsdp=3), 0, "transformers", mesh(2, fsdp=2), 0),
+    ("transformers", mesh(tp=2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(2, tp=2), 0),
 ]
 
 

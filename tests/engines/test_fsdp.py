@@ -1,4 +1,5 @@
-"""A model that the ranks of a copy share out, beside one process with all of it; real ranks."""
+"""A model that the ranks of a copy share out, or of which each has a part of every layer, beside one process with all of
+it; real ranks."""
 
 from __future__ import annotations
 
@@ -23,6 +24,16 @@ from tests.engines.ranks import Ranks
 from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere, rows, updates, whole
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
+MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2)}
+SHARED_OUT = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
+SPLIT = [
+    ("llama", {}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {}),
+    ("gemma2", {}),
+    ("mixtral", {}),
+    ("qwen3_moe", {}),
+]
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 
 
@@ -55,9 +66,12 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> tuple[Tr
     return Trained(told, engine.state(), engine.layout()), engine.optimizer_state()
 
 
-@pytest.mark.parametrize("split", ["fsdp2", "fsdp4"])
 @pytest.mark.parametrize(
-    "family,config", [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
+    "split,family,config",
+    [
+        *((split, *model) for split in ("fsdp2", "fsdp4") for model in SHARED_OUT),
+        *(("tp2", *model) for model in SPLIT),
+    ],
 )
 def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
     spec, sequences = spec_of(family, **config), rows(9)
@@ -68,9 +82,13 @@ def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: 
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("split", ["fsdp2", "dp2fsdp2", "fsdp4"])
 @pytest.mark.parametrize(
-    "family,config", [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
+    "split,family,config",
+    [
+        *((split, *model) for split in ("fsdp2", "dp2fsdp2", "fsdp4") for model in SHARED_OUT),
+        *(("tp2", *model) for model in SPLIT),
+        *(("dp2tp2", *model) for model in SPLIT[:2]),
+    ],
 )
 def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
     spec = spec_of(family, **config)
@@ -110,6 +128,12 @@ def gradients(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trai
         ("fsdp2", "qwen2", "causal_lm", True),
         ("fsdp2", "llama", "value_lm", False),
         ("fsdp4", "qwen3_moe", "causal_lm", False),
+        ("tp2", "llama", "causal_lm", True),
+        ("tp2", "qwen2", "causal_lm", False),
+        ("tp2", "qwen3", "causal_lm", False),
+        ("tp2", "qwen3", "value_lm", False),
+        ("tp2", "mixtral", "value_lm", False),
+        ("tp2", "qwen3_moe", "causal_lm", True),
     ],
 )
 def test_gradients_of_grpo_and_ppo(ranks: Ranks, split: str, family: str, kind: ModelKind, recompute: bool) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlgraph.engines.megatron import layout as megatron
 from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
+from rlgraph.enginespec.legal import problems
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import EMBEDDING, ModelKind, parameters
@@ -119,6 +120,21 @@ def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int)
             for rank, layout in enumerate(layouts):
                 own = contents(layout, full)[name]
                 assert torch.equal(own, chunks[rank]) if rank < len(chunks) else own.numel() == 0
+        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
+
+
+@settings(max_examples=50)
+@given(shapes(sparse=True), integers(2, 4))
+def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: int) -> None:
+    over = mesh(dp=2, tp=tp)
+    if shape.fused or problems(shape, "transformers", over):
+        return
+    for kind in KINDS:
+        layouts = [transformers.layout(shape, over, rank, kind) for rank in one_copy(over)]
+        check_locals(layouts)
+        for name, counts in held(layouts, shape, kind).items():
+            entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
+            assert counts == {tp if entire else 1}, name
         assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 
 

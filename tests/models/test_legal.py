@@ -11,8 +11,9 @@ from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine as named
 from rlgraph.enginespec.registry import engines
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.families import ModelKind
-from rlgraph.models.shape import Shape
+from rlgraph.models.families import ModelKind, parameters
+from rlgraph.models.shape import FAMILIES, Shape
+from rlgraph.models.shape import SPARSE as SPARSE_FAMILIES
 
 SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=2, head_dim=4, qkv_bias=True)
 
@@ -33,7 +34,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
 @pytest.mark.parametrize(
     ("engine", "over", "expected"),
     [
-        ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp, fsdp"]),
+        ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp, fsdp, tp"]),
         ("vllm", mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, tp"]),
         ("megatron", mesh(1, 3), ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"]),
         ("megatron", mesh(1, 9), ["pp=9 does not divide the 4 layers: the nearest that fits is pp=4"]),
@@ -97,6 +98,36 @@ def test_rotary_positions_that_megatron_lacks() -> None:
         [found] = problems(replace(SHAPE, rope_scaling=tuple(other.items())), "megatron", mesh())
         assert found.startswith("megatron cannot scale rotary positions as this model does")
         assert problems(replace(SHAPE, rope_scaling=tuple(other.items())), "vllm", mesh()) == []
+
+
+def test_transformers_splits_heads_of_families_with_a_plan() -> None:
+    assert problems(SHAPE, "transformers", mesh(2, tp=2)) == []
+    assert problems(SHAPE, "transformers", mesh(tp=4)) == [
+        "tp=4 does not divide the 2 key-value heads: the nearest that fits is tp=2"
+    ]
+    assert problems(replace(SHAPE, family="phi3"), "transformers", mesh(tp=2)) == [
+        "tp=2 is not for phi3 models, whose layers transformers has no plan to split: the nearest that fits is tp=1"
+    ]
+    assert problems(SHAPE, "transformers", mesh(tp=2, fsdp=2)) == [
+        "transformers does not split a copy by fsdp and tp together: by one of them"
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_families_with_a_plan_are_those_of_transformers(family: str) -> None:
+    """Its plan splits every matrix of the layers, and experts, by words that are known."""
+    from transformers import CONFIG_MAPPING
+
+    shape = replace(SHAPE, family=family, fused=family == "phi3", qkv_bias=False)
+    if family in SPARSE_FAMILIES:
+        shape = replace(shape, experts=4, experts_per_token=2, shared_ffn=20 * (family == "qwen2_moe"))
+    plan = CONFIG_MAPPING[family]().base_model_tp_plan or {}
+    wanted = {
+        name.removeprefix("model.").removesuffix(".weight") for name in map(lambda each: each.name, parameters(shape))
+    }
+    wanted = {name for name in wanted if name.endswith("_proj")}
+    split = {name for name, word in plan.items() if word in ("colwise", "rowwise", "packed_colwise")}
+    assert (wanted <= split) == (problems(shape, "transformers", mesh(tp=2)) == [])
 
 
 SPARSE = replace(SHAPE, family="qwen2_moe", experts=4, experts_per_token=2, shared_ffn=20)

@@ -140,7 +140,8 @@ def test_an_architecture_that_only_transformers_knows() -> None:
 
 
 def test_a_split_that_only_an_engine_can_do_names_it_even_if_it_is_not_there() -> None:
-    plan = tiny("pool one = 4 devices\nplace actor on one(tp=2)\n", installed=("transformers",))
+    schedule = "pool one = 4 devices\nplace actor.train on one(pp=2)\nplace actor.generate on one(tp=2)\n"
+    plan = tiny(schedule, installed=("transformers",))
     assert roles(plan) == {"actor.generate": "one.vllm", "actor.train": "one.megatron"}
     assert plan.group("one.vllm").mesh == mesh(dp=2, tp=2)
 
@@ -171,6 +172,21 @@ def test_a_model_that_is_shared_out_generates_with_whole_copies() -> None:
     plan = planned(shipped("async_grpo"), schedule, installed=("transformers",))
     meshes = {role.operation: plan.group(role.group).mesh for role in plan.roles if role.model == "actor"}
     assert meshes == {"generate": mesh(dp=4), "logprobs": mesh(dp=2, fsdp=2), "train": mesh(dp=2, fsdp=2)}
+
+
+def test_transformers_splits_layers_where_it_can() -> None:
+    """And says of the model and the line why it cannot."""
+    schedule = "pool one = 4 devices\nplace actor.train on one(engine=transformers, {})\n"
+    assert tiny(schedule.format("tp=2")).role("actor", "train").mesh == mesh(dp=2, tp=2)
+    for split, wrong in (("tp=4", "key-value heads"), ("tp=2, fsdp=2", "together")):
+        with pytest.raises(ProgramError) as found:
+            tiny(schedule.format(split))
+        [said] = found.value.diagnostics
+        assert said.code == "E0911" and wrong in said.message and said.span.text.split("=")[0] in split
+    other = PROGRAM.format(models=TINY.format(options="").replace('"qwen2"', '"gpt2"'))
+    with pytest.raises(ProgramError) as found:
+        planned(other, schedule.format("tp=2"))
+    assert [said.code for said in found.value.diagnostics] == ["E0911"]
 
 
 def test_how_a_model_is_worked_with_is_said_where_it_is_placed() -> None:

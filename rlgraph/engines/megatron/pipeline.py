@@ -18,7 +18,7 @@ from rlgraph.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.engines.megatron.context import Context
 from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
-from rlgraph.engines.megatron.vocabulary import logprobs_and_entropy
+from rlgraph.engines.vocabulary import logprobs_and_entropy
 
 
 class Pipeline:

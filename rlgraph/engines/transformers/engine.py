@@ -29,9 +29,10 @@ from rlgraph.engines.transformers.linear import use_onednn
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
-from rlgraph.engines.transformers.reading import Reader, entropy, logprobs
+from rlgraph.engines.transformers.reading import Reader, entropy, logprobs, tempered
 from rlgraph.engines.transformers.recompute import use_recomputation
 from rlgraph.engines.transformers.shards import Shards
+from rlgraph.engines.transformers.tensors import Tensors
 from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown
 from rlgraph.ir.layout import Local
@@ -45,15 +46,18 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     """A copy of a model or a rank's part of it, which takes its optimizer's steps together with those of the other
     ranks. Raises EngineError."""
     device = device_here(rank.device)
-    copies = shards = None
+    copies = shards = tensors = None
     if rank.mesh.size > 1:
         rank.join()
     if rank.mesh.length("fsdp") > 1:
         shards = Shards(rank.mesh, rank.number, device)
+    if rank.mesh.length("tp") > 1:
+        tensors = Tensors(rank.mesh, rank.number, device)
+    apart = shards or tensors
     if rank.mesh.length("dp") > 1:
-        copies = Copies(shards.copies if shards else None)
+        copies = Copies(apart.copies if apart else None)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
-    threads = rank.threads if device == "cpu" and shards is None else 1
+    threads = rank.threads if device == "cpu" and apart is None else 1
     return TransformersEngine.open(
         model,
         threads=threads,
@@ -62,6 +66,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         attention=rank.holding.attention,
         copies=copies,
         shards=shards,
+        tensors=tensors,
         beside=rank.beside,
         **rank.blocks(),
     )
@@ -87,6 +92,7 @@ class TransformersEngine:
         cache_tokens: int = Grown().places,
         copies: Copies | None = None,
         shards: Shards | None = None,
+        tensors: Tensors | None = None,
     ) -> None:
         """A model that is loaded.
 
@@ -96,13 +102,16 @@ class TransformersEngine:
         block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
         at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
         copies: those in other processes that train on other rows. shards: the ranks that have shared the model out,
-        each of which computes with its share of the rows.
+        each of which computes with its share of the rows. tensors: those that have split its layers, each of which
+        computes its part of all rows.
         """
         self.spec = spec
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
-        self.threads, self.copies, self.shards, self._recompute = threads, copies, shards, recompute
+        self.threads, self.copies, self._recompute = threads, copies, recompute
+        self.shards, self.split = shards, tensors
+        self._apart: Shards | Tensors | None = shards or tensors
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
             logit_numbers,
@@ -123,7 +132,7 @@ class TransformersEngine:
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
-        places = max(1, logit_numbers // outputs)
+        places = max(1, logit_numbers // (-(-outputs // tensors.size) if tensors else outputs))
         self._reader = Reader(self._network, block_tokens, places, threads, self._pool, shards)
 
     @classmethod
@@ -137,6 +146,7 @@ class TransformersEngine:
         attention: str = "",
         copies: Copies | None = None,
         shards: Shards | None = None,
+        tensors: Tensors | None = None,
         beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
@@ -151,6 +161,12 @@ class TransformersEngine:
             # On the host, since what is shared out may have no room as a whole.
             loaded = load(spec, "cpu")
             shards.share_out(loaded.model)
+        elif tensors is not None:
+            if spec.adapters is not None:
+                raise EngineError("a model with adapters cannot be split by tp yet")
+            loaded = load(spec, "cpu")
+            tensors.split(loaded.model, spec.kind)
+            loaded.model.to(device)  # type: ignore[arg-type]
         else:
             loaded = load(spec, device) if beside is None else beside._lend(spec)
         with refusing(loaded.model):
@@ -162,9 +178,10 @@ class TransformersEngine:
                 attention=attention,
                 copies=copies,
                 shards=shards,
+                tensors=tensors,
                 **limits,
             )
-            generates = spec.kind == "causal_lm" and spec.generates and shards is None
+            generates = spec.kind == "causal_lm" and spec.generates and engine._apart is None
             engine._run(lambda: probe(engine._network, generates))
         return engine
 
@@ -188,7 +205,7 @@ class TransformersEngine:
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
         self._require("causal_lm", "generate")
-        assert self.shards is None, "the spec says that it does not"
+        assert self._apart is None, "the spec says that it does not"
         ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.weights(weights):
             return generate(
@@ -207,20 +224,33 @@ class TransformersEngine:
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature) of each scored token, float [total scored]."""
         self._require("causal_lm", "log-probabilities")
-        return self._reader.tokenwise(sequences, lambda logits, tokens: [logprobs(logits, tokens, temperature)], 1)[0]
+        return self._language(sequences, ("logprobs",), temperature)[0]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """Entropy in nats of the distribution of each scored token, float [total scored]."""
         self._require("causal_lm", "an entropy")
-        return self._reader.tokenwise(sequences, lambda logits, tokens: [entropy(logits, temperature)], 1)[0]
+        return self._language(sequences, ("entropy",), temperature)[0]
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Both from one pass, float [total scored] each."""
         self._require("causal_lm", "log-probabilities")
-        both = self._reader.tokenwise(
-            sequences, lambda logits, tokens: [logprobs(logits, tokens, temperature), entropy(logits, temperature)], 2
-        )
+        both = self._language(sequences, ("logprobs", "entropy"), temperature)
         return both[0], both[1]
+
+    def _language(self, sequences: Sequences, asked: Sequence[str], temperature: float) -> list[Tensor]:
+        """What is asked of each scored token's distribution, float [total scored] each."""
+
+        def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
+            if self.split is not None:
+                said = self.split.said(tempered(logits, temperature), tokens)
+                return [said[each == "entropy"] for each in asked]
+            plain = {
+                "logprobs": lambda: logprobs(logits, tokens, temperature),
+                "entropy": lambda: entropy(logits, temperature),
+            }
+            return [plain[each]() for each in asked]
+
+        return self._reader.tokenwise(sequences, read, len(asked))
 
     def values(self, sequences: Sequences) -> Tensor:
         """The value of the state before each scored token, float [total scored]."""
@@ -294,7 +324,7 @@ class TransformersEngine:
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
         at a time."""
-        assert self.shards is None, "only what generates has older weights"
+        assert self._apart is None, "only what generates has older weights"
         tensors = self.tensors()
         same_names(tensors, state)
         own = {name: tensor.data for name, tensor in tensors.items()}
@@ -319,7 +349,7 @@ class TransformersEngine:
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
         adapters these, as PEFT does."""
-        assert self.shards is None, "no rank has all of it"
+        assert self._apart is None, "no rank has all of it"
         with quiet():
             if self.spec.adapters is None:
                 self.model.save_pretrained(str(folder))
@@ -347,7 +377,7 @@ class TransformersEngine:
 
     def copy(self) -> TransformersEngine:
         """The same model with weights of its own, those of a base aside that adapters share, and no optimizer."""
-        assert self.shards is None, "each rank opens its part"
+        assert self._apart is None, "each rank opens its part"
         return TransformersEngine(
             Loaded(duplicate(self.model), self.codec, self.new_parameters),
             self.spec,
@@ -362,12 +392,12 @@ class TransformersEngine:
     @property
     def speaks(self) -> bool:
         """Each rank is a whole copy, with results of its own, or the first one of those that share one out."""
-        return self.shards is None or self.shards.index == 0
+        return self._apart is None or self._apart.index == 0
 
     def layout(self) -> tuple[Local, ...]:
         """All of every tensor, or this rank's part; in the terms of its family where that is known, else each by its
         own name."""
-        split, rank = (self.shards.mesh, self.shards.rank) if self.shards else (mesh(), 0)
+        split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (mesh(), 0)
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
@@ -401,7 +431,8 @@ class TransformersEngine:
         return self.shards.parameters if self.shards else trained(self.model)
 
     def _new_optimizer(self) -> Optimizer:
-        return Optimizer(self._trained, self.shards.sum if self.shards else None)
+        common = self.split.common if self.split else ()
+        return Optimizer(self._trained, self._apart.sum if self._apart else None, common)
 
     def _run(self, work: Callable[[], T]) -> T:
         """`work` that calls the model."""
@@ -410,7 +441,9 @@ class TransformersEngine:
     def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
         if self.shards:
             return self.shards.gradients(loss)
-        return torch.autograd.grad(loss, list(trained(self.model).values()), allow_unused=True)
+        if self.split:
+            return self.split.gradients(loss, self._trained)
+        return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
 
     def _require(self, kind: str, what: str) -> None:
         if self.spec.kind != kind:

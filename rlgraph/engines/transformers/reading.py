@@ -133,16 +133,16 @@ class Reader:
 
 def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature) of some tokens."""
-    return -torch.nn.functional.cross_entropy(_tempered(logits, temperature), tokens, reduction="none")
+    return -torch.nn.functional.cross_entropy(tempered(logits, temperature), tokens, reduction="none")
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
     """In nats."""
-    log_p = _tempered(logits, temperature).log_softmax(1)
+    log_p = tempered(logits, temperature).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
 
 
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
+def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Temperature 0, greedy decoding, is scored at temperature 1."""
     return logits if temperature in (0, 1) else logits / temperature
 

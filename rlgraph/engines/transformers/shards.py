@@ -8,19 +8,18 @@ as the one that has most: who has no rows left joins with one of another's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.transformers.meshes import device_mesh
 from rlgraph.ir.mesh import Mesh
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class Shards:
         """After torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
         self.size, self.index = mesh.length("fsdp"), mesh.at(rank, "fsdp")
-        self._meshes = _meshes(torch.device(device).type, mesh.length("dp"), self.size, dist.group.WORLD)
+        self._meshes = device_mesh(mesh, device)
         self.group, self.copies = self._meshes["fsdp"].get_group(), self._meshes["dp"].get_group()
         """Of this copy; of those that have the same part of the other copies."""
         self.parameters: dict[str, Tensor] = {}
@@ -130,9 +129,3 @@ class _Root(nn.Module):
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()
-
-
-@lru_cache(1)
-def _meshes(device: str, copies: int, parts: int, world: dist.ProcessGroup) -> DeviceMesh:
-    """Of the process group, `world`; once for all models of a process, since groups cost memory."""
-    return init_device_mesh(device, (copies, parts), mesh_dim_names=("dp", "fsdp"))

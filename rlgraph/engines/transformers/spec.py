@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.transformers.layout import layout
+from rlgraph.enginespec.legal import tensor_misfits
 from rlgraph.enginespec.spec import Attention, EngineSpec, Grown, Memory
+from rlgraph.models.shape import Shape
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
     return device == "cpu" and dtype == "float32"
 
 
+_UNPLANNED = ("phi3", "qwen2_moe")
+"""Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not whole."""
+
+
+def _tensors(shape: Shape, tp: int) -> list[str]:
+    if tp > 1 and shape.family in _UNPLANNED:
+        return [f"is not for {shape.family} models, whose layers transformers has no plan to split"]
+    found = tensor_misfits(shape, tp)
+    if not found and shape.kv_heads % tp:
+        found.append(f"does not divide the {shape.kv_heads} key-value heads")
+    return found if tp <= shape.vocab else [*found, "is more than there are tokens"]
+
+
 SPEC = EngineSpec(
     name="transformers",
     opens="rlgraph.engines.transformers.engine:open_rank",
     operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
-    axes=("dp", "fsdp"),
+    axes=("dp", "fsdp", "tp"),
+    alone=frozenset({"fsdp", "tp"}),
+    misfits={"tp": _tensors},
     whole=frozenset({"generate", "interact"}),
     layout=layout,
     experts=True,

@@ -18,7 +18,7 @@ from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.cost.work import kv_bytes
-from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.legal import problems, together
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
@@ -296,7 +296,8 @@ def legal(
         ]
         for axis in axes
     ]
-    return tuple(mesh(**dict(sizes)) for sizes in product(*able))
+    found = (mesh(**dict(sizes)) for sizes in product(*able))
+    return tuple(split for split in found if not together(spec_of(engine), split))
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
