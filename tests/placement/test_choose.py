@@ -67,7 +67,7 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
     found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
     held = found.plan.holding("actor", found.plan.owner("actor").name)
     assert (held.recompute, held.attention) == (recompute == "true", "eager")
-    assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found)))
+    assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found.choice)))
 
 
 def test_attention_that_needs_a_gpu() -> None:
