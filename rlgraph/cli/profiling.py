@@ -34,7 +34,7 @@ from rlgraph.runs.options import LOCAL, need_installed
 def profile(output: Path, engines: str | None, threads: int, quick: bool, form: Format) -> int:
     """Measure what the engines take on this machine, and write the constants of the cost model.
 
-    Takes about three minutes, one with --quick. The fewer others are at work on the machine the better.
+    Takes three to seven minutes, one or two with --quick. The fewer others are at work on the machine the better.
     `rlgraph simulate --calibration FILE` predicts with what was found.
     """
     wanted = None if engines is None else [name.strip() for name in engines.split(",")]
