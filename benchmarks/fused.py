@@ -1,0 +1,123 @@
+"""Trainings that share the stages of a pipeline: how short a schedule is found, beside what none can beat.
+
+    python benchmarks/fused.py
+    python benchmarks/fused.py --problem FILE.json
+    python benchmarks/fused.py --seconds 30 --json
+
+Without a file: six configurations of FlexFusion (RLHFuse, arXiv 2409.13221, and the result files beside its code), in
+their units: seconds of a stage's forward are about layers a stage times hidden size squared, memory is in stages of a
+model of 13B on 8 stages. Better schedules are found where OR-Tools is installed (`pip install 'rlgraph[pipelines]'`).
+
+    makespan  seconds of the schedule that was found
+    bound     that no schedule can beat: of each model alone, and of each stage with all its work
+    serial    of one model after the other, each by 1F1B
+    peak      memory of the fullest stage; with 1F1B, one model after the other
+    published makespan and peak
+
+A problem is `{"models": [{"name": "actor", "stages": 8, "micro_batches": 32, "forward": 5, "backward": 10,
+"memory": 1.95}, ...], "capacity": 20}`: a model may have `copies` (all there is room for) and `reverse` (every
+other one is); `micro_batches` are those of a copy, `forward` and `backward` seconds of one of them on a stage, `memory`
+what one in flight needs there. `capacity` is the memory of a stage. It prints JSON; `--lists` adds what each stage does,
+in order: the line's number (copies counted through all models) and F or B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from rlgraph.pipelines.fuse import Fused, fused
+from rlgraph.pipelines.problem import Model, Problem, problem
+
+PUBLISHED = {
+    0: (("33B", 8, 32, 5, 1.95), ("13B", 4, 16, 4, 2.0), 708, 19.7),
+    1: (("33B", 8, 16, 5, 1.95), ("13B", 4, 8, 4, 2.0), 372, 15.75),
+    2: (("33B", 8, 8, 5, 1.95), ("13B", 4, 4, 4, 2.0), 225, 15.6),
+    5: (("33B", 8, 8, 5, 1.95), ("13B", 8, 8, 2, 1.0), 225, 15.6),
+    6: (("65B", 16, 64, 2, 1.64), ("33B", 8, 32, 2, 2.0), 618, 39.7),
+    9: (("65B", 16, 64, 2, 1.64), ("33B", 16, 64, 1, 1.0), 613, 38.7),
+}
+"""By the authors' numbers: of both models the stages, micro-batches of a copy, seconds of a forward, and memory; the
+makespan and the peak that they found."""
+
+
+def published(number: int) -> Problem:
+    """A backward takes twice as long as a forward."""
+    large, small = PUBLISHED[number][:2]
+    (name, stages, batches, seconds, memory), (other, fewer, few, short, less) = large, small
+    return Problem(
+        (
+            Model(name, stages, batches, seconds, 2 * seconds, memory=memory),
+            Model(other, fewer, few, short, 2 * short, copies=stages // fewer, memory=less, reverse=True),
+        )
+    )
+
+
+def told(found: Fused) -> dict[str, Any]:
+    return {
+        "what": "fused",
+        "makespan": found.makespan,
+        "bound": found.bound,
+        "gap": found.makespan / found.bound - 1,
+        "peak": found.peak,
+        "serial": found.serial,
+        "serial_peak": found.serial_peak,
+        "speedup": found.serial / found.makespan,
+        "seconds": found.seconds,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problem", help="a file")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the search, at most")
+    parser.add_argument("--within", type=float, default=0.01, help="share of the makespan that memory may cost")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--configurations", type=int, nargs="*", choices=list(PUBLISHED), default=list(PUBLISHED))
+    parser.add_argument("--lists", action="store_true", help="what each stage does, too")
+    parser.add_argument(
+        "--json", action="store_true", help="a line of JSON for each configuration instead of the table"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.problem:
+        try:
+            asked = problem(json.loads(Path(options.problem).read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            sys.exit(f"{options.problem}: {error}")
+        found = fused(asked, options.seconds, options.within, options.seed)
+        if found is None:
+            sys.exit(f"{options.problem}: in {options.seconds:g} s nothing was found that keeps to the capacity")
+        lists = {"lists": [[f"{line}{'FB'[back]}" for line, back in own] for own in found.lists]}
+        print(json.dumps({**told(found), **(lists if options.lists else {})}))
+        return
+    names = ("", "makespan", "bound", "published", "serial", "speedup", "peak", "published", "1F1B", "search s")
+    if not options.json:
+        print("".join(f"{name:>11}" for name in names))
+    for number in options.configurations:
+        found = fused(published(number), options.seconds, options.within, options.seed)
+        assert found
+        makespan, peak = PUBLISHED[number][2:]
+        if options.json:
+            more = {"configuration": number, "published": makespan, "published_peak": peak}
+            print(json.dumps({**told(found), **more}), flush=True)
+            continue
+        print(
+            f"{number:>11}{found.makespan:>11g}{found.bound:>11g}{makespan:>11}{found.serial:>11g}"
+            f"{found.serial / found.makespan:>10.2f}x{found.peak:>11.2f}{peak:>11}{found.serial_peak:>11.2f}"
+            f"{found.seconds:>11.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A schedule in which pipelines fill each other's bubbles: short, and of those that are one with little memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from rlgraph.pipelines import exact
+from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
+from rlgraph.pipelines.dispatch import Dispatched, by_rule
+from rlgraph.pipelines.problem import Problem
+from rlgraph.pipelines.timetable import Lists, timetable
+
+SMALL = 1500
+"""Forwards and backwards of a problem, on all stages, that constraints are given from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    lists: Lists
+    makespan: float
+    """Seconds."""
+    peak: float
+    """Of the fullest stage."""
+    bound: float
+    """Seconds that no schedule can beat."""
+    serial: float
+    """Seconds of one model after the other, each by 1F1B."""
+    serial_peak: float
+    """Of the fullest stage then."""
+    seconds: float
+    """That the search took."""
+
+
+def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: int = 0) -> Fused | None:
+    """Searches for so many seconds at most; None where nothing was found that keeps to the capacity.
+
+    Of schedules that are at most `within` longer than the shortest one, the one that needs the least memory. The search
+    ends sooner where a schedule is as short as any can be, and needs no more memory than one model after the other.
+    """
+    began, bound, spare = time.monotonic(), least_seconds(problem), serial_memory(problem)
+    best: Dispatched | None = None
+
+    def left() -> float:
+        return began + seconds - time.monotonic()
+
+    def perfect() -> bool:
+        return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
+
+    def better(found: Dispatched | None) -> bool:
+        nonlocal best
+        if found is None or (best and _rank(found, shortest) > _rank(best, shortest)):
+            return False
+        best = found
+        return True
+
+    shortest = (1 + within) * bound
+    small = exact.installed() and problem.work <= SMALL
+    by_rule(problem, spare, seed, better, lambda: perfect() or left() < (1 - (0.1 if small else 0.9)) * seconds)
+    if exact.installed() and best is None:
+        # Rules come to a stop where there is hardly room for one; one after the other there always is.
+        one_by_one = sum(
+            line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
+            for line in problem.lines
+        )
+        better(_dispatched(problem, exact.by_constraints(problem, None, one_by_one, bound, None, 0.5 * left())))
+    if best is None:
+        return None
+    if small and not perfect():
+        # Where there is one as short as any, and no fuller than one model after the other, it is often found at once.
+        room = min(spare, math.inf if problem.capacity is None else problem.capacity)
+        lists = exact.by_constraints(replace(problem, capacity=room), None, shortest, shortest, None, 0.4 * left())
+        if not better(_dispatched(problem, lists)) and best.makespan > shortest:
+            lists = exact.by_constraints(problem, best.lists, best.makespan, bound, None, 0.6 * left())
+            better(_dispatched(problem, lists))
+        shortest = max(shortest, (1 + within) * best.makespan)
+    if exact.installed() and best.peak > spare and problem.capacity is None and left() > 0.1:
+        longest = max(shortest, best.makespan)
+        better(
+            _dispatched(problem, exact.by_constraints(problem, best.lists, longest, bound, (spare, best.peak), left()))
+        )
+    return Fused(best.lists, best.makespan, best.peak, bound, serial_seconds(problem), spare, time.monotonic() - began)
+
+
+def _rank(found: Dispatched, shortest: float) -> tuple[float, float, float]:
+    """The lesser the better. shortest: seconds below which memory counts for more."""
+    return max(found.makespan, shortest), found.peak, found.makespan
+
+
+def _dispatched(problem: Problem, lists: Lists | None) -> Dispatched | None:
+    if lists is None:
+        return None
+    found = timetable(problem, lists)
+    return Dispatched(found.makespan, max(found.peaks), lists)

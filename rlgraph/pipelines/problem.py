@@ -1,0 +1,136 @@
+"""What is to be scheduled: models whose trainings do not depend on each other, on the stages that they share.
+
+A model's copies lie one behind the other along the stages, each in one direction or the other: pipelines in both
+directions fill each other's bubbles, since one of them begins where the other one ends (RLHFuse, arXiv 2409.13221).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    stages: int
+    """Of one copy."""
+    micro_batches: int
+    """Of one copy."""
+    forward: float
+    """Seconds of a micro-batch on a stage."""
+    backward: float
+    """Seconds of a micro-batch on a stage."""
+    copies: int = 1
+    memory: float = 0.0
+    """That a micro-batch needs on a stage from the beginning of its forward to the end of its backward, in any unit."""
+    reverse: bool = False
+    """The first stage of a copy is the last of those that it lies on."""
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "micro_batches", "copies"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{self.name}` has {getattr(self, name)} {name.replace('_', '-')}")
+        for name in ("forward", "backward", "memory"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "memory"):
+                raise ValueError(f"`{name}` of `{self.name}` is {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A copy of a model."""
+
+    model: Model
+    stages: tuple[int, ...]
+    """That its micro-batches go through forward, in this order; backward in the other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    models: tuple[Model, ...]
+    capacity: float | None = None
+    """The memory of a stage for what the micro-batches in flight keep."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("there is no model")
+        least = max(model.memory for model in self.models)
+        if self.capacity is not None and not self.capacity >= least:
+            raise ValueError(f"a micro-batch in flight needs {least}, and a stage has {self.capacity}")
+
+    @property
+    def stages(self) -> int:
+        return max(model.copies * model.stages for model in self.models)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        found = []
+        for model in self.models:
+            for copy in range(model.copies):
+                stages = range(copy * model.stages, (copy + 1) * model.stages)
+                found.append(Line(model, tuple(reversed(stages) if model.reverse else stages)))
+        return tuple(found)
+
+    @property
+    def work(self) -> int:
+        """How many forwards and backwards there are, on all stages."""
+        return sum(2 * model.copies * model.stages * model.micro_batches for model in self.models)
+
+
+def problem(data: Mapping[str, Any]) -> Problem:
+    """A problem as JSON has it: `models`, each with the fields of `Model`, and `capacity`.
+
+    A model that does not say how many copies it has lies on all stages; one that does not say in which direction goes
+    the other way than the one before it. Raises ValueError where something is missing, unknown or absurd.
+    """
+    unknown = set(_keys(data, "the problem")) - {"models", "capacity"}
+    if unknown or "models" not in data:
+        raise ValueError(f"a problem has `models` and may have `capacity`, not `{min(unknown, default='nothing')}`")
+    if not isinstance(data["models"], list):
+        raise ValueError("`models` is no list")
+    stages = 0
+    for number, each in enumerate(data["models"]):
+        copies = each.get("copies", 1) if isinstance(each, Mapping) else 1
+        _checked(each, number)
+        stages = max(stages, copies * each["stages"])
+    models = []
+    for number, each in enumerate(data["models"]):
+        usual = {"name": f"model {number}", "copies": max(1, stages // each["stages"]), "reverse": number % 2 == 1}
+        models.append(Model(**{**usual, **each}))
+    capacity = data.get("capacity")
+    if capacity is not None and not _number(capacity):
+        raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
+    return Problem(tuple(models), capacity)
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _checked(each: Any, number: int) -> None:
+    names = {field.name: str(field.type) for field in fields(Model)}
+    for key in _keys(each, f"model {number}"):
+        if key not in names:
+            raise ValueError(f"model {number} has `{key}`: it can have {', '.join(names)}")
+        value, kind = each[key], names[key]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = {"int": whole, "float": _number(value), "bool": isinstance(value, bool), "str": isinstance(value, str)}
+        if not fits[kind]:
+            raise ValueError(f"`{key}` of model {number} is {value!r:.60}: give {_KINDS[kind]}")
+    missing = [key for key in ("stages", "micro_batches", "forward", "backward") if key not in each]
+    if missing:
+        raise ValueError(f"model {number} lacks `{missing[0]}`")
+    if each["stages"] < 1:
+        raise ValueError(f"model {number} has {each['stages']} stages")
+
+
+def _keys(data: Any, what: str) -> list[str]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is no object with fields")
+    return list(data)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,188 @@
+"""Fused pipelines: what follows from lists, what no lists can beat, and what is found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlgraph.pipelines import dispatch, exact
+from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
+from rlgraph.pipelines.dispatch import dispatched
+from rlgraph.pipelines.fuse import fused
+from rlgraph.pipelines.problem import Model, Problem, problem
+from rlgraph.pipelines.timetable import Entry, Stuck, one_f_one_b, timetable
+
+ROOT = Path(__file__).parents[2]
+
+
+def drawn(seed: int) -> Problem:
+    """Small enough for all its schedules to be looked at."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2])
+    first = Model("a", stages, draw.choice([1, 2]), draw.randint(1, 4), draw.randint(1, 6), 1, draw.randint(0, 3))
+    own = draw.choice([1, stages])
+    other = Model("b", own, 1, draw.randint(1, 4), draw.randint(1, 6), stages // own, draw.randint(0, 3), True)
+    return Problem((first, other))
+
+
+def sequences(problem: Problem, stage: int) -> Iterator[tuple[Entry, ...]]:
+    """All that a stage can do in some order, no backward before its forward."""
+    entries = [
+        (number, back)
+        for number, line in enumerate(problem.lines)
+        if stage in line.stages
+        for back in (False, True)
+        for _ in range(line.model.micro_batches)
+    ]
+    for order in set(itertools.permutations(entries)):
+        ahead: dict[int, int] = {}
+        for number, back in order:
+            ahead[number] = ahead.get(number, 0) + (-1 if back else 1)
+            if ahead[number] < 0:
+                break
+        else:
+            yield order
+
+
+def shortest(problem: Problem) -> float:
+    """By trying all schedules."""
+    found = []
+    for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
+        try:
+            table = timetable(problem, lists)
+        except Stuck:
+            continue
+        if problem.capacity is None or max(table.peaks) <= problem.capacity:
+            found.append(table.makespan)
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
+    asked = drawn(seed)
+    best = shortest(asked)
+    assert least_seconds(asked) <= best
+    found = fused(asked, seconds=3.0, within=0.0)
+    assert found and found.makespan == best
+    table = timetable(asked, found.lists)
+    assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
+    asked = drawn(seed)
+    asked = replace(asked, capacity=max(1.0, *(model.memory for model in asked.models)))
+    found = fused(asked, seconds=3.0, within=0.0)
+    assert found and found.peak <= asked.capacity and found.makespan == shortest(asked)
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(1, 1), (1, 5), (4, 2), (4, 4), (4, 9)])
+def test_1f1b_takes_what_its_formula_says(stages: int, batches: int) -> None:
+    """(M + N - 1) (f + b), with N micro-batches in flight on the first stage (arXiv 2006.09503)."""
+    model = Model("a", stages, batches, 2.0, 4.0, memory=1.5)
+    table = timetable(Problem((model,)), one_f_one_b(model))
+    assert table.makespan == (batches + stages - 1) * 6 == least_seconds(Problem((model,)))
+    assert table.peaks == tuple(1.5 * min(batches, stages - stage) for stage in range(stages))
+
+
+PAIR = (Model("33B", 8, 8, 5, 10, 1, 1.95), Model("13B", 4, 4, 4, 8, 2, 2.0, True))
+
+
+def test_published_configurations() -> None:
+    """Two of FlexFusion's: what their authors found (225 and 15.6 for both), within 1%, and no more memory."""
+    assert exact.installed()
+    for other in (PAIR[1], Model("13B", 8, 8, 2, 4, 1, 1.0, True)):
+        asked = Problem((PAIR[0], other))
+        assert least_seconds(asked) == 225 and serial_memory(asked) == pytest.approx(15.6)
+        # Found in a second or two; it ends where it is found.
+        found = fused(asked, seconds=120.0)
+        assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
+    assert serial_seconds(Problem(PAIR)) == 309
+
+
+def test_rules_alone_beat_one_after_the_other() -> None:
+    """Where OR-Tools is not installed."""
+    asked = Problem((replace(PAIR[0], micro_batches=16), replace(PAIR[1], micro_batches=8)))
+    found: list[dispatch.Dispatched] = []
+    tried = itertools.count()
+    dispatch.by_rule(asked, serial_memory(asked), 0, lambda each: not found.append(each), lambda: next(tried) > 60)
+    best = min(found, key=lambda each: each.makespan)
+    assert least_seconds(asked) <= best.makespan < 0.9 * serial_seconds(asked)
+    for each in found[:10]:
+        table = timetable(asked, each.lists)
+        assert table.makespan <= each.makespan and max(table.peaks) == pytest.approx(each.peak)
+
+
+def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
+    asked = Problem((Model("a", 2, 2, 1, 1, 1, 1.0), Model("b", 2, 2, 1, 1, 1, 1.0, True)))
+    rule = dispatch.Rule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
+    assert dispatched(asked, rule, random.Random(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ((((0, True), (0, False)),), "stage 0 waits for ever"),
+        ((((0, False),),), "not every micro-batch"),
+        ((((0, False), (0, True), (0, False)),), "stage 0 waits for ever"),
+    ],
+)
+def test_lists_that_cannot_be(lists: tuple[tuple[Entry, ...], ...], message: str) -> None:
+    with pytest.raises(Stuck, match=message):
+        timetable(Problem((Model("a", 1, 1, 1, 1),)), lists)
+
+
+ONE = {"stages": 2, "micro_batches": 2, "forward": 1, "backward": 2}
+
+
+def test_what_a_file_leaves_out() -> None:
+    found = problem({"models": [{**ONE, "stages": 4}, ONE, {**ONE, "copies": 1}], "capacity": 3})
+    assert [(each.copies, each.reverse) for each in found.models] == [(1, False), (2, True), (1, False)]
+    assert [line.stages for line in found.lines] == [(0, 1, 2, 3), (1, 0), (3, 2), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "the problem is no object"),
+        ({}, "a problem has `models`"),
+        ({"models": []}, "there is no model"),
+        ({"models": {}}, "`models` is no list"),
+        ({"models": [1]}, "model 0 is no object"),
+        ({"models": [ONE], "memory": 1}, "not `memory`"),
+        ({"models": [{**ONE, "stage": 1}]}, "model 0 has `stage`: it can have name, stages"),
+        ({"models": [{**ONE, "stages": 0}]}, "model 0 has 0 stages"),
+        ({"models": [{**ONE, "stages": True}]}, "`stages` of model 0 is True: give a whole number"),
+        ({"models": [{**ONE, "forward": "1"}]}, "`forward` of model 0 is '1': give a number"),
+        ({"models": [{**ONE, "forward": float("nan")}]}, "give a number"),
+        ({"models": [{**ONE, "backward": -1}]}, "`backward` of `model 0` is -1"),
+        ({"models": [{"stages": 1}]}, "model 0 lacks `micro_batches`"),
+        ({"models": [{**ONE, "memory": 2}], "capacity": 1}, "needs 2, and a stage has 1"),
+        ({"models": [ONE], "capacity": "much"}, "`capacity` is 'much'"),
+    ],
+)
+def test_a_problem_that_is_none(data: object, message: str) -> None:
+    with pytest.raises(ValueError) as found:
+        problem(data)  # type: ignore[arg-type]
+    assert message in str(found.value)
+
+
+def test_the_benchmark_prints_json(tmp_path: Path) -> None:
+    file = tmp_path / "problem.json"
+    file.write_text(json.dumps({"models": [ONE, ONE]}))
+    command = [sys.executable, str(ROOT / "benchmarks" / "fused.py"), "--seconds", "2", "--lists", "--problem"]
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["makespan"] >= found["bound"] == 12 and found["serial"] == 18
+    assert sorted(found["lists"][0]) == sorted(found["lists"][1]) == ["0B", "0B", "0F", "0F", "1B", "1B", "1F", "1F"]
+    file.write_text('{"models": [')
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith(str(file)) and "Traceback" not in done.stderr
