@@ -117,19 +117,21 @@ def dispatched(problem: Problem, rule: Rule, draw: random.Random) -> Dispatched 
 
 
 def by_rule(
-    problem: Problem, memory: float, seed: int, better: Callable[[Dispatched], bool], over: Callable[[], bool]
-) -> None:
-    """Tries rules until it is `over`; whether what one makes is kept to draw from, `better` says. memory: what is drawn
-    around."""
-    draw = random.Random(seed)
-    kept: Rule | None = None
+    problem: Problem,
+    memory: float,
+    draw: random.Random,
+    better: Callable[[Dispatched], bool],
+    over: Callable[[], bool],
+    kept: Rule | None = None,
+) -> Rule | None:
+    """Tries rules until it is `over`, beginning near the one that is `kept`; whether what one makes is to be drawn from
+    `better` says. memory: of a stage, what is drawn around. The rule that did best."""
     while not over():
         rule = _fresh(problem, memory, draw) if kept is None or draw.random() < 0.15 else _near(problem, kept, draw)
-        if problem.capacity is not None:
-            rule = replace(rule, memory=min(rule.memory, problem.capacity))
         found = dispatched(problem, rule, draw)
         if found and better(found):
             kept = rule
+    return kept
 
 
 _AHEAD, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
@@ -146,8 +148,12 @@ def _fresh(problem: Problem, memory: float, draw: random.Random) -> Rule:
         draw.choice(_BEHIND),
         tuple(draw.choice(_AHEAD) for _ in problem.models),
         draw.choice(_NOISE) * longest,
-        draw.choice(_ROOM) * memory,
+        _room(problem, memory, draw),
     )
+
+
+def _room(problem: Problem, memory: float, draw: random.Random) -> float:
+    return min(draw.choice(_ROOM) * memory, math.inf if problem.capacity is None else problem.capacity)
 
 
 def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
@@ -157,7 +163,11 @@ def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
         urgency = [list(each) for each in rule.urgency]
         urgency[model][draw.randrange(2)] += draw.gauss(0, _spread(problem) * draw.choice((0.03, 0.1, 0.3)))
         return replace(rule, urgency=tuple((forward, backward) for forward, backward in urgency))
+    if which > 0.9:
+        share = draw.choice((0.85, 0.93, 0.97, 1.05))
+        least = max(each.memory for each in problem.models)
+        return replace(rule, memory=max(least, min(share * rule.memory, problem.capacity or math.inf)))
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))
-    return replace(rule, **({"behind": fresh.behind} if which < 0.85 else {"noise": fresh.noise}))
+    return replace(rule, **({"behind": fresh.behind} if which < 0.8 else {"noise": fresh.noise}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,12 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
 
     shortest = (1 + within) * bound
     small = exact.installed() and problem.work <= SMALL
-    by_rule(problem, spare, seed, better, lambda: perfect() or left() < (1 - (0.1 if small else 0.9)) * seconds)
+    draw, share = random.Random(seed), 0.1 if small else 0.5
+    rule = by_rule(problem, spare, draw, better, lambda: perfect() or left() < (1 - share) * seconds)
+    if best and not small:
+        # As short as that, with less memory.
+        shortest = max(shortest, best.makespan)
+        by_rule(problem, spare, draw, better, lambda: perfect() or left() < 0.05 * seconds, rule)
     if exact.installed() and best is None:
         # Rules come to a stop where there is hardly room for one; one after the other there always is.
         one_by_one = sum(
