@@ -17,7 +17,7 @@ model of 13B on 8 stages. Better schedules are found where OR-Tools is installed
 A problem is `{"models": [{"name": "actor", "stages": 8, "micro_batches": 32, "forward": 5, "backward": 10,
 "memory": 1.95}, ...], "capacity": 20}`: a model may have `copies` (all there is room for) and `reverse` (every
 other one is); `micro_batches` are those of a copy, `forward` and `backward` seconds of one of them on a stage, `memory`
-what one in flight needs there. `capacity` is the memory of a stage. It prints JSON; `--lists` adds what each stage does,
+what one in flight needs there. `capacity` is a stage's memory. It prints JSON; `--lists` adds what each stage does,
 in order: the line's number (copies counted through all models) and F or B.
 """
 
