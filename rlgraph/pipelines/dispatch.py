@@ -170,4 +170,4 @@ def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))
-    return replace(rule, **({"behind": fresh.behind} if which < 0.8 else {"noise": fresh.noise}))
+    return replace(rule, behind=fresh.behind) if which < 0.8 else replace(rule, noise=fresh.noise)

@@ -78,6 +78,7 @@ def by_constraints(
         ends.append(last[0][1] + backward)
     for own in stages:
         model.add_no_overlap(own)
+    room: Any
     if memory is not None:
         room = model.new_int_var(math.ceil(memory[0] / unit * (1 - 1e-12)), math.floor(memory[1] / unit), "")
         model.minimize(room)

@@ -35,6 +35,7 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
     """Everything as early as its list permits. Raises Stuck."""
     lines = problem.lines
     place = [{stage: at for at, stage in enumerate(line.stages)} for line in lines]
+    done: list[tuple[list[list[float]], list[list[float]]]]
     done = [([[] for _ in line.stages], [[] for _ in line.stages]) for line in lines]
     """For each line, forward and backward, when each stage's micro-batches ended."""
     starts: list[list[float]] = [[] for _ in lists]
