@@ -420,6 +420,8 @@ class _LayerShard:
             # Keys and values of all ranks, as they came and in the rows' order.
             seen = 2 * keys * self.cp
             most = max(4 * queries + 3 * keys + seen, 2 * queries + 5 * keys + 2 * seen)
+            # Those that are normed are there as they came, too.
+            most += self.shape.qk_norm * (queries + keys)
             attention = 3 * hidden / self.token_ranks + most
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
