@@ -205,14 +205,18 @@ LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vl
 
 @st.composite
 def engines(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
-    """A model that ranks share out on one of the two sides, and an engine's ranks on the other."""
+    """A model that ranks of transformers share out, or split by its layers' tensors, on one of the two sides, and an
+    engine's ranks on the other."""
     shape = draw(shapes(sparse=False))
     other = draw(st.sampled_from(sorted(LAYOUTS)))
-    tp = draw(st.sampled_from([tp for tp in (1, 2, 4) if shape.heads % tp == 0])) if other != "transformers" else 1
+    splits = st.sampled_from([tp for tp in (1, 2, 4) if shape.heads % tp == 0])
+    tp = draw(splits)
     pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if other == "megatron" else 1
     over = mesh(draw(st.integers(1, 2)), pp, tp)
     assume(not problems(shape, other, over))
-    shared = mesh(dp=draw(st.integers(1, 2)), fsdp=draw(st.integers(1, 5)))
+    copies = draw(st.integers(1, 2))
+    shared = mesh(dp=copies, tp=draw(splits)) if draw(st.booleans()) else mesh(dp=copies, fsdp=draw(st.integers(1, 5)))
+    assume(not problems(shape, "transformers", shared))
     ends = [
         [transformers.layout(shape, shared, rank) for rank in range(shared.size)],
         [LAYOUTS[other](shape, over, rank) for rank in range(over.size)],
