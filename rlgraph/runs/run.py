@@ -91,9 +91,6 @@ def run_in(
 ) -> Run:
     """Runs, writing into a folder if one is given."""
     options = replace(options, threads=options.threads or _cores())
-    if options.save_every is not None:
-        read_often(options.save_every)
-        _need_folder(folder)
     made = Run(folder=folder.path if folder else None)
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
@@ -121,6 +118,9 @@ def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) 
     """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does."""
     from rlgraph.backends.recording import read_header, recording
 
+    if options.save_every is not None:
+        read_often(options.save_every)
+        _need_folder(folder)
     if options.trace:
         check_writable(options.trace)
     if options.replay:

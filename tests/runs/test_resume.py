@@ -232,8 +232,8 @@ def test_a_folder_without_a_checkpoint(folder: Path, capsys: pytest.CaptureFixtu
     for words in (["--changed"], ["--resume", "a", "--seed", "1"], ["--resume", "a", "--out", "b"]):
         assert told(capsys, "run", "tiny.rlf", *words)[0] == 2
     for often in ("0", "-1", "10 days", "1.5"):
-        code, err = told(capsys, "run", "tiny.rlf", "--save-every", often)
-        assert code == 2 and f"E0825]: `{often}` does not say how often to save" in err
+        code, err = told(capsys, "run", "tiny.rlf", "--out", "b", "--save-every", often)
+        assert code == 2 and not Path("b").exists() and f"E0825]: `{often}` does not say how often to save" in err
     with pytest.raises(UsageMistake, match="without a folder"):
         ran(1, save_every=1)
     for more in ({"backend": "ray"}, {"replay": "a"}):
