@@ -182,6 +182,7 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 component.name,
                 deployment.micro_tokens,
                 deployment.recompute,
+                deployment.attention,
                 option.offload,
                 deployment.kv_bytes,
             )

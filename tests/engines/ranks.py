@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import traceback
@@ -72,3 +73,5 @@ def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments:
         if megatron := sys.modules.get("megatron.core.parallel_state"):
             megatron.destroy_model_parallel()
         dist.destroy_process_group()
+        # Models hold groups in cycles, and each group has threads that never rest.
+        gc.collect()

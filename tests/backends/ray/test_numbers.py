@@ -118,7 +118,7 @@ def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
 @pytest.fixture(scope="module")
 def run(
     request: pytest.FixtureRequest,
-    cluster: None,
+    kept: None,
     folder: Path,
     local: dict[str, Local],
     tmp_path_factory: pytest.TempPathFactory,

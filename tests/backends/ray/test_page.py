@@ -43,7 +43,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def runs(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(kept: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `runs` after all commands of the page. Those that would start Ray find the one that is there."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(ROOT / "examples" / "spell_backward", folder / "examples" / "spell_backward")
