@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,7 +10,6 @@ from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +17,9 @@ from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
-from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.standins import StandIns
 from rlgraph.backends.sim.together import Ends, Member, Together
 from rlgraph.backends.sim.together import Rows as CopyRows
 from rlgraph.backends.sim.works import Work, worker
@@ -32,11 +30,10 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import NOTHING
 from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
-from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.types import Handle, Type, axes_of, axis_of
+from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each, table_of
 
 
@@ -112,13 +109,11 @@ class SimTransport:
     """Orders are done, and weights moved, in the time of a log's clock."""
 
     def __init__(self, program: Program, plan: Plan, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
-        self.program, self.plan, self.queues, self.workload = program, plan, queues, workload
-        self.seed, self.log = seed, log
+        self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self._asking = log.clock.lock()
         """Of those that want several places of a pool at once, one takes them at a time."""
         self.versions = Versions(program)
-        self._answers: dict[int, Lengths] = {}
-        """By the most tokens of an answer."""
+        self.standins = StandIns(program, workload, self.versions, seed)
         self._books: dict[int, _Books] = {}
         """Of each step that is under way."""
         self._over = 0
@@ -132,7 +127,7 @@ class SimTransport:
     # Orders
 
     def fire(self, order: Order) -> Made:
-        made = self.made(order)
+        made = self.standins.made(order)
         self.work(order, made)
         self.count(order, made)
         return made
@@ -255,11 +250,11 @@ class SimTransport:
         fired = self.log.fired()
         with self.queues.turn(order.seats, rank=order.step.number, key=order.key), ExitStack() as sampling:
             self.log.observer.firing(node, group.pool)
-            whole = self.made(order)
+            whole = self.standins.made(order)
             spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
-            made = [self.made(replace(order, frame=each)) for each in slices]
+            made = [self.standins.made(replace(order, frame=each)) for each in slices]
             dealt = self.dealt(order, [each.values[node.name] for each in made])
             copies = self.sampling_copies(order, [own[0].join(own[1:]) for own in dealt if own])
             rows = _Rows([*copies, *[CopyRows(NOTHING, (), ())] * (len(dealt) - len(copies))], _last)
@@ -289,42 +284,8 @@ class SimTransport:
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
     def choose(self, order: Order) -> np.ndarray:
-        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, and for `aged`
-        all of them, the oldest first."""
-        node, frame = order.node, order.frame
         self.work(order, Made())
-        if node.op == "keep":
-            mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
-            assert axis is not None
-            kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
-            return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
-        if node.op == "recent":
-            own = axis_of(frame.types[node.inputs[0]])
-            assert own is not None
-            age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
-            old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
-            return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
-        if node.op == "aged":
-            oldest = np.zeros(frame.size(node.attr("axis")), dtype=np.int64)
-            for name, model in zip(node.inputs, node.attr("models"), strict=True):
-                own = axis_of(frame.types[name])
-                assert own is not None
-                ages = self.versions.at(model, frame.step) - frame.values[name].version
-                np.maximum.at(oldest, frame.index(own.row.key, node.attr("axis")), ages)
-            return np.argsort(-oldest, kind="stable")
-        table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
-        assert table is not None and chosen is not None
-        counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
-        if bool((counts == 0).any()):
-            message = "a group has no rows left to pick from"
-            raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
-        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts
-        found: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
-        return found
-
-    def key(self, node: Node, step: Step) -> str:
-        """Of what is random about a node in this step."""
-        return f"{self.seed}/{step.number}/{node.name}"
+        return self.standins.choose(order)
 
     def books(self, step: Step) -> _Books:
         """Those of a step; what a batch does that goes on when it is over is told with the next one."""
@@ -493,107 +454,10 @@ class SimTransport:
             return self.log.predictor.host(node.op, rows)
         return self.log.predictor.work(model, node.op, batches, order.copies)
 
-    # What comes out
-
-    def made(self, order: Order) -> Made:
-        node, frame, group = order.node, order.frame, order.group
-        if node.op == "read":
-            return self.read(node, frame, group)
-        if NODES[node.op].generates:
-            return self.sampled(order)
-        if node.op == "sample":
-            return self.sampled_from_buffer(node, frame, group)
-        values: dict[str, Any] = {}
-        for value in node.outputs:
-            if isinstance(value.type, Handle):
-                values[value.name] = self.handle(node, frame, value.type, group)
-            else:
-                values[value.name] = self.like(value.name, value.type, node, frame, group)
-        if node.op == "encode":
-            name, found = node.name, values[node.name]
-            prompts = found.sampled(self.workload.prompt, f"{self.seed}/prompt")
-            answers = found.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
-            values[name] = replace(found, prompt=prompts, response=answers)
-        return Made(values)
-
-    def read(self, node: Node, frame: Frame, group: Group) -> Made:
-        """A cursor is the number of rows that were read."""
-        table, cursor = node.outputs
-        axis, first = axis_of(table.type), frame.values[node.inputs[0]]
-        assert axis is not None
-        source = next(each for each in self.program.outside if each.kind == "data" and each.name == axis.name)
-        batch = source.record.option("batch") or 1
-        rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
-        rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
-        return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
-
-    def sampled(self, order: Order) -> Made:
-        node, frame, group = order.node, order.frame, order.group
-        asked, above = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
-        axis, count = axis_of(node.outputs[0].type), node.attr("n")
-        assert axis is not None and above is not None
-        numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
-        made = replace(
-            _rows(node.name, group.name, numbers, asked.period * count),
-            prompt=np.repeat(asked.prompt, count),
-            version=np.full_like(numbers, order.version or 0),
-        )
-        made = replace(made, response=made.sampled(self.answers(node.attr("max_tokens")), self.key(node, frame.step)))
-        rows, first = [], rows_each(node)
-        if first < count:
-            made = made.first(first, count)
-        if axis.key != above.key:
-            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
-        return Made({node.name: made}, rows)
-
-    def answers(self, limit: int) -> Lengths:
-        """Of what is sampled with at most so many tokens."""
-        if limit not in self._answers:
-            self._answers[limit] = self.workload.answers(limit)
-        return self._answers[limit]
-
-    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
-        held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
-        assert axis is not None
-        count = min(node.attr("rows"), held.rows)
-        taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
-        return Made({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
-
-    def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
-        """What lives across steps, after a node."""
-        if kind.kind == "model":
-            return kind.name
-        if node.op != "push":
-            return Held(kind.name, group.name)
-        held, table = (frame.values[name] for name in node.inputs[:2])
-        full = replace(held.join([table]), name=kind.name, where=group.name)
-        rule = next(each for each in self.program.outside if each.name == kind.name)
-        return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
-
-    def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> Held:
-        """A value with the rows of an input that lies on the same axis, or else on the same rows."""
-        axis = axis_of(kind)
-        if axis is None:
-            return Held(name, group.name)
-        given = [(axes_of(frame.types[each]), frame.values.get(each)) for each in node.inputs]
-        known = [(axes, value) for axes, value in given if isinstance(value, Held)]
-        for near in (axis, axis.row):
-            for axes, value in known:
-                if any(near.key == own.key for own in axes):
-                    return replace(value, name=name, where=group.name, column=None)
-        size = frame.size(axis.row.key)
-        return _rows(name, group.name, np.arange(size), max(1, size))
-
 
 def _last(ends: Ends) -> float:
     """When the last of all rows ends."""
     return max(max(own, default=0.0) for own in ends)
-
-
-def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
-    """Rows without tokens."""
-    zeros = np.zeros_like(numbers)
-    return Held(name, group, numbers, zeros, zeros, zeros, period)
 
 
 def _shared(rows: Held, order: Order) -> list[Held]:

@@ -1,0 +1,166 @@
+"""What a simulation has for the values of a program: rows with lengths, and which of them are kept, drawn by a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.rows import Rows
+from rlgraph.backends.sim.held import Held
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Versions
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.plan import Group
+from rlgraph.ir.types import Handle, Type, axes_of, axis_of
+from rlgraph.ops.nodes import NODES, rows_each
+
+
+class StandIns:
+    """Of a program whose texts are as long as a workload says."""
+
+    def __init__(self, program: Program, workload: Workload, versions: Versions, seed: int) -> None:
+        self.program, self.workload, self.versions, self.seed = program, workload, versions, seed
+        self._answers: dict[int, Lengths] = {}
+        """By the most tokens of an answer."""
+
+    def key(self, node: Node, step: Step) -> str:
+        """Of what is random about a node in this step."""
+        return f"{self.seed}/{step.number}/{node.name}"
+
+    def made(self, order: Order) -> Made:
+        """What comes out of a node."""
+        node, frame, group = order.node, order.frame, order.group
+        if node.op == "read":
+            return self.read(node, frame, group)
+        if NODES[node.op].generates:
+            return self.sampled(order)
+        if node.op == "sample":
+            return self.sampled_from_buffer(node, frame, group)
+        values: dict[str, Any] = {}
+        for value in node.outputs:
+            if isinstance(value.type, Handle):
+                values[value.name] = self.handle(node, frame, value.type, group)
+            else:
+                values[value.name] = self.like(value.name, value.type, node, frame, group)
+        if node.op == "encode":
+            name, found = node.name, values[node.name]
+            prompts = found.sampled(self.workload.prompt, f"{self.seed}/prompt")
+            answers = found.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
+            values[name] = replace(found, prompt=prompts, response=answers)
+        return Made(values)
+
+    def read(self, node: Node, frame: Frame, group: Group) -> Made:
+        """A cursor is the number of rows that were read."""
+        table, cursor = node.outputs
+        axis, first = axis_of(table.type), frame.values[node.inputs[0]]
+        assert axis is not None
+        source = next(each for each in self.program.outside if each.kind == "data" and each.name == axis.name)
+        batch = source.record.option("batch") or 1
+        rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
+        rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
+        return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
+
+    def sampled(self, order: Order) -> Made:
+        node, frame, group = order.node, order.frame, order.group
+        asked, above = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
+        axis, count = axis_of(node.outputs[0].type), node.attr("n")
+        assert axis is not None and above is not None
+        numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
+        made = replace(
+            _rows(node.name, group.name, numbers, asked.period * count),
+            prompt=np.repeat(asked.prompt, count),
+            version=np.full_like(numbers, order.version or 0),
+        )
+        made = replace(made, response=made.sampled(self.answers(node.attr("max_tokens")), self.key(node, frame.step)))
+        rows, first = [], rows_each(node)
+        if first < count:
+            made = made.first(first, count)
+        if axis.key != above.key:
+            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
+        return Made({node.name: made}, rows)
+
+    def answers(self, limit: int) -> Lengths:
+        """Of what is sampled with at most so many tokens."""
+        if limit not in self._answers:
+            self._answers[limit] = self.workload.answers(limit)
+        return self._answers[limit]
+
+    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
+        held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
+        assert axis is not None
+        count = min(node.attr("rows"), held.rows)
+        taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
+        return Made({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
+
+    def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
+        """What lives across steps, after a node."""
+        if kind.kind == "model":
+            return kind.name
+        if node.op != "push":
+            return Held(kind.name, group.name)
+        held, table = (frame.values[name] for name in node.inputs[:2])
+        full = replace(held.join([table]), name=kind.name, where=group.name)
+        rule = next(each for each in self.program.outside if each.name == kind.name)
+        return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
+
+    def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> Held:
+        """A value with the rows of an input that lies on the same axis, or else on the same rows."""
+        axis = axis_of(kind)
+        if axis is None:
+            return Held(name, group.name)
+        given = [(axes_of(frame.types[each]), frame.values.get(each)) for each in node.inputs]
+        known = [(axes, value) for axes, value in given if isinstance(value, Held)]
+        for near in (axis, axis.row):
+            for axes, value in known:
+                if any(near.key == own.key for own in axes):
+                    return replace(value, name=name, where=group.name, column=None)
+        size = frame.size(axis.row.key)
+        return _rows(name, group.name, np.arange(size), max(1, size))
+
+    def choose(self, order: Order) -> np.ndarray:
+        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, and for `aged`
+        all of them, the oldest first."""
+        node, frame = order.node, order.frame
+        if node.op == "keep":
+            mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
+            assert axis is not None
+            kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
+            return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
+        if node.op == "recent":
+            own = axis_of(frame.types[node.inputs[0]])
+            assert own is not None
+            age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
+            old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
+            return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
+        if node.op == "aged":
+            oldest = np.zeros(frame.size(node.attr("axis")), dtype=np.int64)
+            for name, model in zip(node.inputs, node.attr("models"), strict=True):
+                own = axis_of(frame.types[name])
+                assert own is not None
+                ages = self.versions.at(model, frame.step) - frame.values[name].version
+                np.maximum.at(oldest, frame.index(own.row.key, node.attr("axis")), ages)
+            return np.argsort(-oldest, kind="stable")
+        table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
+        assert table is not None and chosen is not None
+        counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
+        if bool((counts == 0).any()):
+            message = "a group has no rows left to pick from"
+            raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
+        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts
+        found: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
+        return found
+
+
+def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
+    """Rows without tokens."""
+    zeros = np.zeros_like(numbers)
+    return Held(name, group, numbers, zeros, zeros, zeros, period)
