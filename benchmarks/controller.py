@@ -14,6 +14,8 @@ the transformers engine; the host process comes on top.
     late      milliseconds in which an actor is idle though all that its next work needs has been made, because it waits
               for its order and rows: of the actor that does so longest, and the share of the step. With `--lag 1` steps
               overlap, and this is what the controller costs: others work meanwhile
+    core      milliseconds in which an actor is ready to run and has no core, by Linux's `schedstat`: of the one that is
+              longest so. Where there are more actors than cores it is much, and a part of `late` is this
     driver    CPU milliseconds of the controller's process in a step, Ray's threads in it included
 
 The model is small, so the share says little of large ones; the milliseconds are the same for them.
@@ -147,16 +149,29 @@ def main() -> None:
     if options.ranks is not None:
         count(options)
         return
-    names = ("actors", "step ms", "nobody ms", "share", "late ms", "share", "driver ms", "samples/s", "host busy")
+    names = [
+        "actors",
+        "step ms",
+        "nobody ms",
+        "share",
+        "late ms",
+        "share",
+        "core ms",
+        "driver ms",
+        "samples/s",
+        "host busy",
+    ]
     if not options.json:
         print("".join(f"{name:>12}" for name in names))
     for actors in options.actors:
         found = measured(actors, options.steps or 15, options.lag)
-        step, nobody, late, driver = (1e3 * found[name] for name in ("step_s", "nobody_s", "late_s", "driver_cpu_s"))
+        step, nobody, late, core, driver = (
+            1e3 * found[name] for name in ("step_s", "nobody_s", "late_s", "core_s", "driver_cpu_s")
+        )
         if not options.json:
             print(
                 f"{actors:>12}{step:>12.1f}{nobody:>12.1f}{nobody / step:>12.1%}{late:>12.1f}"
-                f"{late / step:>12.1%}{driver:>12.1f}"
+                f"{late / step:>12.1%}{core:>12.1f}{driver:>12.1f}"
                 f"{found['samples_per_s']:>12.1f}{found['host_busy']:>12.2f}",
                 flush=True,
             )

@@ -7,6 +7,7 @@ Ray.
 
 On Ray, `nobody_s` is the part of a step in which no process works, so all that the controller and Ray add; `late_s` is
 that in which a process is idle though all that its next work needs has been made, of the process where it is most;
+`core_s` is that in which a process is ready to run and has no core, of the process where it is most;
 `driver_cpu_s` is the CPU time of the controller's process, Ray's threads in it included. The first three steps do not
 count, nor the last ones, which have nothing ahead of them.
 """
@@ -19,6 +20,7 @@ import os
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,7 @@ def main() -> None:
 
         def __init__(self) -> None:
             self.ends: list[tuple[float, float, float, tuple[int, int, int]]] = []
+            self.waits: list[dict[str, float]] = []
             self.seconds: dict[str, list[float]] = {"generate": [], "train": [], "sync": []}
 
         def fired(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
@@ -102,6 +105,7 @@ def main() -> None:
                 self.seconds[node.op].append(seconds)
             if node.op == "report":
                 self.ends.append((time.time(), clock.cpu_s() + mark.cpu_s(), time.process_time(), clock.host_busy()))
+                self.waits.append(mark.core_waits() if options.plan else {})
 
         def synced(
             self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -161,6 +165,7 @@ def main() -> None:
         "lag": options.lag,
         "nobody_s": clock.med(idle(trace)[SKIPPED : len(watch.ends) - options.lag]),
         "late_s": clock.med(late(trace)[SKIPPED : len(watch.ends) - options.lag]) if options.plan else 0.0,
+        "core_s": clock.med([waited(*each) for each in pairwise(watch.waits)][SKIPPED:]),
         "driver_cpu_s": clock.med([b[2] - a[2] for a, b in pairs]),
         "open_s": watch.ends[0][0] - began - middle,
         "reward_curve": [round(row["reward"], 4) for row in made.metrics],
@@ -173,6 +178,11 @@ def main() -> None:
     if out:
         with open(out, "a") as file:
             file.write(json.dumps(result) + "\n")
+
+
+def waited(before: dict[str, float], after: dict[str, float]) -> float:
+    """Of the actor that was longest ready to run without a core, for how long."""
+    return max((after[each] - before[each] for each in after if each in before), default=0.0)
 
 
 Slice = dict[str, Any]
