@@ -22,6 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: tests that send Ctrl-C would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under `nohup`, and so would all that tests start.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)

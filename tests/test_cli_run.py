@@ -94,7 +94,10 @@ def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Pat
             if line.startswith("step 3/"):
                 break
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (130, "")
     assert re.search(r"saved here/models/actor\ninterrupted after \d+ steps\n$", err) and "Traceback" not in err
     from transformers import AutoModelForCausalLM, AutoTokenizer

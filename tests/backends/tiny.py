@@ -77,7 +77,8 @@ def data_folder(path: Path) -> Path:
         "tasks": [{**row, "first": text} for row, text in zip(prompts, first, strict=True)],
         "sft": [{"prompt": p, "response": a} for p, a in zip(PROMPTS, ANSWERS, strict=True)],
         "preferences": [
-            {"prompt": p, "chosen": a, "rejected": ANSWERS[-1 - i]}
+            # No two alike: whose score is the greater would be a matter of rounding.
+            {"prompt": p, "chosen": a, "rejected": ANSWERS[i - 1]}
             for i, (p, a) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
         ],
     }

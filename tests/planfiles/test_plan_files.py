@@ -128,7 +128,8 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             )
             left, axes = pool.devices, []
             for axis in draw(st.permutations(("dp", "pp", "tp"))):
-                size = draw(st.integers(1, left)) if axis in engines()[engine].splits else 1
+                able = axis in engines()[engine].splits and engines()[engine].does(operation, (axis,))
+                size = draw(st.integers(1, left)) if able else 1
                 left //= size
                 axes.append((axis, size))
             split = Mesh(tuple(axes))
