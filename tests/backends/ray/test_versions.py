@@ -238,9 +238,8 @@ refresh actor on play(by=reread, each={each})
             steps = list(backend.steps(7))
         finally:
             backend.close()
-    assert (fires.beside > 0) == (engine == "late_vllm"), (
-        "rows of a step are sampled together with those of the next one"
-    )
+    # With vLLM rows of a step may be sampled together with those of the next one: whether any are is a matter of time.
+    assert engine == "late_vllm" or not fires.beside
     found = [step.metrics for step in steps]
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
     assert max(metrics["spans"] for metrics in found) > 0, "some rows are of several versions"
