@@ -294,7 +294,7 @@ refresh actor on play(by=keep)
             backend.close()
     found = [step.metrics for step in steps]
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
-    assert max(metrics["spans"] for metrics in found) > 0 and fires.beside > 0
+    assert max(metrics["spans"] for metrics in found) > 0
     ended = [(step.number, batch) for step in steps for batch in (step.trace or {}).get("ended", ())]
     assert any(began < step for step, (_, began, _) in ended), "some batches are trained on in a later step"
     checked_and_replayed(made, steps, Settings(folder=folder, replay=recorded), tmp_path, 1e-5)
