@@ -259,9 +259,7 @@ class Reading(_Fed):
             masked=deployment.on_cpu,
             scores=spec.keeps_scores(deployment.attention),
         )
-        logits = work.logits_bytes(
-            shape, config.kind, micro, deployment.tp, spec.memory.split_head or deployment.tp > 1
-        )
+        logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, _split_head(deployment))
         chosen = micro.scored * shape.hidden * item
         active = larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
@@ -287,6 +285,11 @@ def _packed(deployment: Deployment, uneven: bool) -> bool:
     return deployment.packs and (uneven or deployment.spec.memory.row_by_row)
 
 
+def _split_head(deployment: Deployment) -> bool:
+    """Whether logits are split by vocabulary; by tensor-parallel ranks they always are."""
+    return deployment.spec.memory.split_head or deployment.tp > 1
+
+
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, uneven: bool) -> Activations:
     memory = deployment.spec.memory
     return work.activation_bytes(
@@ -302,7 +305,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         angles=memory.angles,
         scores=deployment.spec.keeps_scores(deployment.attention),
         splits_tokens=memory.splits_tokens,
-        split_head=memory.split_head or deployment.tp > 1,
+        split_head=_split_head(deployment),
         keeps_fused=memory.keeps_fused,
         cp=deployment.cp,
         masked=deployment.on_cpu,

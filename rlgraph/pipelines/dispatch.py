@@ -153,7 +153,7 @@ def _fresh(problem: Problem, memory: float, draw: random.Random) -> Rule:
 
 
 def _room(problem: Problem, memory: float, draw: random.Random) -> float:
-    return min(draw.choice(_ROOM) * memory, math.inf if problem.capacity is None else problem.capacity)
+    return min(draw.choice(_ROOM) * memory, problem.room)
 
 
 def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
@@ -166,7 +166,7 @@ def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
     if which > 0.9:
         share = draw.choice((0.85, 0.93, 0.97, 1.05))
         least = max(each.memory for each in problem.models)
-        return replace(rule, memory=max(least, min(share * rule.memory, problem.capacity or math.inf)))
+        return replace(rule, memory=max(least, min(share * rule.memory, problem.room)))
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from dataclasses import dataclass, replace
@@ -75,8 +74,8 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         return None
     if small and not perfect():
         # Where there is one as short as any, and no fuller than one model after the other, it is often found at once.
-        room = min(spare, math.inf if problem.capacity is None else problem.capacity)
-        lists = exact.by_constraints(replace(problem, capacity=room), None, shortest, shortest, None, 0.4 * left())
+        tight = replace(problem, capacity=min(spare, problem.room))
+        lists = exact.by_constraints(tight, None, shortest, shortest, None, 0.4 * left())
         if not better(_dispatched(problem, lists)) and best.makespan > shortest:
             lists = exact.by_constraints(problem, best.lists, best.makespan, bound, None, 0.6 * left())
             better(_dispatched(problem, lists))

@@ -62,6 +62,11 @@ class Problem:
             raise ValueError(f"a micro-batch in flight needs {least}, and a stage has {self.capacity}")
 
     @property
+    def room(self) -> float:
+        """The capacity, where there is one; else there is room for everything."""
+        return math.inf if self.capacity is None else self.capacity
+
+    @property
     def stages(self) -> int:
         return max(model.copies * model.stages for model in self.models)
 

@@ -141,12 +141,7 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, k
     schedule = SCHEDULE.replace("ref, target", "before, first").replace("=transformers", "=late_transformers")
     made = compiled(BOUND, {}, schedule, tmp_path)
     fires = Fires()
-    with recording(rows, made.name, 0):
-        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
-        try:
-            steps = list(backend.steps(8))
-        finally:
-            backend.close()
+    steps = recorded_steps(made, settings, fires, 8)
     found = [step.metrics for step in steps]
     assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 8
@@ -158,6 +153,17 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, k
     assert checked.trained == 8 * (15 + 2) and max(checked.ages) == 2
     assert checked.late == 2 * sum(metrics["more.late"] for metrics in found) > 0
     assert max(metrics["oldest"] for metrics in found) == 2
+
+
+def recorded_steps(made: Compiled, settings: Settings, fires: Fires, count: int) -> list[StepResult]:
+    """So many steps on Ray, recorded where the settings say."""
+    assert settings.record is not None
+    with recording(settings.record, made.name, 0):
+        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
+        try:
+            return list(backend.steps(count))
+        finally:
+            backend.close()
 
 
 def checked_and_replayed(
@@ -231,13 +237,7 @@ refresh actor on play(by=reread, each={each})
 """
     text = SPANNING.replace("EPS", str(EPS))
     made, fires = compiled(text, {}, schedule, tmp_path), Fires()
-    with recording(recorded, "spanning", 0):
-        settings = Settings(folder=folder, record=recorded)
-        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
-        try:
-            steps = list(backend.steps(7))
-        finally:
-            backend.close()
+    steps = recorded_steps(made, Settings(folder=folder, record=recorded), fires, 7)
     # With vLLM rows of a step may be sampled together with those of the next one: whether any are is a matter of time.
     assert engine == "late_vllm" or not fires.beside
     found = [step.metrics for step in steps]
@@ -284,14 +284,8 @@ place actor.generate on play(engine=late_vllm)
 place late on judges
 refresh actor on play(by=keep)
 """
-    made, fires = compiled(FLOWING.replace("EPS", str(EPS)), {}, schedule, tmp_path), Fires()
-    with recording(recorded, "flowing", 0):
-        settings = Settings(folder=folder, record=recorded)
-        backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
-        try:
-            steps = list(backend.steps(7))
-        finally:
-            backend.close()
+    made = compiled(FLOWING.replace("EPS", str(EPS)), {}, schedule, tmp_path)
+    steps = recorded_steps(made, Settings(folder=folder, record=recorded), Fires(), 7)
     found = [step.metrics for step in steps]
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
     assert max(metrics["spans"] for metrics in found) > 0
