@@ -11,7 +11,8 @@ pytest.importorskip("vllm")
 
 from rlgraph.engines.vllm.layout import layout
 from rlgraph.ir.mesh import mesh
-from tests.models.test_layouts import SHAPE, contents, marked
+from rlgraph.models.shape import Shape
+from tests.models.test_layouts import SHAPE, contents, held, marked
 
 
 def load(rank: int, tp: int, source: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
@@ -51,3 +52,24 @@ def test_each_rank_has_what_its_layout_says(tp: int, monkeypatch: pytest.MonkeyP
             # Padding is -1 in what the layout says, and 0 in vLLM.
             ours = mine[name].clamp(min=0)
             assert torch.equal(theirs.long(), ours[0] if "*" in name else ours), (rank, name)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_ranks_that_share_experts_out_have_those_that_vllm_gives_them(family: str) -> None:
+    from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
+
+    shape = Shape(family, 10, 4, 6, 2, 4, 2, 2, experts=4, experts_per_token=2, shared_ffn=8 * (family != "mixtral"))
+    layouts = [layout(shape, mesh(ep=2), rank) for rank in range(2)]
+    for name, counts in held(layouts, shape, "causal_lm").items():
+        assert counts == {1 + ("norm" in name or ".gate.weight" in name or "expert_gate" in name)}, name
+    for rank, mine in enumerate(layouts):
+        _, places, _ = determine_expert_map(2, rank, shape.experts)
+        pieces = [piece for each in mine for piece in each.pieces if ".experts." in piece.name]
+        assert places is not None and {piece.box[1] for piece in pieces} == {_ends(places >= 0)}
+
+
+def _ends(chosen: Tensor) -> tuple[int, int]:
+    """The range of those that are chosen, one behind the other."""
+    found = chosen.nonzero()[:, 0].tolist()
+    assert found == list(range(found[0], found[-1] + 1))
+    return found[0], found[-1] + 1

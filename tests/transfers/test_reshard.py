@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlgraph.engines.megatron import layout as megatron
 from rlgraph.engines.transformers import layout as transformers
 from rlgraph.engines.vllm import layout as vllm
 from rlgraph.enginespec.legal import problems
-from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.layout import Box, Local, Parameter, Piece, share, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
@@ -203,65 +203,41 @@ def check(
 LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vllm": vllm.layout}
 
 
-@st.composite
-def engines(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
-    """A model that ranks of transformers share out, or split by its layers' tensors, on one of the two sides, and an
-    engine's ranks on the other."""
-    shape = draw(shapes(sparse=False))
-    other = draw(st.sampled_from(sorted(LAYOUTS)))
-    splits = st.sampled_from([tp for tp in (1, 2, 4) if shape.heads % tp == 0])
-    tp = draw(splits)
-    pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if other == "megatron" else 1
-    over = mesh(draw(st.integers(1, 2)), pp, tp)
-    assume(not problems(shape, other, over))
-    copies = draw(st.integers(1, 2))
-    shared = mesh(dp=copies, tp=draw(splits)) if draw(st.booleans()) else mesh(dp=copies, fsdp=draw(st.integers(1, 5)))
-    assume(not problems(shape, "transformers", shared))
-    ends = [
-        [transformers.layout(shape, shared, rank) for rank in range(shared.size)],
-        [LAYOUTS[other](shape, over, rank) for rank in range(over.size)],
-    ]
-    before, after = ends if draw(st.booleans()) else ends[::-1]
-    shift = draw(st.sampled_from((0, 1, len(before))))
-    source, destination = dict(enumerate(before)), {shift + place: each for place, each in enumerate(after)}
-    topology = Topology.separate(sorted({*source, *destination}), draw(st.integers(1, 4)))
-    return list(parameters_of(shape)), source, destination, topology, ITEM << 20
+AXES = {"transformers": ("fsdp", "tp"), "megatron": ("tp", "pp", "ep"), "vllm": ("tp", "ep")}
+"""Along which an engine splits a copy; transformers and vLLM along one at a time."""
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(engines(), st.booleans())
-def test_from_ranks_that_share_a_model_out_and_to_them(
-    case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool
-) -> None:
-    check(*case, forward)
+def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
+    """Those that an engine can do; ranks of vLLM that share experts out split all else as ranks of a layer do."""
+    found = []
+    for sizes in product((1, 2, 3, 4), repeat=len(AXES[engine])):
+        split = dict(zip(AXES[engine], sizes, strict=True))
+        alone = engine == "megatron" or sum(size > 1 for size in sizes) < 2
+        over = {"tp": split["ep"]} if engine == "vllm" and split["ep"] > 1 else split
+        if alone and not (shape.experts or 1) % split.get("ep", 1) and not problems(shape, engine, mesh(**over)):
+            found.append(split)
+    return found
 
 
 @st.composite
-def with_experts(draw: st.DrawFn) -> tuple[Shape, list[Side]]:
-    """A model with experts as two engines hold it, on other devices or on some of the same."""
-    columns, experts = draw(st.sampled_from((4, 8))), draw(st.sampled_from((4, 8)))
-    shared = draw(st.sampled_from((0, 8)))
-    shape = Shape("qwen2_moe", 10, 4, columns, 4, 4, 4, 2, experts=experts, experts_per_token=2, shared_ffn=shared)
-    sides: list[Side] = []
-    for first in (0, draw(st.sampled_from((0, 1, 40)))):
-        engine = draw(st.sampled_from(sorted(LAYOUTS)))
-        sizes = {axis: draw(st.sampled_from((1, 2, 4))) for axis in spec_of(engine).axes if axis != "dp"}
-        over = mesh(**sizes, dp=draw(st.integers(1, 2)))
-        assume(not problems(shape, engine, over))
-        sides.append({first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)})
-    return shape, sides
+def ranks_of(draw: st.DrawFn, shape: Shape, engine: str, first: int) -> Side:
+    """An engine's ranks, from a place on."""
+    over = mesh(draw(st.integers(1, 2)), **draw(st.sampled_from(splits(shape, engine)[::-1])))
+    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(with_experts())
-def test_experts_of_any_two_engines(case: tuple[Shape, list[Side]]) -> None:
-    shape, (source, destination) = case
-    full = content(list(parameters_of(shape)))
-    topology = Topology.separate(sorted({*source, *destination}), 4)
-    transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20)
-    run(transfer, source, destination, full)
-    away, _, kept = counted(source, destination, full, topology)
-    assert transfer.moved == transfer.bound == away and transfer.kept == kept
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("after", sorted(LAYOUTS))
+@pytest.mark.parametrize("before", sorted(LAYOUTS))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_from_any_engine_to_any(before: str, after: str, sparse: bool, data: st.DataObject) -> None:
+    """A model as any two engines hold it, on other places or on some of the same."""
+    shape = data.draw(shapes(sparse).filter(lambda shape: bool(shape.experts) == sparse))
+    source = data.draw(ranks_of(shape, before, 0))
+    destination = data.draw(ranks_of(shape, after, data.draw(st.sampled_from((0, 1, len(source))))))
+    topology = Topology.separate(sorted({*source, *destination}), data.draw(st.integers(1, 4)))
+    check(list(parameters_of(shape)), source, destination, topology, ITEM << 20, data.draw(st.booleans()))
 
 
 # What has to be so

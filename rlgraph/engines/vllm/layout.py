@@ -1,8 +1,9 @@
-"""How vLLM lays out a language model over tensor-parallel ranks, in its unquantized form."""
+"""How vLLM lays out a language model over the ranks that split its layers, in its unquantized form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
@@ -16,11 +17,18 @@ VOCAB_MULTIPLE = 64
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
     """The local tensors of a rank, for a split that `rlgraph.enginespec.legal` finds no fault with; every copy
-    along `dp` has the same."""
+    along `dp` has the same.
+
+    Ranks along `ep` have whole experts, and split all else as those along `tp` do: vLLM's `enable_expert_parallel`. Its
+    spec names no such axis, since there are no kernels for it on a CPU: here is where weights would have to be.
+    """
     cuts = Cuts.of(shape, mesh, rank, kind)
+    whole_experts = mesh.length("ep") > 1
+    if whole_experts:
+        cuts = replace(cuts, tp=mesh.length("ep"), index=mesh.at(rank, "ep"))
     found = [
         cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),
-        *_layers(shape, cuts),
+        *_layers(shape, cuts, whole_experts),
         cuts.entire("model.norm.weight", "model.norm.weight"),
     ]
     if not shape.tied:
@@ -33,7 +41,7 @@ def padded_vocab(shape: Shape) -> int:
     return -(-shape.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _layers(shape: Shape, cuts: Cuts, whole_experts: bool) -> Iterator[Local]:
     layer = "model.layers.*."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
         yield cuts.join(f"{layer}self_attn.qkv_proj.{field}", list(_qkv(shape, cuts, field)))
@@ -41,7 +49,7 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     if shape.qk_norm:
         for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
             yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
-    yield from _experts(shape, cuts) if shape.experts else _network(shape, cuts)
+    yield from _experts(shape, cuts, whole_experts) if shape.experts else _network(shape, cuts)
     for name in shape.norms:
         yield cuts.entire(f"{layer}{name}.weight", f"{layer}{name}.weight")
 
@@ -57,13 +65,14 @@ def _shared(cuts: Cuts, name: str) -> Iterator[Local]:
     yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
 
 
-def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    """Each rank has some columns of all experts: the gate's rows above those of up."""
+def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
+    """Each rank has some columns of all experts, or some experts entire: the gate's rows above those of up."""
     theirs = "model.layers.*.mlp"
     ours = "model.layers.*.block_sparse_moe" if shape.family == "mixtral" else theirs
+    columns = (0, shape.ffn) if entire else cuts.part(shape.ffn)
     yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
-    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
-    yield cuts.split(f"{ours}.experts.routed_experts.w2_weight", f"{theirs}.experts.down_proj", dim=2)
+    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
+    yield cuts.join(f"{ours}.experts.routed_experts.w2_weight", [(f"{theirs}.experts.down_proj", columns)], dim=2)
     if shape.shared_ffn:
         yield from _shared(cuts, f"{ours}.shared_expert")
         yield cuts.entire(f"{ours}.shared_expert_gate.weight", f"{theirs}.shared_expert_gate.weight")
