@@ -9,7 +9,7 @@ from rlgraph.enginespec.registry import engines
 from rlgraph.enginespec.spec import EngineSpec, Misfits
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
-from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnknownFamily, UnsupportedModel
+from rlgraph.models.shape import FAMILIES, Shape, UnknownFamily, UnsupportedModel, shape_of
 
 _WHAT = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
 
@@ -63,7 +63,13 @@ def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:
     """Why an engine cannot hold a model; where its family is not known, those are named that this engine can hold."""
     if not isinstance(found, UnknownFamily):
         return found
-    return UnknownFamily(found.family, (each for each in FAMILIES if each not in SPARSE or named(engine).experts))
+    return UnknownFamily(found.family, families(named(engine)))
+
+
+def families(spec: EngineSpec) -> list[str]:
+    """Those that an engine can hold, if only without a window."""
+    plain = {name: shape_of({"model_type": name, "vocab_size": 1, "sliding_window": None}) for name in FAMILIES}
+    return [name for name, shape in plain.items() if spec.experts >= bool(shape.experts) and not spec.faults(shape)]
 
 
 def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:

@@ -12,7 +12,7 @@ from rlgraph.enginespec.registry import engine as named
 from rlgraph.enginespec.registry import engines
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import ModelKind, parameters
-from rlgraph.models.shape import FAMILIES, Shape
+from rlgraph.models.shape import FAMILIES, Shape, UnknownFamily, shape_of
 from rlgraph.models.shape import SPARSE as SPARSE_FAMILIES
 
 SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=2, head_dim=4, qkv_bias=True)
@@ -158,3 +158,23 @@ def test_an_engine_without_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problems(SPARSE, "megatron", mesh(tp=2)) == [
         "megatron cannot lay out the experts of qwen2_moe models here yet: use transformers"
     ]
+
+
+NOBODYS = ("olmo2", "gpt_neox", "gpt2", "deepseek_v3")
+"""Architectures that `transformers` alone takes."""
+
+
+@pytest.mark.parametrize("engine", ["megatron", "vllm"])
+def test_a_family_that_nobody_knows_is_refused_with_those_that_the_engine_can_hold(engine: str) -> None:
+    known = legal.families(named(engine))
+    for name in NOBODYS:
+        assert named("transformers").every_model
+        with pytest.raises(UnknownFamily) as caught:
+            shape_of({"model_type": name, "vocab_size": 50})
+        assert str(legal.held(caught.value, engine)) == (
+            f"models of the family `{name}` are not known: there are {', '.join(known)}"
+        )
+    for name in FAMILIES:
+        plain = shape_of({"model_type": name, "vocab_size": 50, "sliding_window": None})
+        assert (name in known) == (not problems(plain, engine, mesh())), name
+    assert ("gemma2" in known) == (engine == "vllm")
