@@ -14,7 +14,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Words
 from rlgraph.engines.transformers.engine import TransformersEngine
-from rlgraph.engines.transformers.linear import _WORTH
+from rlgraph.engines.transformers.linear import _WORTH, _apply
 from tests.engines.models import by_hand
 
 ROWS, LONG = 48, 24
@@ -69,3 +69,14 @@ def test_three_updates_are_those_of_plain_torch(family: str) -> None:
         assert told["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         for (name, mine), other in zip(engine.model.named_parameters(), plain.parameters(), strict=True):
             assert (mine - other).abs().max() < 2e-6, f"{name} after update {step + 1}"
+
+
+def test_ranks_add_products_up_in_place() -> None:
+    """As the tensor-parallel plans of transformers do."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 80, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    assert x.numel() * 64 > _WORTH
+    found = torch.autograd.grad(_apply(x, weight, None).mul_(2).square().sum(), (x, weight))
+    expected = torch.autograd.grad((x @ weight.t()).mul_(2).square().sum(), (x, weight))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-2)

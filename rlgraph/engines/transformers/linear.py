@@ -46,7 +46,7 @@ class _Conv1D(Conv1D):
 
 
 class _Product(torch.autograd.Function):
-    """x W' + b, forward and backward with oneDNN."""
+    """x W' + b of a matrix x, forward and backward with oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -58,11 +58,10 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
-        flat = gradient.reshape(-1, gradient.shape[-1])
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         to_x = _multiply(gradient, weight.t(), None) if wants_x else None
-        to_weight = _outer(flat, x.reshape(-1, x.shape[-1])) if wants_weight else None
-        return to_x, to_weight, flat.sum(0) if ctx.has_bias and wants_bias else None
+        to_weight = _outer(gradient, x) if wants_weight else None
+        return to_x, to_weight, gradient.sum(0) if ctx.has_bias and wants_bias else None
 
 
 def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,8 +69,10 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _multiply(x, weight, bias)
-    product: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return product
+    # Of more dimensions the product is a view of one of two: whose function made it nobody may write into it, as ranks do
+    # that add theirs up.
+    product: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    return product.view(*x.shape[:-1], -1)
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
