@@ -164,7 +164,7 @@ def overlaps(choice: Choice) -> bool:
 def _samples_together(choice: Choice, phase: Phase) -> bool:
     """Whether a copy samples rows of several orders with the same weights at a time."""
     types = phase.graph.values()
-    asked = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].streams)
+    asked = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
     return any(
         engine(choice.plan.role(cast(Handle, types[weights]).name, op).engine).admits
         for (weights, op), orders in asked.items()

@@ -245,6 +245,8 @@ class Admission:
     """Of the call; the same at all ranks of a copy."""
     joins: bool
     """While the rows of other calls are sampled; else when they have ended."""
+    more: bool = False
+    """When its rows have ended others of the same number may follow, until it is dismissed."""
     beside: int = 0
     """Most rows of other calls that a token was sampled for together with rows of this one: the engine counts them."""
 
@@ -298,9 +300,9 @@ class Admits(Streams, Protocol):
     samples."""
 
     def drive(self, number: int) -> None:
-        """Samples until the rows of the call of this number have ended, once they are handed over; rows of calls that
-        join come in between two tokens. All ranks of a copy drive the same calls in the same order, and begin each
-        before the same token."""
+        """Samples until the rows of the call of this number have ended, once they are handed over, or where `more` may
+        follow until it is dismissed; rows of calls that join come in between two tokens. All ranks of a copy drive the
+        same calls in the same order, and begin each before the same token."""
         ...
 
     def dismiss(self, number: int) -> None:

@@ -24,6 +24,7 @@ from rlgraph.cost.sampled import Pace, Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.steps import oldest
+from rlgraph.ops.nodes import NODES
 
 STEPS = 10
 ANSWERS = Lengths((1.0, 1.0, 2.0, 2.0, 3.0, 30.0))
@@ -34,6 +35,7 @@ PROGRAM = f"""algorithm t
 model actor = causal_lm({SOURCE}, dtype="float32")
 data prompts = jsonl("prompts.jsonl", batch=6)
 data more = jsonl("tasks.jsonl", batch=4)
+env shell = python("envs.py:Shell")
 
 step async(ASYNC):
     BEFORE
@@ -43,6 +45,7 @@ step async(ASYNC):
     report age = max(rollout.age)
 """
 ROLLOUT = "rollout = actor.generate(prompts, n=2, max_tokens=30)"
+EPISODES = "rollout = actor.interact(shell, prompts, n=2, max_turns=3, max_tokens=30)"
 SCHEDULE = """
 pool learn = 1 devices
 pool play = COPIES devices
@@ -53,6 +56,7 @@ place actor.generate on play(engine=vllm, dp=COPIES)
 CASES = {
     "a version a row": ("staleness=2", "", 1),
     "exact": ("lag=2", "", 1),
+    "episodes": ("staleness=2", "", 1),
     "free": ("staleness=2", "stream rollout(block=2, deal=free)\n", 2),
     "newer": ("staleness=2, span=token", "refresh actor on play(by=keep)\n", 1),
     "newer, at once": ("staleness=1, span=token", "refresh actor on play(by=reread)\n", 2),
@@ -62,6 +66,8 @@ CASES = {
         "refresh actor on play(by=keep)\nstream rollout(block=2, deal=free)\n",
         2,
     ),
+    "newer episodes": ("staleness=2, span=token", "refresh actor on play(by=keep)\n", 1),
+    "newer turns, apart": ("staleness=2, span=turn", "refresh actor on play(by=keep)\n", 1),
     "newer, as they end": ("staleness=2, span=token, late=drop, order=arrival", "refresh actor on play(by=keep)\n", 1),
 }
 
@@ -131,7 +137,7 @@ class Watch:
 
     @contextmanager
     def sampled(self, order: Order, *rest: Any) -> Iterator[None]:
-        if order.node.op != "generate":
+        if not NODES[order.node.op].generates:
             yield
             return
         going = Going(order, self.copies(order))
@@ -183,7 +189,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def program(folder: Path, name: str) -> Compiled:
     how, more, copies = CASES[name]
-    rollout = f"collect prompts(6, ahead=2):\n        {ROLLOUT}" if "order" in how else ROLLOUT
+    rollout = EPISODES if "episodes" in name or name.startswith("newer turns") else ROLLOUT
+    rollout = f"collect prompts(6, ahead=2):\n        {rollout}" if "order" in how else rollout
     text = PROGRAM.replace("ASYNC", how).replace("BEFORE", rollout)
     return compiled(text, {}, SCHEDULE.replace("COPIES", str(copies)) + more, folder)
 
@@ -201,12 +208,14 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(fold
                 assert all(before < after for before, after in pairwise(versions))
                 assert versions[0] >= watch.versions.at("actor", each.order.step, 1 + oldest(each.order.node))
                 spans += len(versions) > 1
-    assert any(steps for steps, _ in met), "orders of several steps"
+    apart = name.endswith("apart")
+    assert bool(met) != apart and any(steps for steps, _ in met) != apart, "orders of several steps"
     assert (spans > 0) == name.startswith("newer")
-    assert any(versions for _, versions in met) == name.startswith("newer"), "that began with several versions"
+    several = name.startswith("newer") and not apart
+    assert any(versions for _, versions in met) == several, "that began with several versions"
 
 
-@pytest.mark.parametrize("name", ["a version a row", "newer", "newer, at once"])
+@pytest.mark.parametrize("name", ["a version a row", "episodes", "newer", "newer, at once", "newer episodes"])
 def test_copies_that_stay_full_sample_faster(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the same program where each order waits until the copy is empty."""
     made, seconds = program(folder, name), []

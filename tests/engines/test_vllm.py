@@ -236,6 +236,40 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
     assert not engine._calls and not engine._desk._calls and not engine._desk._driven
 
 
+def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
+    """Two of several turns each: the second one joins the first, whose turns begin while rows of it are sampled."""
+    engine, _ = pair
+    sampling = Sampling(12, min_tokens=8, stop_ids=(20, 21))
+    turns = [PROMPTS, LONG, PROMPTS]
+    alone = [engine.generate(each, 3, sampling, keys(3 * len(each))) for each in turns]
+    admissions = Admission(1, joins=False, more=True), Admission(2, joins=True, more=True)
+    begun = [0, 0]
+
+    def play(which: int) -> list[Generation]:
+        admission, found = admissions[which], []
+        try:
+            for each in turns:
+                begun[which] += 1
+                found.append(engine.generate(each, 3, sampling, keys(3 * len(each)), admission=admission))
+                # An environment answers, until the other one has got as far.
+                while begun[1 - which] < begun[which]:
+                    time.sleep(0.001)
+            return found
+        finally:
+            engine.dismiss(admission.number)
+
+    with ThreadPoolExecutor(2) as threads:
+        made = [threads.submit(play, which) for which in range(2)]
+        for number in (1, 2):
+            engine.drive(number)
+        for each in made:
+            for found, expected in zip(each.result(), alone, strict=True):
+                assert found.sequences.rows() == expected.sequences.rows()
+                torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    assert all(each.beside > 0 for each in admissions)
+    assert not engine._calls and not engine._desk._calls and not engine._desk._driven and not engine._desk._dismissed
+
+
 def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
     engine, _ = pair
     sampling = Sampling(12)

@@ -103,14 +103,14 @@ class Placed(Steps):
             copies = group.mesh.length("dp")
             if copies == 1:
                 return 1
-            return copies * (HANDS if self._together(node, group) else 1)
+            return copies * (HANDS if self._together(node, frame, group) else 1)
         runner = self.plan.runs(code_of(node))
         return runner.mesh.size if runner else 1
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         group, model = self._group(node, frame), frame.values[model_of(node)]
         refreshes = self._refreshes(node, model, group)
-        together = self._together(node, group)
+        together = self._together(node, frame, group)
         with self.weights.lent(model, group, node, frame.step, refreshes, together=together) as lent:
             yield from self.transport.parts(
                 Order(node, frame, group, lent.version, lent.sampling, arrived=lent.arrived, key=lent.key), sizes
@@ -143,7 +143,7 @@ class Placed(Steps):
         """Work with a model's weights, where the plan puts it, once the weights are there."""
         group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
         refreshes = self._refreshes(node, model, group)
-        together = self._together(node, group)
+        together = self._together(node, frame, group)
         with ExitStack() as held:
             copy = None
             if node.id in self._dealt and group.mesh.length("dp") > 1:
@@ -169,10 +169,13 @@ class Placed(Steps):
             return False
         return self.plan.holding(model, group.name).refreshes
 
-    def _together(self, node: Node, group: Group) -> bool:
+    def _together(self, node: Node, frame: Frame, group: Group) -> bool:
         """A group takes rows of other orders that may have the same weights while it does a node's work."""
-        op, how = NODES[node.op], engine(group.engine)
-        return op.streams and how.admits and not self.replays and self.executor.clock.together
+        if not NODES[node.op].generates or self.replays or not self.executor.clock.together:
+            return False
+        # Where newer weights come at the beginning of a turn, those of others that are in the middle of one would wait.
+        turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
+        return engine(group.engine).admits and not turns
 
     def published(self, model: str) -> None:
         self.weights.refresh(model)

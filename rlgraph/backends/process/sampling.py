@@ -339,6 +339,9 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
     """
     model = session.models[frame.values[node.inputs[0]]]
+    if frame.admission is not None:
+        # Each turn hands over rows of its own.
+        frame.admission.more = True
     parents, data, prompts = _asked(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
     ids = _ids(parents, count)
@@ -428,7 +431,8 @@ def _turn(
     for room, group in by_room.items():
         encoded = [episodes[at].tokens for at in group]
         rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
-        sampler = _Sampler(node, frame.step, session, model, turn, 1, sampling, weights, version, _refresh(node, frame))
+        how = sampling, weights, version, _refresh(node, frame), frame.admission
+        sampler = _Sampler(node, frame.step, session, model, turn, 1, *how)
         [(_, _, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())

@@ -168,7 +168,8 @@ class SimTransport:
                 each = self.sampling_copies(order, _shared(made.values[node.name], order))
                 slowest = max((own.alone.cost for own in each), key=lambda cost: cost.seconds)
                 rows = _Rows(each, _last, slowest.seconds)
-                alone = _parts(slowest) | self.answering(node, order, made)
+                answering = self.answering(node, order, made)
+                alone = _parts(slowest) | answering
             else:
                 alone = _parts(self.cost(order, made, batches))
             who = group if copy is None else replace(group, name=worker(group.name, copy))
@@ -176,7 +177,7 @@ class SimTransport:
             with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
                 if rows is not None and rows.later:
                     # It came to others.
-                    alone = {"sampling": rows.until}
+                    alone = {"sampling": rows.until} | answering
                     rows.later.clear()
                 idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
                 title, step = _title(node), order.step.number

@@ -77,6 +77,7 @@ class Desk:
         self._changed = Condition()
 
     def hand(self, number: int, call: Call) -> None:
+        """In place of the one before, whose rows have ended."""
         with self._changed:
             self._calls[number] = call
             self._changed.notify_all()
@@ -90,7 +91,7 @@ class Desk:
             self._changed.notify_all()
 
     def wait(self, number: int) -> Call | None:
-        """The call of this number, when it has been handed over; None: it was dismissed before."""
+        """The last call of this number, when one has been handed over; None: it was dismissed before."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._calls or number in self._dismissed)
             return self._calls.get(number)
@@ -104,8 +105,24 @@ class Desk:
             else:
                 self._driven.add(number)
 
-    def joining(self) -> int | None:
-        """The lowest number of those that join and have not begun."""
+    def following(self, driven: int) -> int | None:
+        """The lowest number of those that have not begun and may: which is driven, and which join."""
         with self._changed:
-            found = [number for number, call in self._calls.items() if not (call.begun or call.dropped)]
-            return min((each for each in found if (how := self._calls[each].admission) and how.joins), default=None)
+            return self._following(driven)
+
+    def _following(self, driven: int) -> int | None:
+        found = [number for number, call in self._calls.items() if not (call.begun or call.dropped)]
+        may = (each for each in found if each == driven or ((how := self._calls[each].admission) and how.joins))
+        return min(may, default=None)
+
+    def ended(self, number: int) -> bool:
+        """Nothing more will be sampled for it."""
+        with self._changed:
+            call = self._calls[number]
+            more = call.admission is not None and call.admission.more
+            return number in self._dismissed or (not more and (call.begun or call.dropped) and not call.waiting)
+
+    def await_more(self, driven: int) -> None:
+        """Until there are rows that may begin, or the one that is driven is dismissed."""
+        with self._changed:
+            self._changed.wait_for(lambda: driven in self._dismissed or self._following(driven) is not None)

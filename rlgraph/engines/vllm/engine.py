@@ -211,12 +211,12 @@ class VllmEngine:
             self._drop(call)
 
     def drive(self, number: int) -> None:
-        """Samples until the rows of the call of this number have ended, once they are handed over; rows of calls that
-        join come in between two tokens."""
+        """Samples until nothing more comes of the call of this number, once its rows are handed over; rows of calls
+        that join come in between two tokens."""
         call = self._desk.wait(number)
         try:
             if call is not None:
-                self._drive(call)
+                self._drive(number, call)
         except BaseException as error:
             told = [*self._calls.values(), *([call] if call else [])]
             for each in told:
@@ -227,32 +227,35 @@ class VllmEngine:
         finally:
             self._desk.over(number)
 
-    def _drive(self, call: Call) -> None:
+    def _drive(self, number: int, call: Call) -> None:
         if call.weights is not None:
             with self.weights(call.weights):
-                self._finish(call)
+                self._finish(number)
         else:
-            self._finish(call)
+            self._finish(number)
 
-    def _finish(self, call: Call) -> None:
-        if not call.begun and not call.dropped:
-            self._admit(call)
-        while call.waiting:
-            self._let_in()
-            self._step()
+    def _finish(self, number: int) -> None:
+        while not self._let_in(number):
+            if self._calls:
+                self._step()
+            else:
+                self._desk.await_more(number)
 
     def dismiss(self, number: int) -> None:
         """Who made the call of this number, or failed to, is done with it."""
         self._desk.dismiss(number)
 
-    def _let_in(self) -> None:
-        """The rows of the next call that joins, once all ranks have them."""
-        number = self._desk.joining()
-        agreed = self._least([_NOBODY if number is None else number, _NOBODY if number is None else -number])
-        if agreed[0] == -agreed[1]:
-            call = self._desk.wait(agreed[0])
+    def _let_in(self, driven: int) -> bool:
+        """The rows of the next call that may begin, once all ranks have them; whether the one that is driven is over
+        at all of them."""
+        number = self._desk.following(driven)
+        number = _NOBODY if number is None else number
+        first, last, over = self._least([number, -number, int(self._desk.ended(driven))])
+        if first == -last < _NOBODY:
+            call = self._desk.wait(first)
             assert call is not None
             self._admit(call)
+        return bool(over)
 
     def _admit(self, call: Call) -> None:
         """Begins with a call: its rows come behind those of earlier ones."""

@@ -26,15 +26,19 @@ model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, n
                                 tokenizer=chars("abcd>")), dtype="float32")
 model ref    = frozen(actor)
 data prompts = jsonl("prompts.jsonl", batch=6)
+data tasks   = jsonl("tasks.jsonl", batch=4)
+env shell    = python("envs.py:Shell")
 
 step async(lag=1):
     rollout = actor.generate(prompts, n=3, max_tokens=120, min_tokens=60)
     likely  = actor.generate(prompts, n=1, max_tokens=90, min_tokens=80, temperature=0)
+    episode = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=40)
     old     = ref.logprobs(rollout)
     gain    = mean(ref.logprobs(likely), by=likely)
     train actor(lr=0.01, eps={EPS}):
-        minimize mean(-actor.logprobs(rollout) * (old - mean(gain)))
+        minimize mean(-actor.logprobs(rollout) * (old - mean(gain))) + mean(actor.logprobs(episode))
     report first = mean(rollout.logprobs), likely = mean(gain), length = mean(rollout.length), old = mean(old)
+    report acted = mean(episode.logprobs), turns = mean(episode.turns), won = mean(sum(episode.reward, turn))
 """
 SCHEDULE = """
 pool learn = 1 devices
@@ -64,7 +68,7 @@ class Spans(Silent):
     ) -> int:
         beside = args.get("beside", 0)
         assert isinstance(beside, int)
-        if category == "generate":
+        if category in ("generate", "interact"):
             self.beside[name] = max(beside, self.beside.get(name, 0))
         return 0
 
@@ -89,8 +93,9 @@ def test_rows_of_two_orders(cluster: None, tmp_path: Path) -> None:
         assert (tmp_path / "saved" / "config.json").exists()
     finally:
         backend.close()
-    # Rows with the same weights, and no others: there are 18 and 6 of them in a step, and the first two steps have the
-    # same ones.
-    assert 0 < spans.beside["rollout"] <= 6 + 24 and 0 < spans.beside["likely"] <= 18 + 24
+    # Rows with the same weights, and no others: there are 18, 6 and 8 of them in a step, and the first two steps have
+    # the same ones.
+    for name, own in {"rollout": 18, "likely": 6, "episode": 8}.items():
+        assert 0 < spans.beside[name] <= 2 * 32 - own, name
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=0, abs=1e-5)
