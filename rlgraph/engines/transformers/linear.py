@@ -69,8 +69,8 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _multiply(x, weight, bias)
-    # Of more dimensions the product is a view of one of two: whose function made it nobody may write into it, as ranks do
-    # that add theirs up.
+    # Of more dimensions it would be a view that this function makes, which nobody may write into, as ranks do that add
+    # theirs up.
     product: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return product.view(*x.shape[:-1], -1)
 
