@@ -37,6 +37,10 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
             f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
         )
         yield from _rows(choice, pool.name)
+        if peak.asleep:
+            yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device, while others work:"
+            cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
+            yield from (f"    {line}" for line in table("<<", cells))
 
 
 def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:

@@ -103,9 +103,7 @@ class _Maker:
         return Lane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
 
     def deployed(self, model: str, group: Group, pool: Pool) -> Deployed:
-        own = [role for role in self.plan.roles if role.model == model]
-        here = [role.operation for role in own if role.group == group.name]
-        title = model if len(here) == len(own) else f"{model}.{', '.join(here)}"
+        title = self.plan.part(model, group.name)
         how = [f"{group.engine}, {group.mesh}"]
         if group.mesh.size < pool.devices:
             how[0] += f" on {group.mesh.size} of {pool.devices}"

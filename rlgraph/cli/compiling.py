@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="With a cluster: seconds or dollars of a step.",
 )
-@click.option(
-    "--no-offload", is_flag=True, help="With a cluster: all models stay on their devices, as engines can do it today."
-)
+@click.option("--no-offload", is_flag=True, help="With a cluster: all models stay on their devices.")
 @click.option(
     "--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help."
 )

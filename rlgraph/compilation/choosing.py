@@ -14,7 +14,7 @@ from rlgraph.compilation.target import Target
 from rlgraph.cost.peak import Peak, peaks
 from rlgraph.cost.tasks import main_step
 from rlgraph.enginespec.registry import engine, engines, installed
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Phase, Program
 from rlgraph.ir.schedule import Schedule
@@ -31,8 +31,8 @@ NOTED = 0.05
 
 
 def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
-    """Without off-loading, which no engine can do yet, if anything fits so. Raises ProgramError where a model's shape
-    is not known, and where nothing fits."""
+    """Without off-loading, if anything fits so. Raises ProgramError where a model's shape is not known, and where
+    nothing fits."""
     asked = question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
     found = choose(replace(asked, offload=False))
@@ -44,18 +44,9 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
-    """What of the schedule the plan has no use for, and what of the plan cannot run as it is."""
+    """What of the schedule the plan has no use for."""
     asked = choice.question
-    found = unneeded(asked.program, choice.plan, asked.schedule)
-    away = [each for each in choice.plan.holdings if each.offload]
-    if not away:
-        return tuple(found)
-    names = ", ".join(f"`{each.model}`" for each in away)
-    message = (
-        f"only with {names} in the host's memory while they are not at work does a plan fit, which no engine can do yet"
-    )
-    hint = "it can be compiled and simulated; for a plan that can run, take more devices (`--no-offload` says how many)"
-    return (*found, Diagnostic("W0930", message, NO_SPAN, hint))
+    return tuple(unneeded(asked.program, choice.plan, asked.schedule))
 
 
 def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:
@@ -188,6 +179,7 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         "tokens": tokens(choice),
         "memory": {
             pool: {"bytes": round(peak.bytes), "capacity": round(peak.capacity), "moment": peak.moment}
+            | ({"host": round(peak.host), "asleep": dict(peak.asleep)} if peak.asleep else {})
             for pool, peak in memory(choice).items()
         },
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.enginespec.registry import Fault, embedded, engine, faults, installed
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, nearest
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, listed, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
@@ -100,13 +100,22 @@ def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def not_built(plan: Plan) -> list[Diagnostic]:
     """What a plan asks of its engines that none of them can do."""
-    away = sorted({holding.model for holding in plan.holdings if holding.offload})
-    if not away:
-        return []
-    names = ", ".join(f"`{model}`" for model in away)
-    message = f"the plan keeps {names} in the host's memory between uses, and no engine can do that yet"
-    hint = "pin models to pools of their own in a schedule, or take a cluster on which the plan needs no off-loading"
-    return [Diagnostic("E0914", message, NO_SPAN, hint)]
+    away: dict[str, list[str]] = {}
+    for holding in plan.holdings:
+        name = plan.group(holding.group).engine
+        if holding.offload and not engine(name).sleeps:
+            away.setdefault(name, []).append(holding.model)
+    hint = "take an engine that can, give the model a pool of its own in a schedule, or say `sleeps=True` in its spec"
+    return [
+        Diagnostic(
+            "E0914",
+            f"the plan keeps {listed(sorted({*models}), 'and')} in the host's memory between uses, and the engine"
+            f" `{name}` does not say that it `sleeps`",
+            NO_SPAN,
+            hint,
+        )
+        for name, models in away.items()
+    ]
 
 
 def _broken(fault: Fault) -> Diagnostic:

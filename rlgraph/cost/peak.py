@@ -42,6 +42,11 @@ class Peak:
     """Bytes of the device that a plan may use."""
     moments: tuple[tuple[str, float], ...]
     """The bytes on that device during each task of the pool, in the order of the tasks."""
+    host: float = 0.0
+    """Bytes of the host's memory, beside those, for copies of the models that the device has off-loaded."""
+    asleep: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Who these are (`actor`, or of a model that is there twice `actor.train`), and the tasks during which each of them
+    sleeps."""
 
     @property
     def bytes(self) -> float:
@@ -150,7 +155,23 @@ class _Filling:
         resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
         moment, parts = max(here or resting, key=lambda each: _sum(each[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
-        return Peak(moment, largest, capacity, tuple((name, _sum(each)) for name, each in here))
+        return Peak(moment, largest, capacity, tuple((name, _sum(each)) for name, each in here), *self.away(device))
+
+    def away(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
+        """What the host keeps of models that a device has off-loaded, all that cannot be made again or brought; and who
+        these are, with the tasks during which they sleep."""
+        copied, asleep = 0.0, []
+        here = [(model, group) for group in self.groups if device in group.devices for model in group.models]
+        for model, group in here:
+            if not self.plan.holding(model, group.name).offload:
+                continue
+            if not self.plan.brought(model, group.name):
+                kept = {"weights", "optimizer"} | ({"gradients"} if model in self.accumulated else set())
+                parts = self.held.get((model, group.name), Bytes()).parts
+                copied += sum(size for what, size in parts if what in kept)
+            others = [task.name for task, own in self.work if (task.model, own) != (model, group)]
+            asleep.append((self.plan.part(model, group.name), tuple(others)))
+        return copied, tuple(asleep)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:
         """What a device holds during a task of one of its groups."""

@@ -228,10 +228,10 @@ class Predictor:
         if not self.plan.holding(model, group).offload:
             return Cost()
         deployment = self.deployment(model, held)
-        trained = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
-        kind = "train" if trained else operation
+        trains = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
+        kind = "train" if trains else operation
         kept = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
-        return onload(kind, kept.total, deployment, self.plan.owner(model).name != group)
+        return onload(kind, kept.total, deployment, self.plan.brought(model, group))
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """New weights from one group to another, or to so many of its copies."""

@@ -146,12 +146,20 @@ def _unknown(model: nn.Module, target: str, linear: list[str]) -> str:
 # Files
 
 
-def save(model: PreTrainedModel, adapters: Adapters, kind: ModelKind, base: str, folder: str | Path) -> None:
-    """Write the adapters as PEFT does. base: the folder or hub name of what they are for."""
+def save(
+    model: PreTrainedModel,
+    tensors: Mapping[str, Tensor],
+    adapters: Adapters,
+    kind: ModelKind,
+    base: str,
+    folder: str | Path,
+) -> None:
+    """Write the adapters of a model, which are these tensors, as PEFT does. base: the folder or hub name of what they
+    are for."""
     linear, path = linear_layers(model), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     chosen = [name for name, layer in linear.items() if hasattr(layer, "lora_A")]
-    kept = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in trained(model).items()}
+    kept = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     save_file(kept, path / WEIGHTS, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sleeping import Arenas, Sleeper, Switched
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
@@ -56,6 +57,8 @@ class Rank:
     """As torch names it; None: see `rlgraph.engines.device`."""
     beside: Any = None
     """An engine in this process that has the same base, whose weights never change: both can hold it together."""
+    arenas: Arenas = field(default_factory=Arenas)
+    """What the models of this process that go to sleep have where."""
 
     def blocks(self) -> dict[str, Any]:
         """The padded tokens of a micro-batch, where the plan says how many."""
@@ -365,6 +368,24 @@ class Accumulates(Trains, Protocol):
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with `scale` times the gradients of all data-parallel ranks, and the same of the losses: what
         `train_step` returns."""
+        ...
+
+
+class Sleeps(HasWeights, Protocol):
+    """Of an engine that `sleeps`. While a model does, its `tensors` are copies in the host's memory: weights are sent
+    from there, and written there, of which it hears when it wakes up. Nothing is computed with it, and no other rank
+    takes part in its sleeping and waking."""
+
+    @property
+    def rest(self) -> Sleeper: ...
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of the device back. keep: the weights are needed again; else new ones are brought when it is
+        awake, before anybody computes with it."""
+        ...
+
+    def wake(self) -> Switched:
+        """Takes the memory again, with all that was kept."""
         ...
 
 

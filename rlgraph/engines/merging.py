@@ -3,7 +3,7 @@ from a copy of W that stays. So new adapters leave nothing of the old ones, to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class Merged:
                     parts = self.tensors[b][top:bottom], self.tensors[a][:, left:right]
                     self._parts.append((live, live.clone(), *parts))
         self.merge()
+
+    def held(self) -> Iterator[Tensor]:
+        """Adapters, and the copies of the base."""
+        yield from self.tensors.values()
+        yield from (base for _, base, _, _ in self._parts)
 
     @torch.no_grad()
     def merge(self) -> None:

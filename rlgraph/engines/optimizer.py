@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,12 @@ class Optimizer:
         """Take the model's weights over into the wide copies, after somebody else has set them."""
         for master, parameter in zip(self._masters or [], self._parameters, strict=False):
             master.copy_(parameter.detach())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps: moments and wide copies."""
+        made = self._loaded if self._torch is None else self._torch.state
+        yield from (value for kept in made.values() for value in kept.values() if isinstance(value, Tensor))
+        yield from self._masters or ()
 
     def state(self) -> dict[str, Tensor]:
         """Copies of what the optimizer keeps for each parameter, and of the wide copies, by parameter name."""

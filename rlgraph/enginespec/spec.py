@@ -192,6 +192,9 @@ class EngineSpec:
     """The same, and it can go on with what it computed of the rows with older weights (`keep` of a `Holding`)."""
     accumulates: bool = False
     """It adds up gradients over several calls: see `rlgraph.engines.base.Accumulates`."""
+    sleeps: bool = False
+    """A model of it can be in the host's memory while others work on its devices: it has `sleep` and `wake`
+    (`rlgraph.engines.base.Sleeps`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
     optimizers: frozenset[str] = frozenset({"adamw"})

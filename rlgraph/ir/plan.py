@@ -153,6 +153,18 @@ class Plan:
     def owner(self, model: str) -> Group:
         return self.group(dict(self.owners)[model])
 
+    def brought(self, model: str, group: str) -> bool:
+        """Whether the weights that a group has of a model come from where it is trained, again and again."""
+        trained = any((role.model, role.operation) == (model, "train") for role in self.roles)
+        return trained and dict(self.owners).get(model, group) != group
+
+    def part(self, model: str, group: str) -> str:
+        """What a group does with a model, as people know it: `actor`, or `actor.train, logprobs` where others have the
+        model, too."""
+        own = [role for role in self.roles if role.model == model]
+        here = [role.operation for role in own if role.group == group]
+        return model if len(here) == len(own) else f"{model}.{', '.join(here)}"
+
     def holding(self, model: str, group: str) -> Holding:
         """How a group holds a model."""
         found = (each for each in self.holdings if (each.model, each.group) == (model, group))

@@ -82,7 +82,7 @@ def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice |
 
 def refused(question: Question) -> ProgramError:
     """Why nothing fits, and what would, as far as that is found within `search_seconds`. What is proposed needs no
-    off-loading, which no engine can do."""
+    off-loading."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
     return ProgramError(
         refuse(

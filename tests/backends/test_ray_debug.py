@@ -19,8 +19,10 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import StepResult
 from rlgraph.cli import status
+from rlgraph.compilation import planning
+from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.plan import Holding, Plan
 
 STEPS = 3
 
@@ -95,7 +97,50 @@ def test_how_models_are_held(folder: Path) -> None:
         backend.close()
 
 
-def test_off_loading_is_refused_before_anything_starts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def asleep(plan: Plan, *but: str) -> Plan:
+    """The same, and all models are off-loaded, those of some groups aside."""
+    held = [
+        replace(plan.holding(model, group.name), offload=group.name not in but)
+        for group in plan.groups
+        for model in group.models
+    ]
+    return replace(plan, holdings=tuple(held))
+
+
+@pytest.mark.parametrize(("schedule", "block"), [(apart, None), (together, None), (together, 1)])
+@pytest.mark.parametrize("name", ["ppo", "grpo", "online_dpo", "distill"])
+def test_models_that_sleep_while_others_work(
+    folder: Path, name: str, schedule: Callable[[Program], str], block: int | None
+) -> None:
+    """Those that share a pool are never awake together, and compute the very numbers all the same."""
+    swaps, changes = PROGRAMS[name]
+    text = shipped(name, swaps)
+    made = compiled(text, changes, schedule(compile_text(text, changes)), folder)
+    backend = RayBackend(made.program, asleep(made.plan), Settings(folder=folder, block=block), debug=True)
+    steps, weights = local(name, folder, block)
+    try:
+        found = list(backend.steps(STEPS))
+        workers = backend.processes.workers
+        for model, group in made.plan.owners:
+            for key, tensor in workers[group, 0].session.models[model].engine.tensors().items():
+                assert torch.equal(tensor, weights[model][key]), (model, key)
+    finally:
+        backend.close()
+    assert [step.metrics for step in found] == [step.metrics for step in steps]
+    assert all(step.extra["sleep/bytes"] > 0 for step in found)
+    for pool in made.plan.pools:
+        engines = [
+            state.engine
+            for group in made.plan.groups
+            for model, state in workers[group.name, 0].session.models.items()
+            if group.pool == pool.name and model in group.models
+        ]
+        assert sum(not engine.rest.asleep for engine in engines) <= 1
+
+
+def test_an_engine_that_cannot_is_refused_before_anything_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     swaps, changes = PROGRAMS["ppo"]
     text = shipped("ppo", swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
@@ -109,9 +154,11 @@ def test_off_loading_is_refused_before_anything_starts(folder: Path, capsys: pyt
     ]
     file, out = folder / "plan.json", folder / "run"
     file.write_text(json.dumps(document))
-    assert status(["compile", str(file), "--emit", "plan"]) == 0
+    assert status(["run", str(file), "--backend", "ray", "--debug", "--steps", "1", "--out", str(out)]) == 0
     capsys.readouterr()
-    assert status(["run", str(file), "--backend", "ray", "--debug", "--out", str(out)]) == 1
+    monkeypatch.setattr(planning, "engine", lambda name: replace(engine(name), sleeps=False))
+    assert status(["run", str(file), "--backend", "ray", "--debug", "--out", str(folder / "other")]) == 1
     said = capsys.readouterr().err
-    assert "E0914" in said and "`actor`, `ref` in the host's memory" in said and "help: pin models" in said
-    assert status(["run", str(file), "--steps", "1", "--out", str(out)]) == 0
+    assert "E0914" in said and "`actor` and `ref` in the host's memory" in said
+    assert "the engine `transformers` does not say that it `sleeps`" in said
+    assert status(["run", str(file), "--steps", "1", "--out", str(folder / "third")]) == 0

@@ -35,7 +35,7 @@ from rlgraph.enginespec.registry import engine
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Holding, Plan
 
 WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)
 
@@ -351,7 +351,9 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
 
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:
-    backend, _ = simulated(program("grpo", folder, together), 1, fixed=Fixed(woken=1.0))
+    made = program("grpo", folder, together)
+    held = tuple(Holding(model, group.name, offload=True) for group in made.plan.groups for model in group.models)
+    backend, _ = simulated(made, 1, replace(made.plan, holdings=held), fixed=Fixed(woken=1.0))
     found = [(work.name, work.parts.get("onload")) for work in backend.works if "compute" in work.parts]
     assert found == [("rollout", 1.0), ("ref_logp", 1.0), ("train actor", 1.0), ("train actor", None)]
 

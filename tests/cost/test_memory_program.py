@@ -168,6 +168,38 @@ def test_verdicts_just_above_and_just_below(name: str) -> None:
     assert not predicted(name, f"{0.9 * most / 2**20:.3f}MiB").fits
 
 
+@pytest.mark.parametrize("name", ["ppo", "ppo with large weights"])
+def test_both_arenas_are_as_full_as_planned_where_models_sleep(name: str) -> None:
+    """Four models on one device, of which one is there at a time."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder, Everywhere() as live, live.resizing():
+        compiled = program(name, Path(folder))
+        away = [
+            replace(compiled.plan.holding(model, group.name), offload=True)
+            for group in compiled.plan.groups
+            for model in group.models
+        ]
+        plan, seen = replace(compiled.plan, holdings=tuple(away)), Peaks(live)
+        with closing(RayBackend(compiled.program, plan, Settings(folder=Path(folder)), seen, debug=True)) as run:
+            steps = run.steps(3)
+            next(steps)
+            seen.found.clear()
+            list(steps)
+            arenas = {group: worker.arenas for (group, _), worker in run.processes.workers.items()}
+    assert len(away) == 4
+    host = sum(each.host.peak for each in arenas.values())
+    laid = tasks(compiled.program, main_step(compiled.program), workload(name))
+    cluster, configs = read_cluster("1x1:cpu(memory=24GiB)"), model_configs(compiled)
+    planned, together = (peaks(each, laid, configs, cluster, EXACT)["all"] for each in (plan, compiled.plan))
+    most = max(seen.found.values()) - host
+    assert planned.host == pytest.approx(host, rel=0.05)
+    assert planned.bytes == pytest.approx(most, rel=0.05)
+    assert seen.found[planned.moment] - host == pytest.approx(most, rel=0.01)
+    assert planned.bytes < 0.9 * together.bytes
+    # What the arenas count of a model is what there is of it while it does not work.
+    assert max(each.device.peak for each in arenas.values()) < most
+
+
 def test_gradients_that_wait_for_rows_are_there_while_others_work() -> None:
     """Rows of the first prompt are trained on before `ref` reads those of the second. Both pools are this process."""
     torch.set_num_threads(1)

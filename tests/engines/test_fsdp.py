@@ -22,6 +22,7 @@ from rlgraph.models.families import ModelKind
 from tests.engines.models import source
 from tests.engines.ranks import Ranks
 from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere, rows, updates, whole
+from tests.engines.slept import rested, same
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
 MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2)}
@@ -104,6 +105,15 @@ def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str,
     found = whole([rank for rank, _ in trained], state)
     for name, tensor in state.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("split", ["fsdp2", "tp2"])
+def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, split: str) -> None:
+    task = Task(rows(9), (((0, 1, 2), (3,), (4, 5, 6, 7)),), OPTIONS)
+    for found in ranks.run(MESHES[split], rested, spec_of("llama", dtype="bfloat16"), task, False):
+        assert same(*found.told) and same(*found.states) and found.naps > 6
+        assert same(found.asleep, found.states[1]) and found.second == 0
+        assert found.freed > 0.98 and found.counted == pytest.approx(1, rel=0.01)
 
 
 def added(

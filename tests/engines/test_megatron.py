@@ -38,6 +38,7 @@ from tests.engines.sharded import (
     whole,
     write,
 )
+from tests.engines.slept import rested, same
 
 pytest.importorskip("megatron.core")
 
@@ -212,6 +213,16 @@ def test_updates_are_those_of_transformers(
 ) -> None:
     spec, task = spec_of(folder, model), task_for(MESHES[split])
     check(spec, task, ranks.run(MESHES[split], train, spec, task, distributed))
+
+
+@pytest.mark.parametrize(("split", "dtype"), [("dp2", "float32"), ("dp2", "bfloat16"), ("tp2pp2", "float32")])
+def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, folder: Path, split: str, dtype: str) -> None:
+    """With the distributed optimizer, whose moments, gradients and weights lie in buffers of Megatron's."""
+    spec = replace(spec_of(folder, "qwen2"), dtype=dtype)
+    for found in ranks.run(MESHES[split], rested, spec, task_for(MESHES[split]), True):
+        assert same(*found.told) and same(*found.states) and found.naps > 6
+        assert same(found.asleep, found.states[1]) and found.second == 0
+        assert found.freed > 0.98 and found.counted == pytest.approx(1, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])

@@ -453,6 +453,50 @@ def test_diverged_weights_are_reported() -> None:
         engine.generate(PROMPTS, 1, Sampling(3), keys(5))
 
 
+def test_a_model_that_sleeps_wakes_up_as_it_was(pair: Pair) -> None:
+    """Rows of which the cache had the prompts, with weights that were kept, and with some that others brought."""
+    engine, model = pair
+    write(engine, model)
+
+    def sampled() -> list[list[int]]:
+        made = engine.generate(LONG, 2, Sampling(12), keys(8))
+        torch.testing.assert_close(made.logprobs, scores(model, made.sequences), rtol=0, atol=1e-5)
+        return made.sequences.rows()
+
+    first, weights = sampled(), sum(tensor.nbytes for tensor in engine.tensors().values())
+    device, host = engine.rest.arenas.device, engine.rest.arenas.host
+    assert engine.sleep().moved == host.bytes == weights
+    # The cache, which nobody needs.
+    assert device.bytes == 0 and device.peak - weights == pytest.approx(64 << 20, rel=0.01)
+    theirs = {name: tensor.clone() for name, tensor in engine.tensors().items()}
+    assert engine.wake().moved == weights and device.bytes == device.peak
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in engine.tensors().items())
+    assert sampled() == first
+    assert engine.sleep(keep=False).moved == 0 and host.bytes == 0
+    engine.wake()
+    write(engine, model)
+    assert sampled() == first
+
+
+def test_weights_come_to_a_model_that_sleeps(pair: Pair) -> None:
+    """It samples with them when it is awake, and not with what it had computed before."""
+    engine, model = pair
+    write(engine, model)
+    engine.generate(LONG, 1, Sampling(4), keys(4))
+    before = engine.state()
+    engine.sleep()
+    version = engine.version
+    engine.blend({name: torch.zeros_like(tensor) for name, tensor in before.items()}, 0.5)
+    assert engine.version == version and engine.rest.asleep
+    engine.wake()
+    assert engine.version == version + 1
+    assert all(torch.equal(tensor, 0.5 * before[name]) for name, tensor in engine.tensors().items())
+    halved = engine.generate(LONG, 1, Sampling(4), keys(4))
+    engine.load_state({name: 0.5 * tensor for name, tensor in before.items()})
+    assert engine.generate(LONG, 1, Sampling(4), keys(4)).sequences.rows() == halved.sequences.rows()
+    write(engine, model)
+
+
 def test_models_that_vllm_cannot_take() -> None:
     def source(family: str = "llama", **fields: int) -> RandomSource:
         return RandomSource(family, dict(spec().source.config) | fields, WORDS)

@@ -202,13 +202,18 @@ def test_a_size_that_is_impossible_is_refused_with_the_nearest() -> None:
 
 
 def test_off_loading_is_the_last_resort() -> None:
-    """No engine can do it yet: a plan that needs none is taken, else it is said."""
+    """A plan that needs none is taken where there is one; else it is said who sleeps when."""
     roomy = chosen("ppo", "2x8:a100-80gb")
     assert not any(each.offload for each in roomy.plan.holdings) and not roomy.diagnostics
     tight = "1x4:a100-40gb(memory=16GiB)"
     found = chosen("ppo", tight)
     assert any(each.offload for each in found.plan.holdings)
-    assert [each.code for each in found.diagnostics] == ["W0930"]
+    assert not found.diagnostics
+    held = [each for each in found.plan.holdings if each.offload]
+    said = "\n".join(show_choice(found.choice, predicted(found.choice)))
+    for name in {found.plan.part(each.model, each.group) for each in held}:
+        assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
+    assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
 
 

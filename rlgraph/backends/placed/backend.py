@@ -113,7 +113,17 @@ class Placed(Steps):
         together = self._together(node, frame, group)
         with self.weights.lent(model, group, node, frame.step, refreshes, together=together) as lent:
             yield from self.transport.parts(
-                Order(node, frame, group, lent.version, lent.sampling, arrived=lent.arrived, key=lent.key), sizes
+                Order(
+                    node,
+                    frame,
+                    group,
+                    lent.version,
+                    lent.sampling,
+                    arrived=lent.arrived,
+                    key=lent.key,
+                    shifting=self.weights.beds.shifting(model, group),
+                ),
+                sizes,
             )
 
     def work(self, node: Node, frame: Frame) -> Made:
@@ -150,7 +160,8 @@ class Placed(Steps):
                 place = held.enter_context(self._copies[group.name, together].take(frame.step.number))
                 copy = place % group.mesh.length("dp")
             lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy, together))
-            sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key
+            shifting = self.weights.beds.shifting(model, group, copy)
+            sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key, shifting
             try:
                 made = self.transport.fire(Order(node, frame, group, *sampled))
             except KeyboardInterrupt:

@@ -20,6 +20,7 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.sleeping import Shifting, nobody
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Seats, seats
@@ -65,6 +66,8 @@ class Order:
     """Waits for the weights that it works with, which were sent before it."""
     key: Hashable = None
     """Of the weights that it samples with, where rows of other orders with the same ones come in between its own."""
+    shifting: Shifting = nobody
+    """Who sleeps and who wakes up before it is done."""
 
     @property
     def step(self) -> Step:
@@ -104,6 +107,8 @@ class Move:
     """Of the receiver's data-parallel copies the one that they go to; None: all."""
     sampling: Sampling | None = None
     """What the receiver is at work on, where they come meanwhile."""
+    shifting: Shifting = nobody
+    """Who sleeps and who wakes up before they come."""
 
     @property
     def copies(self) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rlgraph.backends.clocks import Clock, Lock
+from rlgraph.backends.placed.sleeping import Bed, Beds
 from rlgraph.backends.placed.transport import Move, Moved, Sampling, Transport
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
@@ -16,6 +18,7 @@ from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.steps import oldest
+from rlgraph.ir.types import is_model
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class _User:
         return self.move.sampling is not None and self.move.sampling.sent.done()
 
 
+_NONE = -1
+"""The count of weights that are not there."""
 _ALL = frozenset({0})
 """What there is to have of weights that are lent."""
 
@@ -82,6 +87,11 @@ class Weights:
             for group, copies in self._copies.items()
             for copy in range(copies)
         }
+        self.beds = Beds(plan, self._forgets)
+        """Of models that are off-loaded."""
+        self._changing = {each.type.name for _, node in program.walk() for each in node.outputs if is_model(each.type)}
+        self._lenders = Counter[Place]()
+        """How many work with the weights of a place, or are about to."""
         self._users: list[_User] = []
         """Of groups to which newer weights can come now."""
         self._coming: dict[Place, int] = {}
@@ -137,7 +147,7 @@ class Weights:
         sampling = Sampling() if refreshes else None
         user = _User(Move(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock())
         places, key = self._places(model, group, copy), refreshes if together else None
-        with ExitStack() as lent:
+        with ExitStack() as lent, self._counted(places):
             lent.callback(self._leave, user)
             for place in places:
                 lent.enter_context(self._lent[place].take(step.number, _ALL, key, partial(self._joins, user, place)))
@@ -159,6 +169,28 @@ class Weights:
 
             yield Lent(min(user.versions.values()), sampling, arrived, shared)
             arrived()
+
+    @contextmanager
+    def _counted(self, places: Sequence[Place]) -> Iterator[None]:
+        with self._lock:
+            self._lenders.update(places)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lenders.subtract(places)
+
+    def _forgets(self, bed: Bed) -> bool:
+        """A model that goes to sleep need not keep weights that its owner trains and nobody is about to work with here:
+        who comes next is brought the new ones, or the same again."""
+        place = bed.model, bed.group.name, bed.copy if self._copies[bed.group.name] > 1 else 0
+        with self._lock:
+            if self.plan.owner(bed.model).name == bed.group.name or bed.model not in self._changing:
+                return False
+            if self._lenders[place]:
+                return False
+            self._held[place] = _NONE
+            return True
 
     def _key(self, together: bool, model: str, group: Group, version: int | None, refreshes: bool = False) -> Hashable:
         """Of the present weights, or of a version of them; of those that newer ones follow."""
@@ -341,6 +373,9 @@ class Weights:
             self._change(target, step)
 
     def _move(self, move: Move) -> Callable[[], None]:
+        if move.update is None:
+            # They are brought to work with them; what an update makes may sleep.
+            move = replace(move, shifting=self.beds.shifting(move.target, move.receiver, move.copy))
         coming = self.transport.move(move)
         return lambda: self._told(move, coming())
 

@@ -22,6 +22,7 @@ from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, recei
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
+from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.together import Place, Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
@@ -51,8 +52,15 @@ class Dispatch:
     """Sends orders and reads receipts."""
 
     def __init__(
-        self, program: Program, processes: Processes, queues: Queues, observer: Observer, notes: Notes
+        self,
+        program: Program,
+        processes: Processes,
+        queues: Queues,
+        observer: Observer,
+        notes: Notes,
+        sleeping: Sleeping,
     ) -> None:
+        self.sleeping = sleeping
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
         self.axes = axes(program)
@@ -107,6 +115,7 @@ class Dispatch:
         """The same, by who has the pool, or a place of it."""
         node, group = order.node, order.group
         copies, wanted = self.copies(group), self.needs(order)
+        self.sleeping.shift(order.shifting, node, order.step)
         calls = Calls[bytes](self.processes)
         with self.together.order(order, [copies[copy] for copy in frames]) as place:
             with place.sending:
@@ -224,6 +233,7 @@ class Dispatch:
             self.queues.turn(order.seats, rank=order.step.number, key=order.key),
             self.together.order(order, busy) as place,
         ):
+            self.sleeping.shift(order.shifting, node, order.step)
             self.observer.firing(node, group.pool)
             began, tokens = time.perf_counter(), 0
             coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]

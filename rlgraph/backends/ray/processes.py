@@ -47,8 +47,11 @@ class Processes(ABC):
             )
             meeting[group.name] = dict(zip(places, found, strict=True))
         held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
-        opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in self.who]
-        opened = self.get(opening, Request(self.who, "opening"))
+        opened = []
+        for names in _rounds(plan):
+            who = tuple(each for each in self.who if each[0] in names)
+            opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in who]
+            opened += self.get(opening, Request(who, "opening"))
         self._reach(plan)
         return [name for names in opened for name in names]
 
@@ -128,6 +131,19 @@ class Processes(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Ends all processes, whatever they do."""
+
+
+def _rounds(plan: Plan) -> list[list[str]]:
+    """Groups whose processes load their models at the same time. Those of a pool on which models sleep do so one after
+    the other: there is no room for all of them awake."""
+    turns: list[list[str]] = []
+    for pool in plan.pools:
+        groups = [group.name for group in plan.groups if group.pool == pool.name]
+        sleeps = any(holding.offload and holding.group in groups for holding in plan.holdings)
+        for number, names in enumerate([[name] for name in groups] if sleeps else [groups]):
+            turns += [[] for _ in range(number + 1 - len(turns))]
+            turns[number] += names
+    return turns
 
 
 _TOGETHER: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)

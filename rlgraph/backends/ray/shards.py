@@ -12,6 +12,7 @@ import torch.distributed
 from rlgraph.backends.process.session import Session
 from rlgraph.engines.base import Rank
 from rlgraph.engines.joining import join
+from rlgraph.engines.sleeping import Arenas
 from rlgraph.engines.sources import ModelSpec, load_codec
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.enginespec.registry import engine, opener
@@ -38,11 +39,15 @@ class Opener:
     addresses: Mapping[str, str]
     """Where the ranks meet: of the whole group under `group`, of a copy under its number."""
     seconds: float
+    arenas: Arenas
+    """Of this process."""
 
     def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
             return Tokens(load_codec(spec), spec)
-        mesh = self.group.mesh
+        mesh, how = self.group.mesh, engine(self.group.engine)
+        # A base that models have together cannot sleep for one of them.
+        shares = how.adapters == "apart" and not any(each.offload for each in self.holdings.values())
         rank = Rank(
             mesh,
             self.rank,
@@ -50,9 +55,13 @@ class Opener:
             session.settings.threads,
             self.join,
             self.addresses.get(str(mesh.at(self.rank, "dp"))),
-            beside=session.beside(model) if engine(self.group.engine).adapters == "apart" else None,
+            beside=session.beside(model) if shares else None,
+            arenas=self.arenas,
         )
-        return opener(engine(self.group.engine))(spec, rank)
+        opened = opener(how)(spec, rank)
+        if self.holdings[model.name].offload:
+            opened.sleep()
+        return opened
 
     def join(self) -> None:
         """The ranks of the group, once for all its models."""

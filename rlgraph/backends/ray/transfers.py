@@ -15,6 +15,7 @@ from rlgraph.backends.ray.folder import parts
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.together import Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
@@ -34,10 +35,16 @@ class Transfers:
     """Moves weights between the processes of a plan."""
 
     def __init__(
-        self, plan: Plan, processes: Processes, queues: Queues, observer: Observer, together: Together
+        self,
+        plan: Plan,
+        processes: Processes,
+        queues: Queues,
+        observer: Observer,
+        together: Together,
+        sleeping: Sleeping,
     ) -> None:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
-        self.together = together
+        self.together, self.sleeping = together, sleeping
         self._refreshes = count()
         self._planned: dict[str, dict[tuple[Address, Address], int]] = {}
         """For each transfer the bytes from each process to each other one."""
@@ -53,6 +60,7 @@ class Transfers:
     def move(self, move: Move) -> Coming:
         with self.queues.turn(*move.seats):
             self._plan(move)
+            self.sleeping.shift(move.shifting, move.node, move.step)
             coming = self._go(move)
             if self._shared(move):
                 moved = coming()

@@ -18,6 +18,7 @@ from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
+from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
@@ -32,8 +33,9 @@ class RayTransport:
         self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer, notes: Notes
     ) -> None:
         self.plan, self.processes = plan, processes
-        self.dispatch = Dispatch(program, processes, queues, observer, notes)
-        self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together)
+        self.sleeping = Sleeping(processes, observer)
+        self.dispatch = Dispatch(program, processes, queues, observer, notes, self.sleeping)
+        self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together, self.sleeping)
         self._forgetting: Calls[None] | None = None
         """Of the last step that is over: its rows."""
         self._over: list[Step] = []
@@ -61,6 +63,7 @@ class RayTransport:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
+        told = self.sleeping.finish(step)
         # What a step made is needed as long as batches go on that it has begun.
         going = min(
             (each for thing in things.values() if isinstance(thing, Surplus) for each in thing.steps), default=None
@@ -82,7 +85,7 @@ class RayTransport:
                     calls.others(copy, Worker.retain, step, [])
         # The next step does not wait for it: the answers are taken at its end.
         self._forgetting = calls
-        return {}
+        return told
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         self.processes.go_on()

@@ -43,8 +43,9 @@ from rlgraph.backends.ray.store import (
 )
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Admission, Admits, Saves
+from rlgraph.engines.base import Admission, Admits, Saves, Sleeps
 from rlgraph.engines.joining import Meeting, listen
+from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
@@ -93,6 +94,8 @@ class Worker:
         self.links = Links(spec.seconds)
         self.arrivals = {model.name: Arrivals() for model in spec.program.models}
         self.meetings: list[Meeting] = []
+        self.arenas = Arenas()
+        """What its models have on the device and, while they sleep, on the host."""
         self.folder: ModelFolder
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
@@ -126,7 +129,7 @@ class Worker:
         """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds)
+        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas)
         self.session = Session(
             spec.program,
             spec.settings,
@@ -444,6 +447,19 @@ class Worker:
         """Has taken part in it, before whatever is ordered after this."""
         with torch.no_grad():
             self.arrivals[model].settle(number)
+
+    # Sleep
+
+    def sleep(self, model: str, keep: bool) -> Switched:
+        """Gives the memory of a model back, on the device. keep: its weights are needed again."""
+        return self.resting(model).sleep(keep)
+
+    def wake(self, model: str, kept: bool = True) -> Switched:
+        """Takes it again."""
+        return self.resting(model).wake()
+
+    def resting(self, model: str) -> Sleeps:
+        return cast(Sleeps, self.session.models[model].engine)
 
     # Folders
 

@@ -121,8 +121,6 @@ class SimTransport:
         self.together = Together()
         self._sampling: list[_Sampling] = []
         """Where newer weights come meanwhile."""
-        self._onloaded: dict[tuple[str, int], tuple[str, str]] = {}
-        """For each device of a pool the model, and its group, that it worked with last."""
 
     # Orders
 
@@ -307,6 +305,8 @@ class SimTransport:
     def move(self, move: Move) -> Coming:
         fired = self.log.fired()
         with self.queues.turn(*move.seats):
+            with move.shifting():
+                """What waking up takes is told with the work, and weights that come do not come from the host."""
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             taking = move.receiver
@@ -420,10 +420,9 @@ class SimTransport:
         predictor, model = self.log.predictor, _model(node, frame)
         spent = {"order": predictor.order(group.name, order.copies).seconds}
         if model is not None:
-            devices = [(group.pool, place) for place in order.seats.places]
-            if any(self._onloaded.get(each) != (model, group.name) for each in devices):
-                spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
-            self._onloaded |= dict.fromkeys(devices, (model, group.name))
+            with order.shifting() as shift:
+                if shift.wake:
+                    spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
         for name in needed(node):
             value, kind = frame.values.get(name), frame.types[name]

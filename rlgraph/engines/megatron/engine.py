@@ -23,6 +23,7 @@ from rlgraph.engines.megatron.pipeline import Pipeline
 from rlgraph.engines.megatron.shim import device, on_cpu
 from rlgraph.engines.megatron.training import Trainer
 from rlgraph.engines.sequences import Sequences, ragged_index
+from rlgraph.engines.sleeping import Sleeper, Switched
 from rlgraph.engines.sources import ModelSpec, load, load_codec
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, blend, copied, fill, same_names, take_over
@@ -65,6 +66,9 @@ class MegatronEngine:
             self.model, angles(shape, self.model.config), shape.vocab, codec.pad_id, logit_numbers
         )
         self._trainer: Trainer | None = None
+        self.rest = Sleeper()
+        self._adds = False
+        """There are gradients of an update that has not been made."""
         self._loss = 0.0
         """Of the gradients that were added up."""
 
@@ -140,8 +144,9 @@ class MegatronEngine:
         """Forget what was added up."""
         if self._trainer is None:
             self._trainer = Trainer(self.model, self._distributed)
+            self.rest.changed()
         self._trainer.clear()
-        self._loss = 0.0
+        self._loss, self._adds = 0.0, False
 
     @on_cpu()
     @torch.enable_grad()
@@ -149,6 +154,7 @@ class MegatronEngine:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
         the ranks of this copy take part."""
         assert self._trainer is not None
+        self._adds = True
         self._loss += self._pipeline.gradients(self._trainer.chunk, self._own(blocks), self._checked(micro))
 
     @on_cpu()
@@ -159,6 +165,8 @@ class MegatronEngine:
         first = self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
         total = torch.tensor(self._loss if first else 0.0, dtype=torch.float64, device=device())
         dist.all_reduce(total)
+        self.rest.changed()
+        self._adds = False
         return {"loss": scale * float(total), **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
@@ -206,13 +214,29 @@ class MegatronEngine:
 
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters by the names of `layout`. A view of one does not outlive the first `train_step`."""
-        return dict(self.model.named_parameters())
+        return self.rest.here(dict(self.model.named_parameters()))
 
     @on_cpu()
     def written(self) -> None:
         """Takes the weights over into the optimizer's wide copies."""
-        if self._trainer is not None:
+        if self.rest.changed() and self._trainer is not None:
             self._trainer.reread()
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of weights, moments and gradients back. Gradients are kept only of an update that has not
+        been made."""
+        weights, trainer = list(self.model.parameters()), self._trainer
+        if trainer is None:
+            return self.rest.sleep(weights, lost=() if keep else weights)
+        lost = [*(() if keep else weights), *(() if self._adds else trainer.gradients())]
+        return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
+
+    def wake(self) -> Switched:
+        """Takes it again."""
+        switched = self.rest.wake()
+        if self.rest.late:
+            self.written()
+        return switched
 
     @on_cpu()
     def copy(self) -> MegatronEngine:

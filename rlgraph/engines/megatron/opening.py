@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from rlgraph.engines.base import EngineError, Rank
+from rlgraph.engines.sleeping import Sleeper
 from rlgraph.engines.sources import ModelSpec
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
     from rlgraph.engines.megatron.engine import MegatronEngine
 
     rank.join()
-    return MegatronEngine.open(model, rank.mesh, recompute=rank.holding.recompute, **rank.blocks())
+    opened = MegatronEngine.open(model, rank.mesh, recompute=rank.holding.recompute, **rank.blocks())
+    opened.rest = Sleeper(rank.arenas)
+    return opened
 
 
 def prepare() -> None:

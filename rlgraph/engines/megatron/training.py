@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from megatron.core.distributed import (
@@ -74,6 +75,17 @@ class Trainer:
             group.update(lr=rate, **adamw(options))
         self._adam.step_with_ready_grads()
         return {"grad_norm": norm, "lr": rate}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What the optimizer keeps: moments, and the wide copies of narrow weights."""
+        for each in getattr(self._adam, "chained_optimizers", [self._adam]):
+            if (inner := each.optimizer) is not None:
+                yield from (weight for group in inner.param_groups for weight in group["params"])
+                yield from (kept for one in inner.state.values() for kept in one.values() if torch.is_tensor(kept))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The buffers."""
+        return [buffer.grad_data for buffer in (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)]
 
     def reread(self) -> None:
         """Take the model's weights over into the wide copies, after somebody else has set them."""

@@ -19,6 +19,7 @@ from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.device import device_here
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sleeping import Sleeper, Switched
 from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
 from rlgraph.engines.transformers.attention import use_attention
 from rlgraph.engines.transformers.copies import Copies
@@ -58,7 +59,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         copies = Copies(apart.copies if apart else None)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
     threads = rank.threads if device == "cpu" and apart is None else 1
-    return TransformersEngine.open(
+    opened = TransformersEngine.open(
         model,
         threads=threads,
         device=device,
@@ -70,6 +71,8 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         beside=rank.beside,
         **rank.blocks(),
     )
+    opened.rest = Sleeper(rank.arenas)
+    return opened
 
 
 class TransformersEngine:
@@ -128,6 +131,7 @@ class TransformersEngine:
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
         """Of what is trained, added up since they were cleared, with the loss."""
+        self.rest = Sleeper()
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
@@ -291,6 +295,7 @@ class TransformersEngine:
         """One update with the gradients that were added up, and those of other copies, times `scale`."""
         if self._optimizer is None:
             self._optimizer = self._new_optimizer()
+        self.rest.changed()
         parameters = list(self._trained.values())
         loss, gradients = self._loss, self._gradients or [None] * len(parameters)
         self.clear_gradients()
@@ -343,6 +348,7 @@ class TransformersEngine:
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `optimizer_state` returned."""
         self._optimizer = self._new_optimizer() if state else None
+        self.rest.changed()
         if self._optimizer is not None:
             self._optimizer.load_state(state)
 
@@ -352,9 +358,10 @@ class TransformersEngine:
         assert self._apart is None, "no rank has all of it"
         with quiet():
             if self.spec.adapters is None:
-                self.model.save_pretrained(str(folder))
+                here = self.rest.here(self.model.state_dict())
+                self.model.save_pretrained(str(folder), state_dict=here)
             else:
-                save(self.model, self.spec.adapters, self.spec.kind, self._base(Path(folder)), folder)
+                save(self.model, self.tensors(), self.spec.adapters, self.spec.kind, self._base(Path(folder)), folder)
             self.codec.save(folder)
 
     def _base(self, folder: Path) -> str:
@@ -363,7 +370,8 @@ class TransformersEngine:
         if isinstance(source, str):
             return str(Path(source).resolve()) if Path(source).is_dir() else source
         base = folder.resolve() / "base"
-        weights = {name: tensor for name, tensor in self.model.state_dict().items() if not is_adapter(name)}
+        held = self.rest.here(self.model.state_dict())
+        weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
         self.model.save_pretrained(str(base), state_dict=weights)
         self.codec.save(base)
         return str(base)
@@ -413,17 +421,34 @@ class TransformersEngine:
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
         others are the same everywhere."""
-        if self.spec.adapters is not None:
-            return trained(self.model)
+        return self.rest.here(self._held if self.spec.adapters is None else trained(self.model))
+
+    def written(self) -> None:
+        """Takes the weights over into the optimizer's wide copies."""
+        if self.rest.changed() and self._optimizer is not None:
+            self._optimizer.reread()
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of weights, moments and gradients back, of the base of adapters, too."""
+        lost = () if keep else self.tensors().values()
+        kept = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
+        gradients = [gradient for gradient in self._gradients if gradient is not None]
+        return self.rest.sleep(kept, once=gradients, lost=lost)
+
+    def wake(self) -> Switched:
+        """Takes it again."""
+        switched = self.rest.wake()
+        if self.rest.late:
+            self.written()
+        return switched
+
+    @property
+    def _held(self) -> dict[str, Tensor]:
+        """By name: all parameters and persistent buffers, or this rank's parts of them."""
         saved = self.model.state_dict().keys()
         named: dict[str, Tensor] = dict(self.model.named_parameters())
         here = self.shards.parameters if self.shards else named
         return here | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
-
-    def written(self) -> None:
-        """Takes the weights over into the optimizer's wide copies."""
-        if self._optimizer is not None:
-            self._optimizer.reread()
 
     @property
     def _trained(self) -> dict[str, Tensor]:

@@ -46,6 +46,7 @@ SPEC = EngineSpec(
     threads=True,
     rereads=True,
     accumulates=True,
+    sleeps=True,
     saves=True,
     adapters="apart",
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),

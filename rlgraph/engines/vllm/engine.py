@@ -18,11 +18,13 @@ from rlgraph.engines.base import Admission, EngineError, Generation, Rank, Refre
 from rlgraph.engines.first import decided
 from rlgraph.engines.merging import Merged
 from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.calls import Call, Desk, Sample
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.experts import Experts
 from rlgraph.engines.vllm.layout import layout
+from rlgraph.engines.vllm.sleeping import cache, sleeper, weights
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.spec import SPEC
 from rlgraph.engines.vllm.start import Limits, start
@@ -54,9 +56,9 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: M
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
-    cache = rank.holding.kv_bytes or None
-    opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, cache_bytes=cache)
-    opened.keeps = rank.holding.keep
+    limits = {"cache_bytes": rank.holding.kv_bytes or None, "sleeps": rank.holding.offload}
+    opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
+    opened.keeps, opened.rest = rank.holding.keep, sleeper(opened._engine, rank.arenas)
     return opened
 
 
@@ -81,6 +83,7 @@ class VllmEngine:
         self._desk = Desk()
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
         self._experts = Experts(self.model)
+        self.rest = sleeper(engine, Arenas())
         self._merged: Merged | None = None
         """Adapters, where the model has some."""
 
@@ -326,7 +329,7 @@ class VllmEngine:
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs. Of a model
         with adapters these, which `written` merges into the parameters."""
-        return self._own() if self._merged is None else dict(self._merged.tensors)
+        return self.rest.here(self._own() if self._merged is None else self._merged.tensors)
 
     def _own(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self.model.named_parameters()} | {**self._experts.tensors}
@@ -334,11 +337,31 @@ class VllmEngine:
     def written(self) -> None:
         """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
+        if not self.rest.changed():
+            return
         self.version += 1
         if self._merged is not None:
             self._merged.merge()
         self._experts.pack()
         self._forget()
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of weights and cache back; nothing is being generated. Of a model with adapters the base is
+        kept in any case: others bring adapters alone."""
+        assert not self._calls, "rows are being generated"
+        self._forget()
+        lost = [*cache(self._engine), *(() if keep else self.tensors().values())]
+        if not keep and self._merged is None:
+            # Packed experts are made of those that come.
+            lost += self.model.parameters()
+        return self.rest.sleep(weights(self.model, self._experts.tensors, self._merged), lost=lost)
+
+    def wake(self) -> Switched:
+        """Takes it again."""
+        switched = self.rest.wake()
+        if self.rest.late:
+            self.written()
+        return switched
 
     def state(self) -> State:
         """A copy of this rank's weights."""

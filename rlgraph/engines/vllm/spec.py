@@ -30,6 +30,7 @@ SPEC = EngineSpec(
     admits=True,
     rereads=True,
     keeps=True,
+    sleeps=True,
     # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
     # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
     memory=Memory(cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True),

@@ -42,6 +42,8 @@ class Limits:
     gpu_memory_utilization: float = 0.9
     """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache
     takes."""
+    sleeps: bool = False
+    """It will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
 
 
 def start(
@@ -75,6 +77,7 @@ def start(
             shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize
         ),
         gpu_memory_utilization=limits.gpu_memory_utilization,
+        enable_sleep_mode=limits.sleeps and not on_cpu(),
         # Others lay the weights of experts out anew.
         moe_backend="auto" if on_cpu() else "triton",
         logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],

@@ -253,7 +253,7 @@ class Options:
         resident, active = strategy.needs(copies)
         synced = component.work == "generate" and component.trained
         # What is called a CPU's device memory is its host's.
-        away = self.offload and deployment.island.device.kind != "cpu"
+        away = self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
         moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
         seconds, again = [], []
         for number, found in zip(component.tasks, strategy.tasks, strict=True):
