@@ -164,7 +164,7 @@ class Clipped(Task):
     older weights' log-probabilities; a critic's is Task's."""
 
     def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
-        if kind != "causal_lm":
+        if kind != "causal_lm" or not block:
             return super().micro(kind, step, block)
         part = self.sequences.take(torch.tensor(block, dtype=torch.long))
         old = -3.0 + torch.sin(torch.arange(int(part.scored.sum()), dtype=torch.float64) + block[0])

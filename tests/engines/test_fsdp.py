@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.engines.base import Rank, TrainOptions
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.transformers import copies
 from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
@@ -25,7 +26,7 @@ from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere,
 from tests.engines.slept import rested, same
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
-MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2)}
+MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2), "dp2": mesh(dp=2)}
 SHARED_OUT = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
 SPLIT = [
     ("llama", {}),
@@ -63,7 +64,19 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> tuple[Tr
     """What training told, and the optimizer's state after it."""
     engine = opened(split, spec, recompute=recompute)
     own = task.blocks[split.at(dist.get_rank(), "dp")]
-    told = elsewhere(updates, engine, spec.kind, task, own)
+    early: list[int] = []
+
+    def rest(sent: Any, *given: Any) -> Any:
+        early.append(len(sent._flat))
+        return plain(sent, *given)
+
+    plain = copies._Sent.rest
+    with pytest.MonkeyPatch.context() as patch:
+        # Copies add gradients up in several parts, while others are computed.
+        patch.setattr(copies, "BUCKET", 2000)
+        patch.setattr(copies._Sent, "rest", rest)
+        told = elsewhere(updates, engine, spec.kind, task, own)
+    assert not (split.splits == ("dp",) and own and own[-1]) or [bool(each) for each in early] == [True, False, True]
     return Trained(told, engine.state(), engine.layout()), engine.optimizer_state()
 
 
@@ -89,6 +102,7 @@ def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: 
         *((split, *model) for split in ("fsdp2", "dp2fsdp2", "fsdp4") for model in SHARED_OUT),
         *(("tp2", *model) for model in SPLIT),
         *(("dp2tp2", *model) for model in SPLIT[:2]),
+        *(("dp2", *model) for model in (*SHARED_OUT[1:3], ("gemma2", {}))),
     ],
 )
 def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:

@@ -180,6 +180,7 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("tp2", "qwen2", True),
         ("tp2", "phi3", True),
         ("tp2", "qwen3", True),
+        ("tp2", "mistral", True),
         ("pp2", "tied", True),
         ("pp2", "llama", False),
         ("dp2", "qwen2", True),
@@ -287,19 +288,23 @@ def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -
     assert len({sum(map(sum, each)) for each in own}) == 1
 
 
-def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
-    """Those of the first copy's blocks, added up over all ranks."""
-    from megatron.core.distributed import finalize_model_grads
-
+def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool, last: bool = False) -> Trained:
+    """Those of each copy's blocks, added up over all ranks; last: and buckets travel while others are computed."""
     from rlgraph.engines.megatron.engine import MegatronEngine
     from rlgraph.engines.megatron.shim import on_cpu
 
     engine = MegatronEngine.open(spec, mesh, recompute=recompute)
     with on_cpu():
         engine.clear_gradients()
-        engine.add_gradients(task.blocks[mesh.at(dist.get_rank(), "dp")], lambda block: task.micro(spec.kind, 0, block))
+        own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+        engine._add(own, lambda block: task.micro(spec.kind, 0, block), last)
         assert engine._trainer
-        finalize_model_grads([engine._trainer.chunk])
+        overlap = engine._trainer._overlap
+        # What a loss leaves out waits for the end, with all that comes behind it.
+        travels = last and own and own[-1] and mesh.length("ep") == 1
+        assert not travels or overlap._started == len(overlap._groups)
+        assert last or not overlap._started
+        engine._trainer.sum()
     found = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
     return Trained([], found, engine.layout())
 
@@ -331,6 +336,48 @@ def test_gradients_of_grpo_and_ppo_with_tokens_shared_out(
             assert expected[name].abs().max() > 0
             torch.testing.assert_close(
                 tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=(split, name): f"{at}: {text}"
+            )
+
+
+def overlapped(mesh: Mesh, spec: ModelSpec, task: Task) -> Trained:
+    """In buckets of a layer or less."""
+    from rlgraph.engines.megatron import training
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "BUCKET", 2000)
+        return gradients(mesh, spec, task, False, last=True)
+
+
+def in_buckets(mesh: Mesh, spec: ModelSpec, task: Task) -> Trained:
+    from rlgraph.engines.megatron import training
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "BUCKET", 2000)
+        return train(mesh, spec, task)
+
+
+def test_an_optimizer_that_is_shared_out_in_several_buckets(ranks: Ranks, folder: Path) -> None:
+    spec, task = spec_of(folder, "tied"), task_for(MESHES["tp2dp2"])
+    check(spec, task, ranks.run(MESHES["tp2dp2"], in_buckets, spec, task))
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
+@pytest.mark.parametrize("model,split", [("qwen2", "dp2"), ("tied", "pp2dp2"), ("qwen3_moe", "ep2dp2")])
+def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
+    ranks: Ranks, folder: Path, kind: ModelKind, model: str, split: str
+) -> None:
+    """Where both copies have rows; where one has none; and where the last loss of one does not depend on the model."""
+    spec = replace(spec_of(folder, model, kind), dtype="float64")
+    like = TransformersEngine.open(spec_of(folder, model, kind)).state()
+    one, other = task_for(MESHES[split]).blocks
+    alone = Clipped(rows(12), (one + other,), OPTIONS)
+    expected = whole(ranks.run(MESHES["tp1"], gradients, spec, alone, False), like)
+    for blocks in ((one, other), (one + other, ()), (one, (*other, ()))):
+        both = replace(alone, blocks=blocks)
+        for name, tensor in whole(ranks.run(MESHES[split], overlapped, spec, both), like).items():
+            assert expected[name].abs().max() > 0
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=name: f"{at}: {text}"
             )
 
 

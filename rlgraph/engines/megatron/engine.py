@@ -135,7 +135,7 @@ class MegatronEngine:
         """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its
         `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
         self.clear_gradients()
-        self.add_gradients(blocks, micro)
+        self._add(blocks, micro, last=True)
         return self.apply_gradients(options, step)
 
     @on_cpu()
@@ -148,14 +148,18 @@ class MegatronEngine:
         self._trainer.clear()
         self._loss, self._adds = 0.0, False
 
-    @on_cpu()
-    @torch.enable_grad()
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
         the ranks of this copy take part."""
+        self._add(blocks, micro, last=False)
+
+    @on_cpu()
+    @torch.enable_grad()
+    def _add(self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: bool) -> None:
         assert self._trainer is not None
         self._adds = True
-        self._loss += self._pipeline.gradients(self._trainer.chunk, self._own(blocks), self._checked(micro))
+        with self._trainer.adding(last):
+            self._loss += self._pipeline.gradients(self._trainer.chunk, self._own(blocks), self._checked(micro))
 
     @on_cpu()
     @torch.enable_grad()

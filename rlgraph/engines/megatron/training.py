@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from megatron.core.distributed import (
@@ -15,7 +16,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from rlgraph.engines.base import NotFinite, TrainOptions
+from rlgraph.engines.megatron.overlap import Overlap
 from rlgraph.engines.optimizer import adamw
+
+BUCKET: int | None = None
+"""Gradients that copies add up at a time, at least; stages but the first, which end sooner, add up all at once. None:
+Megatron's own number, 40 million or a million for each copy."""
 
 
 class Trainer:
@@ -33,10 +39,14 @@ class Trainer:
         self.chunk = DistributedDataParallel(
             model.config,
             DistributedDataParallelConfig(
-                use_distributed_optimizer=distributed, grad_reduce_in_fp32=dtype != torch.float64
+                use_distributed_optimizer=distributed,
+                grad_reduce_in_fp32=dtype != torch.float64,
+                overlap_grad_reduce=True,
+                bucket_size=BUCKET,
             ),
             model,
         )
+        self._overlap = Overlap(self.chunk)
         config = OptimizerConfig(
             optimizer="adam",
             # Set at each step, with the rest of its numbers.
@@ -52,6 +62,16 @@ class Trainer:
         """Forget the gradients."""
         self.chunk.zero_grad_buffer()
         self._adam.zero_grad()
+        self._overlap.clear()
+
+    def adding(self, last: bool) -> AbstractContextManager[None]:
+        """Around a schedule. last: no more gradients come before the step, so that they travel as they are made."""
+        return self._overlap.during() if last else nullcontext()
+
+    def sum(self) -> None:
+        """Adds up what all ranks have of each gradient."""
+        self._overlap.finish()
+        finalize_model_grads([self.chunk])
 
     def step(self, options: TrainOptions, number: int, scale: float = 1.0) -> dict[str, float]:
         """Update the weights with `scale` times the sum of all ranks' gradients: its norm before clipping, and the
@@ -59,7 +79,7 @@ class Trainer:
 
         A gradient that is not finite raises `NotFinite` on every rank and leaves the weights as they are.
         """
-        finalize_model_grads([self.chunk])
+        self.sum()
         self._adam.prepare_grads()
         if scale != 1:
             self._scale(scale)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+BUCKET = 1 << 25
+"""Numbers of gradients that are added up at a time, at least: a small model has many small gradients, which are one
+message."""
 
 
 class Copies:
@@ -15,22 +21,81 @@ class Copies:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """None: torch's default group."""
         self._group = group
+        self._sent: _Sent | None = None
+
+    @contextmanager
+    def during(self, before: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[None]:
+        """Around the last micro-batch of a step, whose gradients come on top of those before: they travel while others
+        are computed (arXiv 2006.15704). The next `sum` is of these."""
+        self._sent = _Sent(like, self._group)
+        watched = [
+            tensor.register_hook(partial(self._sent.made, index, before[index] if before else None))
+            for index, tensor in enumerate(like)
+        ]
+        try:
+            yield
+        except BaseException:
+            self._sent = None
+            raise
+        finally:
+            for hook in watched:
+                hook.remove()
 
     def sum(
         self, total: float, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
     ) -> tuple[float, list[Tensor | None]]:
         """Loss and gradients added up over all copies, the same bits on each. A copy without rows has None."""
-        wide = [tensor.dtype if tensor.dtype == torch.float64 else torch.float32 for tensor in like]
-        parts = [
-            torch.zeros(tensor.numel(), dtype=dtype, device=tensor.device)
-            if gradient is None
-            else gradient.reshape(-1).to(dtype)
-            for gradient, tensor, dtype in zip(gradients, like, wide, strict=True)
-        ]
-        # One message for all: a small model has many small gradients.
-        flat = torch.cat([parts[0].new_tensor([total]), *parts])
-        dist.all_reduce(flat, group=self._group)
-        sums = flat[1:].split([tensor.numel() for tensor in like])
-        return float(flat[0]), [
-            part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(sums, like, strict=True)
-        ]
+        sent, self._sent = self._sent or _Sent(like, self._group), None
+        return sent.rest(total, gradients)
+
+
+class _Sent:
+    """Buckets of gradients that are on their way, in one order on all copies: that in which a backward pass comes by.
+    The last one has the loss, too."""
+
+    def __init__(self, like: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+        self._like, self._group = like, group
+        self._buckets: list[list[int]] = [[]]
+        for index in reversed(range(len(like))):
+            if sum(like[at].numel() for at in self._buckets[-1]) >= BUCKET:
+                self._buckets.append([])
+            self._buckets[-1].append(index)
+        self._parts: dict[int, Tensor] = {}
+        self._flat: list[Tensor] = []
+        self._works: list[dist.Work] = []
+
+    def made(self, index: int, before: Tensor | None, gradient: Tensor) -> None:
+        """A parameter's gradient is there; it is kept only until its bucket is full."""
+        self._parts[index] = self._wide(index, gradient if before is None else before + gradient)
+        while len(self._flat) < len(self._buckets) - 1 and all(
+            at in self._parts for at in self._buckets[len(self._flat)]
+        ):
+            self._send([self._parts.pop(at) for at in self._buckets[len(self._flat)]])
+
+    def rest(self, total: float, gradients: Sequence[Tensor | None]) -> tuple[float, list[Tensor | None]]:
+        """Sends what was not, and gives the sums."""
+        for bucket in self._buckets[len(self._flat) :]:
+            parts = [self._wide(at, gradients[at]) for at in bucket]
+            last = len(self._flat) == len(self._buckets) - 1
+            self._send([*parts, parts[0].new_tensor([total])] if last else parts)
+        found: list[Tensor | None] = [None] * len(self._like)
+        for bucket, flat, work in zip(self._buckets, self._flat, self._works, strict=True):
+            work.wait()
+            sizes = [self._like[at].numel() for at in bucket]
+            for at, part in zip(bucket, flat[: sum(sizes)].split(sizes), strict=True):
+                found[at] = part.view(self._like[at].shape).to(self._like[at].dtype)
+        return float(self._flat[-1][-1]), found
+
+    def _wide(self, index: int, gradient: Tensor | None) -> Tensor:
+        tensor = self._like[index]
+        dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+        if gradient is None:
+            return torch.zeros(tensor.numel(), dtype=dtype, device=tensor.device)
+        return gradient.detach().reshape(-1).to(dtype)
+
+    def _send(self, parts: Sequence[Tensor]) -> None:
+        flat = torch.cat(list(parts))
+        self._flat.append(flat)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        assert work is not None
+        self._works.append(work)

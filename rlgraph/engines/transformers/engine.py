@@ -274,7 +274,12 @@ class TransformersEngine:
         """One update with the gradient of the sum of the losses of `micro(block)`: its `loss`, `grad_norm` before
         clipping, and `lr`."""
         self.clear_gradients()
-        self.add_gradients(blocks, micro)
+        if self.copies is not None and self._apart is None and self._pool is None and blocks:
+            self.add_gradients(blocks[:-1], micro)
+            with self.copies.during(self._gradients, list(self._trained.values())):
+                self.add_gradients(blocks[-1:], micro)
+        else:
+            self.add_gradients(blocks, micro)
         return self.apply_gradients(options, step)
 
     def clear_gradients(self) -> None:
