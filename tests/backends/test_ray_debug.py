@@ -12,12 +12,14 @@ import pytest
 import torch
 from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
-from tiny import compile_text, data_folder, shipped
+from tiny import compile_text, data_folder, shipped, weights
 
 from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.placed.sleeping import Bed
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.steps import StepResult
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cli import status
 from rlgraph.compilation import planning
 from rlgraph.enginespec.registry import engine
@@ -136,6 +138,64 @@ def test_models_that_sleep_while_others_work(
             if group.pool == pool.name and model in group.models
         ]
         assert sum(not engine.rest.asleep for engine in engines) <= 1
+
+
+TWICE = f"""
+algorithm twice
+model actor = causal_lm({weights()})
+model ref = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=3)
+step:
+    one = actor.generate(prompts, max_tokens=4)
+    one_ref = ref.logprobs(one)
+    two = actor.generate(prompts, max_tokens=5, temperature=0.7)
+    two_ref = ref.logprobs(two)
+    train actor(lr=0.01):
+        minimize mean(mean(k3(actor.logprobs(one), one_ref), token))
+    report far = mean(mean(two.logprobs - two_ref, token))
+"""
+
+
+class Brought(Silent):
+    """Counts weights that went from group to group."""
+
+    times = 0
+
+    def synced(self, *_: object) -> None:
+        self.times += 1
+
+
+def test_weights_that_were_not_kept_are_brought_again(folder: Path) -> None:
+    """The copy that samples sleeps while `ref` reads, before the step samples once more with the same weights."""
+    made = compiled(TWICE, {}, apart(compile_text(TWICE, {})), folder)
+    there = LocalBackend(made.program, Settings(folder=folder))
+    seen = Brought()
+    backend = RayBackend(made.program, asleep(made.plan), Settings(folder=folder), seen, debug=True)
+    try:
+        expected, found = list(there.steps(STEPS)), list(backend.steps(STEPS))
+    finally:
+        there.close()
+        backend.close()
+    assert [step.metrics for step in found] == [step.metrics for step in expected]
+    # But for the first time: what was opened is there.
+    assert seen.times == 2 * STEPS - 1
+
+
+def test_weights_that_somebody_is_about_to_work_with_are_kept(folder: Path) -> None:
+    """Others may have the devices between a transfer and the work that it was for."""
+    made = compiled(TWICE, {}, apart(compile_text(TWICE, {})), folder)
+    plan = asleep(made.plan)
+    backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
+    try:
+        node = next(node for _, node in made.program.walk() if node.op == "generate")
+        bed = Bed("actor", plan.role("actor", "generate"), 0)
+        with backend.weights.lent("actor", bed.group, node, Step(1, "step")):
+            assert not backend.weights._forgets(bed)
+        assert backend.weights._forgets(bed)
+        owner = Bed("actor", plan.role("actor", "train"), 0)
+        assert not backend.weights._forgets(owner) and not backend.weights._forgets(replace(bed, model="ref"))
+    finally:
+        backend.close()
 
 
 def test_an_engine_that_cannot_is_refused_before_anything_starts(

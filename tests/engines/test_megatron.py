@@ -223,7 +223,9 @@ def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, folder: 
     for found in ranks.run(MESHES[split], rested, spec, task_for(MESHES[split]), True):
         assert same(*found.told) and same(*found.states) and found.naps > 6
         assert same(found.asleep, found.states[1]) and found.second == 0
-        assert found.freed > 0.98 and found.counted == pytest.approx(1, rel=0.01)
+        assert found.counted == pytest.approx(1, rel=0.01)
+        # Where tensor-parallel ranks put their tokens together stays.
+        assert split != "dp2" or found.freed > 0.98
 
 
 @pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
