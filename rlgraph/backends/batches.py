@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from rlgraph.backends.executor import Executor, GraphRun, not_yet, wait
 from rlgraph.backends.frame import Frame
@@ -25,6 +25,21 @@ class Batch:
     run: GraphRun
     before: Batch | None = None
     """It reads its rows of the data behind those of this one, which has not read them yet."""
+
+    @classmethod
+    def again(cls, given: Frame) -> Batch:
+        """One of another process, which is known by what it began with: who goes on with it begins it again."""
+        # No step of this process has failed so often.
+        frame = replace(given, step=replace(given.step, attempt=-1))
+        return cls(frame, cast(GraphRun, None))
+
+    @property
+    def needed(self) -> Frame:
+        """What it began with, as far as it has to do with that."""
+        graph = self.run.graph
+        own = {value.name for value in graph.inputs} | {value.name for node in graph.nodes for value in node.outputs}
+        own |= {name for node in graph.nodes for name in node.inputs}
+        return replace(self.given, values={name: v for name, v in self.given.values.items() if name in own})
 
     @property
     def step(self) -> int:

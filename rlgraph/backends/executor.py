@@ -165,7 +165,7 @@ class GraphRun:
 
     def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
         self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
-        self.frame, self.crew, self.arrival = frame, crew, Arrival(frame)
+        self.graph, self.frame, self.crew, self.arrival = graph, frame, crew, Arrival(frame)
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.turn = True

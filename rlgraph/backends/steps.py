@@ -173,6 +173,11 @@ class Steps:
         self.notes.ended(step, data, batches)
         self.endings.tell(step.number, data, begun, batches)
 
+    def kept(self, name: str) -> Any:
+        """The value of a thing as the last step that is over left it, in this process."""
+        assert self.left is not None
+        return self.left[name]
+
     # Of a backend
 
     def work(self, node: Node, frame: Frame) -> Made:

@@ -216,6 +216,9 @@ def resume(
         options = Options(
             steps or before["steps"],
             backend=before["backend"],
+            address=before["address"],
+            debug=before["debug"],
+            timeout=before["timeout"],
             trace=trace,
             save_every=save_every,
             keep=keep,
@@ -223,7 +226,10 @@ def resume(
             changed=changed,
         )
         options.need_installed()
-        compiled = _compiled(before["program"], None, before["set"], 1)
+        schedule = before.get("schedule")
+        if schedule and "\n" not in schedule:
+            schedule = Path(schedule)
+        compiled = _compiled(before["program"], schedule, before["set"], before.get("devices", 1))
         show(compiled.diagnostics, form)
         return _went_on(compiled, options, form)
 
@@ -263,7 +269,7 @@ def _ran(folder: RunFolder, compiled: Compiled, options: Options, form: Format) 
     return FINE
 
 
-def _compiled(file: str, schedule: Path | None, settings: dict[str, str], devices: int) -> Compiled:
+def _compiled(file: str, schedule: Path | str | None, settings: dict[str, str], devices: int) -> Compiled:
     """A program, or what a plan file has of one."""
     from rlgraph.api import compile, load_plan
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -19,6 +19,7 @@ from rlgraph.ir.plan import Holding
 from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 if TYPE_CHECKING:
+    from rlgraph.engines.moments import Moments
     from rlgraph.engines.sources import ModelSpec
     from rlgraph.engines.tokenizers import Codec
 
@@ -389,6 +390,19 @@ class Sleeps(HasWeights, Protocol):
         ...
 
 
+class Keeps(HasWeights, Protocol):
+    """Of an engine that trains, and `keeps_moments`: its runs can be saved on the way."""
+
+    def moments(self) -> Moments:
+        """What the optimizer keeps of this rank's weights, live; nothing before the first update."""
+        ...
+
+    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+        """Continue after so many updates: what these kinds had then is to be written into what this returns. The
+        weights are there already. All ranks call it together."""
+        ...
+
+
 class Saves(HasWeights, Protocol):
     """Of an engine that `saves`."""
 
@@ -402,7 +416,7 @@ class Engine(Generates, Scores, Trains, Protocol):
     names: a plan gives it no other work."""
 
 
-class Embedded(Engine, Saves, Protocol):
+class Embedded(Engine, Keeps, Saves, Protocol):
     """The engine of the user's own process, with a Hugging Face model."""
 
     @property
@@ -410,13 +424,4 @@ class Embedded(Engine, Saves, Protocol):
 
     def copy(self) -> Embedded:
         """The same model with weights of its own and no optimizer."""
-        ...
-
-    def optimizer_state(self) -> State:
-        """A copy of what the optimizer keeps, `KIND:NAME` by the names of the parameters; empty before the first
-        update."""
-        ...
-
-    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `optimizer_state` returned."""
         ...

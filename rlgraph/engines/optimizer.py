@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlgraph.engines.base import NotFinite, TrainOptions
+from rlgraph.engines.moments import MASTER
 
 
 def adamw(options: TrainOptions) -> dict[str, Any]:
@@ -21,6 +22,10 @@ TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainO
     "adamw": (torch.optim.AdamW, adamw),
 }
 """By name: torch's own, and its settings as torch calls them."""
+
+
+STEP = "step"
+"""Torch's word for how many updates a parameter has had."""
 
 
 class Optimizer:
@@ -97,26 +102,25 @@ class Optimizer:
         yield from (value for kept in made.values() for value in kept.values() if isinstance(value, Tensor))
         yield from self._masters or ()
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of what the optimizer keeps for each parameter, and of the wide copies, by parameter name."""
-        made, kept = self._loaded if self._torch is None else self._torch.state, {}
-        for index, (name, target) in enumerate(zip(self._names, self._masters or self._parameters, strict=True)):
-            for key, value in made.get(target, {}).items():
-                kept[f"{key}:{name}"] = value.clone()
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps for each weight, and the wide copies: by kind and parameter name, live."""
+        made = self._loaded if self._torch is None else self._torch.state
+        kinds: dict[str, dict[str, Tensor]] = {}
+        for name, target in zip(self._names, self._masters or self._parameters, strict=True):
+            for kind, value in made.get(target, {}).items():
+                kinds.setdefault(kind, {})[name] = value
             if self._masters is not None:
-                kept[f"master:{name}"] = self._masters[index].clone()
-        return kept
+                kinds.setdefault(MASTER, {})[name] = target
+        return kinds
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
-        targets = dict(zip(self._names, self._masters or self._parameters, strict=True))
+    def begin(self, kinds: Iterable[str], steps: float) -> None:
+        """Continue after so many updates, with what is written into what `kept` has then."""
         self._torch, self._loaded = None, {}
-        for key, value in state.items():
-            kind, _, name = key.partition(":")
-            if kind != "master":
-                self._loaded.setdefault(targets[name], {})[kind] = _like(value, targets[name])
-            elif self._masters is not None:
-                targets[name].copy_(value)
+        wanted = [kind for kind in kinds if kind != MASTER]
+        for target in (self._masters or self._parameters) if wanted else ():
+            # In the memory order of the weight: the fused AdamW walks over both as they lie.
+            self._loaded[target] = {kind: torch.empty_like(target) for kind in wanted}
+            self._loaded[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
 
     def _refuse(self, gradients: Sequence[Tensor]) -> None:
         odd = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
@@ -129,14 +133,6 @@ class Optimizer:
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NotFinite(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
-
-
-def _like(value: Tensor, target: Tensor) -> Tensor:
-    """A copy of what the optimizer keeps for a parameter, where that is, and in its memory order, for the same
-    reason."""
-    if value.shape != target.shape:
-        return value.to(target.device, copy=True)
-    return torch.empty_like(target, dtype=value.dtype).copy_(value)
 
 
 def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError, State
-from rlgraph.ir.layout import Box, Local, Piece, volume
+from rlgraph.ir.layout import Box, Local, Piece, volume, whole
 from rlgraph.models.families import stored
 from rlgraph.models.families import tensors as tensors_of
 from rlgraph.models.known import find_config
@@ -162,6 +162,16 @@ def each_layer(local: Local) -> Iterator[Local]:
             if start <= number < stop:
                 pieces.append(Piece(piece.name.replace("*", str(number)), tuple(box), piece.at[1:]))
         yield Local(local.name.replace("*", str(layer)), local.shape[1:], tuple(pieces))
+
+
+def locals_of(layout: Iterable[Local], tensors: Mapping[str, Tensor]) -> list[Local]:
+    """A rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
+    found = [one for local in layout for one in each_layer(local) if one.name in tensors]
+    known = {one.name for one in found}
+    for name in (name for name in tensors if name not in known):
+        shape = tuple(tensors[name].shape)
+        found.append(Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
+    return found
 
 
 def _fill(target: Tensor, local: Local, source: Weights) -> None:

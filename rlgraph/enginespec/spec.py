@@ -197,6 +197,9 @@ class EngineSpec:
     (`rlgraph.engines.base.Sleeps`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.engines.base.Saves`)."""
+    keeps_moments: bool = False
+    """It tells what its optimizer keeps, and goes on with that (`rlgraph.engines.base.Keeps`): runs in which it trains
+    can be saved on the way."""
     optimizers: frozenset[str] = frozenset({"adamw"})
     """Those of `rlgraph.ops.optimizers` that it can step with."""
     shards_optimizer: bool = False

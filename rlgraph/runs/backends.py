@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.planning import not_built, not_installed
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.ops.work import operations
 from rlgraph.placement.memory import least_memory
 from rlgraph.runs.folder import recording_of
 from rlgraph.runs.options import Options, backend_spec
@@ -101,6 +103,8 @@ def open_ray(
         raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
     if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
+    if (options.save_every or options.resume) and not options.debug:
+        _need_moments(compiled)
     from rlgraph.backends.ray.backend import RayBackend
 
     program = compiled.program
@@ -125,6 +129,16 @@ def open_ray(
         for model in program.models
     }
     return backend, {name: TrainedModel(name, 0, weights) for name, weights in models.items()}
+
+
+def _need_moments(compiled: Compilation) -> None:
+    """Raises UsageMistake where an engine that trains does not tell what its optimizer keeps."""
+    for model, owner in compiled.plan.owners:
+        name = compiled.plan.group(owner).engine
+        trains = "train" in operations(compiled.program).get(model, ())
+        if trains and not engine(name).keeps_moments:
+            message = f"the engine {name}, which trains `{model}`, does not tell what its optimizer keeps"
+            raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "take another engine for it, or run without"))
 
 
 @contextmanager

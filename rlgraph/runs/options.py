@@ -46,6 +46,7 @@ RAY = BackendSpec(
     processes=True,
     packages=(*_COMPUTES, "ray"),
     extra="ray",
+    resumes=True,
 )
 
 BACKENDS: Mapping[str, BackendSpec] = {each.name: each for each in (LOCAL, RAY)}

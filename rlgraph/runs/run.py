@@ -247,9 +247,19 @@ def _how(compiled: Compilation, options: Options) -> dict[str, object]:
     recorded = {"record": options.record and str(options.record.resolve())}
     return {
         "program": compiled.source.path,
+        **_schedule(compiled),
         "set": dict(compiled.set),
         **chosen,
         **recorded,
         "folder": str(Path.cwd()),
         "versions": installed(),
     }
+
+
+def _schedule(compiled: Compilation) -> dict[str, object]:
+    """Where it ran: the schedule's file, or its text; and how many devices there were without one."""
+    span = compiled.schedule.span
+    if not span.line or span.source.path == compiled.source.path:
+        return {"schedule": None, "devices": compiled.devices}
+    file = Path(span.source.path)
+    return {"schedule": str(file) if file.is_file() else span.source.text, "devices": compiled.devices}

@@ -17,6 +17,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
 from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.engines.weights import take_over
 from tests.engines.models import FAMILIES, by_hand, engine, source
 
 # Several turns, a row without a response, one whose only token is a prompt, and ends at different places.
@@ -307,11 +308,14 @@ def test_a_copy_has_weights_of_its_own() -> None:
 def test_optimizer_state_continues_a_run() -> None:
     model = engine()
     trained(model, 1)
-    weights, moments = model.state(), model.optimizer_state()
-    trained(model, 1)
     resumed = engine()
-    resumed.load_state(weights)
-    resumed.load_optimizer_state(moments)
+    resumed.load_state(model.state())
+    moments = model.moments()
+    made = resumed.begin_moments(moments.kinds.keys(), moments.steps)
+    assert (moments.steps, moments.layout) == (1, made.layout)
+    for kind, tensors in moments.kinds.items():
+        take_over(made.kinds[kind], tensors)
+    trained(model, 1)
     trained(resumed, 1)
     assert all(torch.equal(resumed.state()[name], tensor) for name, tensor in model.state().items())
 

@@ -17,12 +17,13 @@ from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.sampling import sampled_tokens
+from rlgraph.backends.process.saving import need_same, parts, read_part, stock_of, write_part
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
-from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.saved import Diverged, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps
-from rlgraph.engines.base import Embedded, Saves
+from rlgraph.engines.base import Saves
 from rlgraph.ir.graph import Node, Program
 
 _WORK = {**WORK, **TRAINING}
@@ -59,30 +60,25 @@ class LocalBackend(Steps):
         one."""
         return all(state.past.changed <= self.done for state in self.session.models.values())
 
-    def saved(self, model: str) -> SavedModel | None:
-        """What the last step left of a model, with copies of its weights; None: it is as it was loaded."""
+    def keep(self, model: str, place: Path) -> SavedModel | None:
+        """Writes what the last step left of a model into a folder; None: it is as it was loaded. Raises OSError,
+        Diverged."""
         state = self.session.models[model]
-        if not state.past.changed:
+        stock = stock_of(state)
+        if not stock.changed:
             return None
-        engine, version = cast(Embedded, state.engine), self.versions.after(model, self.done)
-        weights, moments = engine.state(), engine.optimizer_state()
-        return SavedModel(state.updates, state.past.changed, version, weights, moments, state.past.kept())
+        written = write_part(state, place, *parts([stock]))
+        if written.failure:
+            raise OSError(0, written.failure)
+        if written.odd:
+            raise Diverged(written.odd)
+        return SavedModel(place, stock.updates, stock.changed, self.versions.after(model, self.done), stock.past)
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
-            state = self.session.models[name]
-            engine = cast(Embedded, state.engine)
-            engine.load_state(saved.weights)
-            # Behind the weights: they are read into the wide copies, which the optimizer has more of.
-            engine.load_optimizer_state(saved.moments)
-            state.updates = saved.updates
-            own = engine.tensors()
-            past = {
-                version: {name: _like(own[name], each) for name, each in old.items()}
-                for version, old in saved.past.items()
-            }
-            state.past.restore(saved.changed, past)
+            need_same([stock_of(self.session.models[name]).weights], saved)
+            read_part(self.session.models[name], saved)
         self.done, self.left = number, {**self.first, **things}
         for name in self.versions.newest:
             self.versions.newest[name] = self.versions.after(name, number)
@@ -122,11 +118,6 @@ class LocalBackend(Steps):
     def work(self, node: Node, frame: Frame) -> Made:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)
-
-
-def _like(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Other weights, where one's own are and as they lie: they will take their place."""
-    return torch.empty_like(own).copy_(other)
 
 
 def _after(frame: Frame, made: Made) -> Frame:

@@ -108,6 +108,15 @@ class Weights:
             self.updates[model] += 1
             self._change(model, step)
 
+    def restore(self, model: str, updates: int, past: Collection[int]) -> None:
+        """The owner of a model has the weights of another run, and these versions before them; nobody else does."""
+        with self._lock:
+            self.updates[model] = updates
+            for count, version in enumerate(sorted(past), start=1):
+                self._ends[model, version] = count
+            self._changes[model] = len(past) + 1
+            self._hold(model, self.plan.owner(model), None, self._changes[model])
+
     def _change(self, model: str, step: Step) -> None:
         self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
         self._changes[model] += 1

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.endings import Endings
+from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.remote import PieceRef, Single
+from rlgraph.backends.ray.saves import Saves
 from rlgraph.backends.ray.transport import RayTransport
+from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.backends.turns import Queues
 from rlgraph.enginespec.registry import embedded
+from rlgraph.errors import RunError
 from rlgraph.ir.graph import Program, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.passes.accumulate import accumulated
@@ -63,10 +71,12 @@ class RayBackend(Placed):
         clock = InLine() if debug else Threads()
         self.notes = Notes(program)
         self.endings = Endings(settings.record, settings.replay)
+        queues = Queues(plan, clock)
+        self.saves, self._broken = Saves(plan, self.processes, queues), False
         super().__init__(
             program,
             plan,
-            RayTransport(program, plan, self.processes, Queues(plan, clock), observer, self.notes),
+            RayTransport(program, plan, self.processes, queues, observer, self.notes),
             clock,
             observer,
             {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},
@@ -74,3 +84,43 @@ class RayBackend(Placed):
             block=settings.block,
             replays=settings.replay is not None,
         )
+
+    def abort(self, why: BaseException) -> None:
+        self._broken = True
+        super().abort(why)
+
+    # Checkpoints
+
+    def rows(self) -> dict[str, int | None]:
+        """Of each data source how many rows it has, where that is known."""
+        return self.saves.rows()
+
+    def whole(self) -> bool:
+        """Whether the models are as the last step that is over left them: no step since then has begun to change one,
+        and all who have them are there."""
+        if self._broken:
+            self.processes.go_on()
+        try:
+            return self.saves.changed() <= self.done
+        except RunError:
+            return False
+
+    def keep(self, model: str, place: Path) -> SavedModel | None:
+        """Has what the last step left of a model written into a folder, which all machines have; None: it is as it was
+        loaded. Raises OSError, Diverged, RunError."""
+        if model not in dict(self.plan.owners):
+            return None
+        return self.saves.keep(model, self.plan.owner(model), self.versions.after(model, self.done), place)
+
+    def kept(self, name: str) -> Any:
+        return self.saves.fetched(super().kept(name))
+
+    def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
+        """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
+        for name, saved in models.items():
+            self.saves.restore(name, self.plan.owner(name), saved)
+            self.weights.restore(name, saved.updates, saved.past)
+        placed = {name: self.saves.placed(name, value, self.first[name]) for name, value in things.items()}
+        self.done, self.left = number, {**self.first, **placed}
+        for name in self.versions.newest:
+            self.versions.newest[name] = self.versions.after(name, number)

@@ -20,6 +20,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
+from rlgraph.backends.process.saving import Part, Stock, Written, read_part, stock_of, write_part
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
@@ -42,6 +43,7 @@ from rlgraph.backends.ray.store import (
     to_wire,
 )
 from rlgraph.backends.rows import Rows
+from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.engines.base import Admission, Admits, Saves, Sleeps
 from rlgraph.engines.joining import Meeting, listen
@@ -481,6 +483,40 @@ class Worker:
     def save(self, model: str, folder: str) -> None:
         """Writes a model that this rank has all of."""
         cast(Saves, self.session.models[model].engine).save(folder)
+
+    # Checkpoints
+
+    def rows(self) -> dict[str, int | None]:
+        """Of each data source how many rows it has, where that is known."""
+        return {name: reader.source.length for name, reader in self.session.readers.items()}
+
+    def last_changed(self) -> int:
+        """The last step that changed a model here, or began to."""
+        return max((state.past.changed for state in self.session.models.values()), default=0)
+
+    def stock(self, model: str) -> Stock:
+        """What this rank has of a model."""
+        return stock_of(self.session.models[model])
+
+    def checkpoint(self, model: str, place: str, part: Part) -> Written:
+        """Writes a part of a model into a folder of a checkpoint."""
+        return write_part(self.session.models[model], Path(place), part)
+
+    def restore(self, model: str, saved: SavedModel) -> None:
+        """Goes on with this rank's part of a model, which may sleep: to begin with, all that the plan off-loads do."""
+        engine = self.session.models[model].engine
+        sleeps = hasattr(engine, "rest") and engine.rest.asleep
+        if sleeps:
+            self.wake(model)
+        read_part(self.session.models[model], saved)
+        if sleeps:
+            self.sleep(model, keep=True)
+        self._changes += 1
+
+    def hold(self, pieces: Wire) -> None:
+        """Values as they were before the steps that come."""
+        for key, _, sent in pieces:
+            self.store.put(0, key, from_wire(sent))
 
     # Changes
 

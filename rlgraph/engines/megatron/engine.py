@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,26 @@ from rlgraph.engines.megatron.batches import batch_of
 from rlgraph.engines.megatron.groups import settle
 from rlgraph.engines.megatron.layout import layout
 from rlgraph.engines.megatron.model import angles, build, dtype_of
+from rlgraph.engines.megatron.moments import begin, moments
 from rlgraph.engines.megatron.pipeline import Pipeline
 from rlgraph.engines.megatron.shim import device, on_cpu
 from rlgraph.engines.megatron.training import Trainer
+from rlgraph.engines.moments import Moments
 from rlgraph.engines.sequences import Sequences, ragged_index
 from rlgraph.engines.sleeping import Sleeper, Switched
 from rlgraph.engines.sources import ModelSpec, load, load_codec
 from rlgraph.engines.tokenizers import Codec
-from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, blend, copied, fill, same_names, take_over
+from rlgraph.engines.weights import (
+    FolderWeights,
+    ModelWeights,
+    Weights,
+    blend,
+    copied,
+    fill,
+    locals_of,
+    same_names,
+    take_over,
+)
 from rlgraph.enginespec.legal import held
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
@@ -241,6 +253,23 @@ class MegatronEngine:
         if self.rest.late:
             self.written()
         return switched
+
+    def moments(self) -> Moments:
+        """What this rank's optimizer keeps, live; nothing before the first update."""
+        if self._trainer is None:
+            return Moments()
+        own = dict(self.model.named_parameters())
+        return moments(self._trainer.adam, own, locals_of(self.layout(), own), self.rest)
+
+    @on_cpu()
+    @torch.enable_grad()
+    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+        """Continue after so many updates, with what is written into these."""
+        if self._trainer is None:
+            self._trainer = Trainer(self.model, self._distributed)
+        begin(self._trainer.adam, kinds, steps)
+        self.rest.changed()
+        return self.moments()
 
     @on_cpu()
     def copy(self) -> MegatronEngine:

@@ -60,6 +60,7 @@ SPEC = EngineSpec(
     layout=layout,
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
     accumulates=True,
+    keeps_moments=True,
     sleeps=True,
     shards_optimizer=True,
     packs=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from megatron.core.distributed import (
@@ -57,6 +58,11 @@ class Trainer:
             use_distributed_optimizer=distributed,
         )
         self._adam = get_megatron_optimizer(config, [self.chunk])
+
+    @property
+    def adam(self) -> Any:
+        """Megatron's optimizer."""
+        return self._adam
 
     def clear(self) -> None:
         """Forget the gradients."""

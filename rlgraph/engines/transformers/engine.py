@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,6 +17,7 @@ from rlgraph.engines.adapters import attach, beside, duplicate, is_adapter, save
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.device import device_here
+from rlgraph.engines.moments import Moments
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sleeping import Sleeper, Switched
@@ -27,6 +28,7 @@ from rlgraph.engines.transformers.decode import Ends, generate
 from rlgraph.engines.transformers.gradients import summed
 from rlgraph.engines.transformers.layout import layout, local, own
 from rlgraph.engines.transformers.linear import use_onednn
+from rlgraph.engines.transformers.moments import moments
 from rlgraph.engines.transformers.network import Network
 from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
@@ -346,16 +348,16 @@ class TransformersEngine:
             for name, tensor in tensors.items():
                 tensor.data = own[name]
 
-    def optimizer_state(self) -> State:
-        """A copy of the optimizer's moments and counters; empty before the first update."""
-        return {} if self._optimizer is None else self._optimizer.state()
+    def moments(self) -> Moments:
+        """What the optimizer keeps, live; nothing before the first update."""
+        return moments(self._optimizer, self.layout(), self._trained, self.rest)
 
-    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `optimizer_state` returned."""
-        self._optimizer = self._new_optimizer() if state else None
+    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+        """Continue after so many updates, with what is written into these."""
+        self._optimizer = self._new_optimizer()
         self.rest.changed()
-        if self._optimizer is not None:
-            self._optimizer.load_state(state)
+        self._optimizer.begin(kinds, steps)
+        return self.moments()
 
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with

@@ -46,6 +46,7 @@ SPEC = EngineSpec(
     threads=True,
     rereads=True,
     accumulates=True,
+    keeps_moments=True,
     sleeps=True,
     saves=True,
     adapters="apart",

@@ -5,7 +5,8 @@ checkpoint.json               the step, the seed, the phases, positions in the d
 things.safetensors            the tensors of these values
 models/NAME/weights.safetensors, moments.safetensors, past-VERSION.safetensors
                               of each model that was changed: by the names of its tensors in Hugging Face's terms, so
-                              that nothing depends on where it was trained
+                              that nothing depends on where it was trained; of one that several ranks have each writes
+                              files of its own (`weights-rank00003.safetensors`), see `rlgraph.backends.saved`
 program.rlf, graph.txt        the program as it was run, and its graph after the last pass
 
 Numbers in it have the bits that they had. Nothing in it can be executed.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlgraph.backends.saved import SavedModel
 
 FORMAT = 1
+MODELS = "models"
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
 
 
@@ -62,7 +64,8 @@ def write(
     things: Mapping[str, Any],
     models: Iterable[tuple[str, SavedModel]],
 ) -> None:
-    """Into an empty folder; models are asked for one after the other. Raises OSError, Unsavable."""
+    """Into an empty folder; models are written one after the other, while they are asked for. Raises OSError,
+    Unsavable."""
     from safetensors.torch import save_file
 
     from rlgraph.runs.checkpoint.values import encoded
@@ -72,14 +75,7 @@ def write(
     save_file(tensors, folder / THINGS)
     kept = {}
     for name, model in models:
-        place = folder / "models" / name
-        place.mkdir(parents=True)
-        past = {f"past-{version}": state for version, state in model.past.items()}
-        for file, state in {"weights": model.weights, "moments": model.moments, **past}.items():
-            save_file({key: each.cpu().contiguous() for key, each in state.items()}, place / f"{file}.safetensors")
-        kept[name] = {"updates": model.updates, "changed": model.changed, "version": model.version} | {
-            "past": sorted(model.past)
-        }
+        kept[name] = {field: getattr(model, field) for field in ("updates", "changed", "version", "past")}
     (folder / PROGRAM).write_text(program, "utf-8")
     (folder / GRAPH).write_text(graph, "utf-8")
     sizes = {str(each.relative_to(folder)): each.stat().st_size for each in sorted(folder.rglob("*")) if each.is_file()}
@@ -129,16 +125,14 @@ def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) ->
 
 def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
     """Raises UsageMistake where it cannot be read."""
-    from safetensors.torch import load_file
-
     from rlgraph.backends.saved import SavedModel
 
-    told, place = checkpoint.models[name], checkpoint.path / "models" / name
+    told = checkpoint.models[name]
     try:
-        past = {int(version): load_file(place / f"past-{version}.safetensors") for version in told["past"]}
-        weights, moments = (load_file(place / f"{file}.safetensors") for file in ("weights", "moments"))
-        return SavedModel(int(told["updates"]), int(told["changed"]), int(told["version"]), weights, moments, past)
-    except Exception as error:  # safetensors has a class of its own, and a file may hold anything
+        updates, changed, version = (int(told[field]) for field in ("updates", "changed", "version"))
+        place = (checkpoint.path / MODELS / name).absolute()
+        return SavedModel(place, updates, changed, version, tuple(map(int, told["past"])))
+    except (ValueError, LookupError, TypeError) as error:
         raise damaged(checkpoint.path, error) from None
 
 

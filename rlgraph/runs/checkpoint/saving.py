@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlgraph.backends.saved import Diverged
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.runs.checkpoint import disk, document
@@ -23,8 +24,6 @@ class Resumable(Protocol):
 
     done: int
     """The number of the last step that is over."""
-    left: Things | None
-    """What it left."""
 
     def rows(self) -> dict[str, int | None]:
         """Of each data source how many rows it has, where that is known."""
@@ -34,8 +33,13 @@ class Resumable(Protocol):
         """Whether the models are as the last step that is over left them."""
         ...
 
-    def saved(self, model: str) -> SavedModel | None:
-        """What that step left of a model; None: it is as it was loaded."""
+    def keep(self, model: str, place: Path) -> SavedModel | None:
+        """Writes what that step left of a model into a folder; None: it is as it was loaded. Raises OSError,
+        Diverged."""
+        ...
+
+    def kept(self, name: str) -> Any:
+        """The value of a thing that it left."""
         ...
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
@@ -87,7 +91,6 @@ class Saver:
         return None if found is None else disk.step_of(found)
 
     def _fill(self, folder: Path) -> None:
-        assert self.backend.left is not None
         program, source = self.compiled.program, self.compiled.source.text
         header = {
             "step": self.backend.done,
@@ -97,23 +100,22 @@ class Saver:
             "set": dict(self.compiled.set),
             "versions": installed(),
         }
-        things = {name: self.backend.left[name] for name in document.living(program)}
-        document.write(folder, header, source, self.compiled.text(), things, self._models())
+        things = {name: self.backend.kept(name) for name in document.living(program)}
+        document.write(folder, header, source, self.compiled.text(), things, self._models(folder))
 
-    def _models(self) -> Iterator[tuple[str, SavedModel]]:
+    def _models(self, folder: Path) -> Iterator[tuple[str, SavedModel]]:
         for model in self.compiled.program.models:
-            saved = self.backend.saved(model.name)
-            if saved is not None:
-                self._check(model.name, saved)
-                yield model.name, saved
-
-    def _check(self, model: str, saved: SavedModel) -> None:
-        """Weights that are lost do not take the place of those that are not."""
-        for name, tensor in saved.weights.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                message = f"`{model}` has diverged in step {self.backend.done}: {name} has NaN or infinite weights"
+            try:
+                saved = self.backend.keep(model.name, folder / document.MODELS / model.name)
+            except Diverged as error:
+                # Weights that are lost do not take the place of those that are not.
+                message = (
+                    f"`{model.name}` has diverged in step {self.backend.done}: {error} has NaN or infinite weights"
+                )
                 hint = f"no checkpoint of it is written{self._before()}; lower `lr`, or set `clip_norm`"
-                raise RunError(Diagnostic("E0831", message, NO_SPAN, hint))
+                raise RunError(Diagnostic("E0831", message, NO_SPAN, hint)) from None
+            if saved is not None:
+                yield model.name, saved
 
     def _before(self) -> str:
         found = disk.newest(self.place)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.batches import Batch
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.process.lasting import Stored
 from rlgraph.backends.rows import Rows, TableData
@@ -77,8 +78,9 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         # What nodes of the step reported has been told; what the values are the program says.
         kept = {"step": value.step, "rows": value.rows, "values": value.values}
         return {"Frame": {name: encoded(each, f"{path}/{name}", tensors) for name, each in kept.items()}}
-    if isinstance(value, Surplus) and not value.going:
-        return {"Surplus": encoded(value.rows, path, tensors)}
+    if isinstance(value, Surplus):
+        going = [batch.given for batch in value.going]
+        return {"Surplus": [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate([value.rows, *going])]}
     if _RECORDS.get(kind.__name__) is kind:
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         return {kind.__name__: {name: encoded(each, f"{path}/{name}", tensors) for name, each in given.items()}}
@@ -111,7 +113,8 @@ def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
             phase = next(phase for phase in program.phases if phase.name == given["step"].phase)
             return Frame(phase.graph.values(), **given)
         if kind == "Surplus":
-            return Surplus(of(inner))
+            rows, *going = of(inner)
+            return Surplus(rows, tuple(map(Batch.again, going)))
         for each, (_, read) in _TEXTS.items():
             if kind == each.__name__:
                 return read(inner)

@@ -1,0 +1,144 @@
+"""A process's part of a model on its way into files and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rlgraph.backends.process.session import ModelState
+from rlgraph.backends.saved import SavedModel
+from rlgraph.engines.base import EngineError, Keeps
+from rlgraph.engines.moments import Moments
+from rlgraph.engines.optimizer import STEP
+from rlgraph.engines.stored import Stored, chosen, extents, write
+from rlgraph.engines.weights import fill, locals_of
+from rlgraph.ir.layout import Box, Local
+from rlgraph.ir.transfer import TensorBox
+from rlgraph.transfers.owners import owners
+
+MOMENTS = "moments"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a process has of a model, layer by layer."""
+
+    updates: int
+    changed: int
+    """The last step that changed the weights; 0: they are as they were loaded."""
+    past: tuple[int, ...]
+    weights: tuple[Local, ...]
+    moments: tuple[Local, ...]
+
+
+def parts(stocks: Sequence[Stock]) -> list[Part]:
+    """What each of these processes writes, so that all of it is written, and once."""
+    weights, moments = owners([each.weights for each in stocks]), owners([each.moments for each in stocks])
+    whole_of = extents(each.weights for each in stocks)
+    marks = [f"-rank{rank:05d}" for rank in range(len(stocks))] if len(stocks) > 1 else [""]
+    return [
+        Part(w, m, {name: whole_of[name] for name, _ in (*w, *m)}, mark)
+        for w, m, mark in zip(weights, moments, marks, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process writes of it: boxes of global tensors."""
+
+    weights: Sequence[TensorBox]
+    moments: Sequence[TensorBox]
+    whole_of: Mapping[str, Box]
+    """All of each tensor."""
+    mark: str = ""
+    """Of its files, where others write more of them."""
+
+
+def stock_of(state: ModelState) -> Stock:
+    weights = locals_of(state.engine.layout(), state.engine.tensors())
+    past = tuple(sorted(state.past.kept()))
+    return Stock(state.updates, state.past.changed, past, tuple(weights), moments_of(state).layout)
+
+
+def need_same(held: Iterable[Sequence[Local]], saved: SavedModel) -> None:
+    """Raises EngineError where what was saved is not what these ranks have together."""
+    own, weights = extents(held), Stored(saved.files("weights"))
+    for name in own.keys() ^ {*weights.names}:
+        raise EngineError(f"{name} is only {'in the model' if name in own else 'among those that were saved'}")
+    for name, box in own.items():
+        if box != weights.box(name):
+            sizes = (" x ".join(str(stop) for _, stop in each) for each in (box, weights.box(name)))
+            raise EngineError("{} is {}, and was {}".format(name, *sizes))
+
+
+def moments_of(state: ModelState) -> Moments:
+    """Of an engine that trains nothing there are none."""
+    return cast(Keeps, state.engine).moments() if hasattr(state.engine, "moments") else Moments()
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a process has written."""
+
+    files: Mapping[str, int]
+    """Their sizes in bytes, by name."""
+    odd: str = ""
+    """The first tensor whose weights are NaN or infinite."""
+    failure: str = ""
+    """Why it could not go on."""
+
+
+@torch.no_grad()
+def write_part(state: ModelState, place: Path, part: Part) -> Written:
+    """Into a folder of a checkpoint, which need not be there yet."""
+    own, moments, odd = state.engine.tensors(), moments_of(state), ""
+    layout, files = locals_of(state.engine.layout(), own), dict[str, int]()
+    kinds = {"weights": own, **{f"past-{version}": tensors for version, tensors in state.past.kept().items()}}
+    kept = {
+        f"{kind}:{name}": tensor
+        for kind, tensors in moments.kinds.items()
+        for name, tensor in chosen(tensors, moments.layout, part.moments, part.whole_of).items()
+    }
+    # Whoever has a parameter's beginning tells how often it was updated.
+    first = [name for name, box in part.moments if not any(start for start, _ in box)] if moments.steps else []
+    kept |= {f"{STEP}:{name}": torch.tensor(moments.steps) for name in first}
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for kind, tensors in kinds.items():
+            file = place / f"{kind}{part.mark}.safetensors"
+            odd = write(file, chosen(tensors, layout, part.weights, part.whole_of)) or odd
+            files[file.name] = file.stat().st_size
+        file = place / f"{MOMENTS}{part.mark}.safetensors"
+        write(file, kept)
+        files[file.name] = file.stat().st_size
+    except OSError as error:
+        return Written(files, odd, error.strerror or str(error))
+    return Written(files, odd)
+
+
+@torch.no_grad()
+def read_part(state: ModelState, saved: SavedModel) -> None:
+    """Goes on with a model as it was saved, however it was split then. Reads no more than this process has of it.
+    Raises EngineError for weights of another model, or files that cannot be read."""
+    engine = state.engine
+    own = engine.tensors()
+    layout = locals_of(engine.layout(), own)
+    moments = Stored(saved.files(MOMENTS))
+    kinds = {name.partition(":")[0] for name in moments.names} - {STEP}
+    fill(own, layout, Stored(saved.files("weights")))
+    engine.written()
+    if kinds and hasattr(engine, "begin_moments"):
+        steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
+        made = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
+        for kind in kinds & made.kinds.keys():
+            fill(made.kinds[kind], made.layout, moments.under(kind))
+    state.updates = saved.updates
+    # Where one's own are and as they lie: they will take their place.
+    past = {version: {name: torch.empty_like(each) for name, each in own.items()} for version in saved.past}
+    for version, tensors in past.items():
+        fill(tensors, layout, Stored(saved.files(f"past-{version}")))
+    state.past.restore(saved.changed, past)

@@ -1,0 +1,63 @@
+"""What an optimizer keeps of a rank's weights, in the terms of layouts: so it goes where weights go, to other splits
+and other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rlgraph.ir.layout import Box, Local, Piece, common, volume, whole
+
+MASTER = "master"
+"""The kind of the wide copy of a narrow weight; the others are called as torch calls what its optimizers keep."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of one rank. Beside numbers for each weight there is how many updates they are of."""
+
+    layout: tuple[Local, ...] = ()
+    """The tensors of each kind: which parts of the global parameters they are of. Layers are named one by one."""
+    kinds: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """By kind (`exp_avg`, `exp_avg_sq`, `master`) the live tensors, by the names of the layout."""
+    steps: float = 0.0
+
+
+def stretches(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Some elements of a tensor that follow one another in memory, as boxes, in their order: optimizers that are shared
+    out among copies have such ranges of parameters."""
+    if start >= stop:
+        return
+    if (start, stop) == (0, volume(whole(shape))):
+        yield whole(shape)
+        return
+    row = volume(whole(shape[1:]))
+    first, last = -(-start // row), stop // row
+    if first > last:
+        yield from _in_row(shape, start // row, start % row, stop % row)
+        return
+    if start < first * row:
+        yield from _in_row(shape, first - 1, start % row, row)
+    if first < last:
+        yield ((first, last), *whole(shape[1:]))
+    if last * row < stop:
+        yield from _in_row(shape, last, 0, stop % row)
+
+
+def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
+    yield from (((row, row + 1), *rest) for rest in stretches(shape[1:], start, stop))
+
+
+def within(local: Local, box: Box, name: str) -> Local:
+    """A box of a rank's tensor as a tensor of its own."""
+    pieces = []
+    for piece in local.pieces:
+        lies = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
+        if found := common(lies, box):
+            starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
+            there = tuple((low + start, high + start) for (low, high), start in zip(found, starts, strict=True))
+            at = tuple(low - first for (low, _), (first, _) in zip(found, box, strict=True))
+            pieces.append(Piece(piece.name, there, at))
+    return Local(name, tuple(stop - start for start, stop in box), tuple(pieces))

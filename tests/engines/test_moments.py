@@ -1,0 +1,216 @@
+"""Models that are written by the ranks that have trained them, and gone on with by others: other splits, other engines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlgraph.backends.process.saving import need_same, parts, read_part, stock_of, write_part
+from rlgraph.backends.process.session import ModelState
+from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.versions import PastWeights
+from rlgraph.engines.base import EngineError, Rank, TrainOptions
+from rlgraph.engines.moments import stretches, within
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.stored import Stored, chosen, write
+from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.enginespec.registry import opener
+from rlgraph.ir.layout import Local, Piece, volume, whole
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
+from rlgraph.transfers.owners import owners
+from tests.engines import sharded
+from tests.engines.ranks import Ranks
+from tests.engines.sharded import Clipped, Task, elsewhere, rows
+
+OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
+BLOCKS = ((0, 1, 2), (4, 5)), ((3, 6, 7), (8, 9, 10, 11))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pytest.importorskip("megatron.core")
+    started = Ranks(4, ["rlgraph.engines.megatron.engine", "torch.distributed.fsdp", "tests.engines.sharded"])
+    yield started
+    started.close()
+
+
+def state_of(engine: Any) -> ModelState:
+    return ModelState(engine, cast(Any, None), PastWeights("model", cast(Any, None)))
+
+
+def kept(state: ModelState, place: Path) -> None:
+    """As a controller has the ranks write, and all of them know what each has."""
+    stocks: list[Any] = [stock_of(state)]
+    if dist.is_initialized():
+        stocks = [None] * dist.get_world_size()
+        dist.all_gather_object(stocks, stock_of(state))
+    own = parts(stocks)[dist.get_rank() if dist.is_initialized() else 0]
+    assert not write_part(state, place, own).failure
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def go_on(split: Mesh, engine: str, spec: ModelSpec, task: Task, step: int, before: SavedModel | None, to: Path) -> Any:
+    """One update, behind those that others took; what was read is written again before."""
+    state = state_of(opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), Holding("", ""))))
+    if before is not None:
+        elsewhere(read_part, state, before)
+        kept(state, to / "again")
+    blocks = task.blocks[split.at(dist.get_rank(), "dp")] if split.length("dp") > 1 else sum(task.blocks, ())
+    told = elsewhere(update, state.engine, spec, task, blocks, step)
+    kept(state, to)
+    return told
+
+
+def update(engine: Any, spec: ModelSpec, task: Task, blocks: Sequence[Any], step: int) -> dict[str, float]:
+    found: dict[str, float] = engine.train_step(
+        blocks, lambda block: task.micro(spec.kind, step, block), task.options, step
+    )
+    return found
+
+
+def content(saved: SavedModel) -> dict[str, torch.Tensor]:
+    stored = {kind: Stored(saved.files(kind)) for kind in ("weights", "moments")}
+    return {f"{kind} {name}": each.read(name, each.box(name)) for kind, each in stored.items() for name in each.names}
+
+
+DENSE = [
+    ("megatron", mesh(pp=2, tp=2)),
+    ("transformers", mesh(dp=2)),
+    ("megatron", mesh()),
+    ("megatron", mesh(dp=2, tp=2)),
+    ("transformers", mesh(fsdp=2)),
+    ("megatron", mesh(cp=2, dp=2)),
+    ("transformers", mesh(dp=2, tp=2)),
+    ("megatron", mesh(dp=2, pp=2)),
+]
+SPARSE = [
+    ("megatron", mesh(ep=2, dp=2)),
+    ("transformers", mesh(fsdp=2)),
+    ("megatron", mesh(ep=2, tp=2)),
+    ("transformers", mesh(tp=2)),
+    ("megatron", mesh(pp=2, ep=2)),
+]
+
+
+@pytest.mark.parametrize("model,kind,chain", [("tied", "causal_lm", DENSE), ("qwen2_moe", "causal_lm", SPARSE)])
+def test_training_goes_on_with_other_engines_and_splits(
+    ranks: Ranks, model: str, kind: Any, chain: list[tuple[str, Mesh]], tmp_path: Path
+) -> None:
+    """Copies that share the optimizer out have ranges of parameters, whose ends are nobody's rows."""
+    spec, task = sharded.write(model, kind, tmp_path / "model"), Clipped(rows(12), BLOCKS, OPTIONS)
+    alone = TransformersEngine.open(spec)
+    expected = [update(alone, spec, task, sum(BLOCKS, ()), step) for step in range(len(chain))]
+    before: SavedModel | None = None
+    for step, (engine, split) in enumerate(chain):
+        to = tmp_path / str(step)
+        for told in ranks.run(split, go_on, engine, spec, task, step, before, to):
+            assert told["loss"] == pytest.approx(expected[step]["loss"], rel=5e-6), (engine, split)
+            assert told["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=1e-5), (engine, split)
+        if before is not None:
+            first, second = content(before), content(SavedModel(to / "again", 0, 0, 0, ()))
+            assert first.keys() == second.keys()
+            assert [name for name in first if not torch.equal(first[name], second[name])] == []
+        before = SavedModel(to, step + 1, step + 1, step + 1, ())
+    weights = {name.split()[1]: each for name, each in content(cast(SavedModel, before)).items() if name[0] == "w"}
+    assert weights.keys() == alone.tensors().keys()
+
+
+def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path) -> None:
+    spec = ModelSpec("causal_lm", sharded.write("llama", "causal_lm", tmp_path / "model").source, "bfloat16")
+    task = Clipped(rows(12), BLOCKS, OPTIONS)
+    before: SavedModel | None = None
+    for step, split in enumerate((mesh(fsdp=2), mesh(tp=2), mesh())):
+        ranks.run(split, go_on, "transformers", spec, task, step, before, tmp_path / str(step))
+        if before is not None:
+            first, second = content(before), content(SavedModel(tmp_path / str(step) / "again", 0, 0, 0, ()))
+            assert first.keys() == second.keys() and any(name.startswith("moments master:") for name in first)
+            assert [name for name in first if not torch.equal(first[name], second[name])] == []
+        before = SavedModel(tmp_path / str(step), step + 1, step + 1, step + 1, ())
+
+
+def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
+    half = [Local("a", (4, 3), (Piece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)]
+    both = [Local(name, (6, 6), (Piece(name, whole((6, 6)), (0, 0)),)) for name in "bcde"]
+    found = owners([[half[0], *both], [half[1], *both]])
+    assert [box for name, box in found[0] + found[1] if name == "a"] == [((0, 4), (0, 3)), ((4, 8), (0, 3))]
+    sizes = [sum(volume(box) for _, box in each) for each in found]
+    assert sizes == [12 + 72, 12 + 72]
+    assert sorted(name for name, _ in found[0] + found[1]) == ["a", "a", *"bcde"]
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+def test_a_stretch_of_memory_is_boxes(shape: tuple[int, ...]) -> None:
+    places = np.arange(volume(whole(shape))).reshape(shape)
+    # Whose first two columns, where there are so many dimensions, are another tensor's.
+    cut = tuple((0, size) for size in shape[:-1]) + ((2, shape[-1]),)
+    local = Local(
+        "own", shape, (Piece("theirs", tuple((5, 5 + stop - low) for low, stop in cut), (0,) * len(cut[:-1]) + (2,)),)
+    )
+    for start, stop in itertools.combinations(range(places.size + 1), 2):
+        boxes = list(stretches(shape, start, stop))
+        found = [places[tuple(slice(*side) for side in box)].reshape(-1) for box in boxes]
+        assert np.concatenate(found).tolist() == list(range(start, stop))
+        assert len(boxes) <= 2 * len(shape) - 1
+        for box in boxes:
+            part = within(local, box, "part")
+            assert part.shape == tuple(high - low for low, high in box)
+            held = np.full(shape, -1)
+            for piece in part.pieces:
+                size = tuple(high - low for low, high in piece.box)
+                inside = tuple(slice(at, at + length) for at, length in zip(piece.at, size, strict=True))
+                there = tuple(
+                    slice(low - 5 + first, high - 5 + first)
+                    for (low, high), (first, _) in zip(piece.box, cut, strict=True)
+                )
+                held[there] = places[tuple(slice(*side) for side in box)][inside]
+            wanted = np.full(shape, -1)
+            both = tuple(slice(max(a, low), min(b, high)) for (a, b), (low, high) in zip(box, cut, strict=True))
+            wanted[both] = places[both]
+            assert (held == wanted).all()
+
+
+def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    tensors = {"a": torch.arange(24.0).view(6, 4).t(), "n": torch.tensor(3.0), "h": torch.ones(3, 2).bfloat16()}
+    assert write(tmp_path / "all.safetensors", tensors, bucket=16) == ""
+    for name, each in load_file(tmp_path / "all.safetensors").items():
+        assert torch.equal(each, tensors[name]) and each.dtype == tensors[name].dtype
+    assert write(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])}) == "b"
+    local = Local("a", (4, 6), (Piece("a", whole((4, 6)), (0, 0)),))
+    files = []
+    for number, box in enumerate((((0, 4), (0, 2)), ((0, 3), (2, 6)), ((3, 4), (2, 6)))):
+        files.append(tmp_path / f"{number}.safetensors")
+        write(files[-1], chosen(tensors, [local], [("a", box)], {"a": whole((4, 6))}))
+    stored = Stored(files)
+    assert stored.names == ["a"] and stored.box("a") == whole((4, 6))
+    for box in (whole((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
+        assert torch.equal(stored.read("a", box), tensors["a"][tuple(slice(*side) for side in box)])
+    for box in (((0, 5), (0, 6)), ((0, 4),)):
+        with pytest.raises(EngineError, match="another shape there: 4 x 6"):
+            stored.read("a", box)
+    with pytest.raises(EngineError, match="no tensor b"):
+        stored.read("b", ((0, 1),))
+    with pytest.raises(EngineError, match="another shape"):
+        Stored(files[:2]).read("a", whole((4, 6)))
+    write(tmp_path / "weights.safetensors", tensors)
+    saved = SavedModel(tmp_path, 1, 1, 1, ())
+    like = [
+        Local(name, tuple(each.shape), (Piece(name, whole(tuple(each.shape)), (0,) * each.dim()),))
+        for name, each in tensors.items()
+    ]
+    need_same([like], saved)
+    with pytest.raises(EngineError, match="h is only among those that were saved"):
+        need_same([like[:2]], saved)
+    with pytest.raises(EngineError, match="a is 4 x 5, and was 4 x 6"):
+        need_same([[Local("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], saved)
