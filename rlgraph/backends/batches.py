@@ -36,6 +36,8 @@ class Batch:
     @property
     def needed(self) -> Frame:
         """What it began with, as far as it has to do with that."""
+        if self.run is None:
+            return self.given
         graph = self.run.graph
         own = {value.name for value in graph.inputs} | {value.name for node in graph.nodes for value in node.outputs}
         own |= {name for node in graph.nodes for name in node.inputs}

@@ -97,7 +97,7 @@ SPARSE = [
     ("megatron", mesh(ep=2, dp=2)),
     ("transformers", mesh(fsdp=2)),
     ("megatron", mesh(ep=2, tp=2)),
-    ("transformers", mesh(tp=2)),
+    ("transformers", mesh()),
     ("megatron", mesh(pp=2, ep=2)),
 ]
 

@@ -48,7 +48,8 @@ def ran(steps: int, out: str | None = None, program: str = "tiny.rlf", **more: A
 def numbers(folder: str) -> list[dict[str, Any]]:
     """The metrics that are on the disk."""
     lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    machine = ("seconds", "sync/")
+    return [{name: value for name, value in line.items() if not name.startswith(machine)} for line in lines]
 
 
 def weights(run: rlgraph.Run) -> Mapping[str, torch.Tensor]:
@@ -108,6 +109,24 @@ def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
         assert kills.differing(kills.result(Path(f"cut-{at}")), wanted) == []
         again.append(at)
     assert again
+
+
+@pytest.mark.parametrize("name", ["kept", "async"])
+def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From processes that are objects in this one to one process, and the other way round, to the last bit."""
+    kills.write(folder, name)
+    program, ray = f"{name}.rlf", {"backend": "ray", "debug": True}
+    (folder / "plan.rls").write_text(f"schedule {name if name == 'kept' else 'async_collect'}\npool all = 2 devices\n")
+    whole = ran(6, "whole", program)
+    words = ["--steps", "3", "--save-every", "2", "--backend", "ray", "--debug", "--threads", "1"]
+    assert told(capsys, "run", program, "plan.rls", "--out", "split", *words)[0] == 0
+    code, err = told(capsys, "resume", "split", "--steps", "4")
+    assert code == 0 and "step 4/4" in err and "step 3/4" not in err
+    how = json.loads(Path("split/run.json").read_text())
+    assert (how["backend"], how["debug"], how["schedule"]) == ("ray", True, "plan.rls")
+    ran(5, program=program, resume="split")
+    ran(6, program=program, resume="split", **ray)
+    assert numbers("split") == numbers("whole") and whole.metrics
 
 
 def test_what_is_left_over_is_in_a_checkpoint(folder: Path) -> None:

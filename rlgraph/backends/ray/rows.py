@@ -83,13 +83,17 @@ def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
     """The pieces that values need, by who has them."""
     found: dict[Address, set[Key]] = {}
     for value in values:
+        inner: list[Any] = []
         if isinstance(value, Surplus):
-            value = value.rows
-        if isinstance(value, Frame):
+            # What goes on may have to begin again.
+            inner = [value.rows, *(batch.needed for batch in value.going)]
+        elif isinstance(value, Frame):
             inner = [*value.values.values(), *(rows.ids for rows in value.rows.values())]
-            for who, keys in live(inner).items():
-                found.setdefault(who, set()).update(keys)
-        elif isinstance(value, Remote):
+        for who, keys in live(inner).items() if inner else ():
+            found.setdefault(who, set()).update(keys)
+        if isinstance(value, Surplus | Frame):
+            continue
+        if isinstance(value, Remote):
             for ref in value.pieces:
                 found.setdefault(ref.holder, set()).add(ref.key)
         elif isinstance(value, Single):
