@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from rlgraph.models.families import ModelKind, count, linear, numbers, tensors, trained
 from rlgraph.models.shape import Shape
@@ -232,6 +232,7 @@ class Activations:
         return layers * self.layer + self.ends + max(self.working, self.head)
 
 
+@lru_cache(4096)
 def activation_bytes(
     shape: Shape,
     kind: ModelKind,

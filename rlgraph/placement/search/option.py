@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from operator import attrgetter, le, lt
 
 from rlgraph.clusters.cluster import Island
@@ -124,12 +125,15 @@ class Strategy:
         processes; the search does not count on that."""
         return self.process[copies > 1]
 
-    def lighter(self, copies: int, more: int) -> bool:
-        """Whether so many copies may need less memory than more of them: the rows that each has may be cut into smaller
-        micro-batches, or one copy has nobody to exchange with."""
-        if self.held(copies) < self.held(more):
-            return True
-        return any(any(map(lt, each.load(copies), each.load(more))) for each in self.memory)
+    def lighter(self, numbers: Sequence[int]) -> list[int]:
+        """Of numbers of copies, most first, those that may need less memory than the number before: the rows that each
+        copy has may be cut into smaller micro-batches, or one copy has nobody to exchange with."""
+        loads = [[*chain.from_iterable(each.load(copies) for each in self.memory)] for copies in numbers]
+        return [
+            fewer
+            for (more, fewer), (heavy, light) in zip(pairwise(numbers), pairwise(loads), strict=True)
+            if self.held(fewer) < self.held(more) or any(map(lt, light, heavy))
+        ]
 
 
 def undominated(found: Sequence[Option]) -> list[Option]:

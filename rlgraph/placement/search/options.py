@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain, groupby, pairwise, product
+from itertools import chain, groupby, product
 from operator import lt
 
 from rlgraph.clusters.cluster import Island
@@ -162,8 +162,7 @@ class Options:
         # All that the loads of copies depend on.
         key = (number, id(deployment.island), deployment.engine, deployment.mesh, deployment.micro_tokens)
         if key not in self._lighter:
-            numbers = pairwise(self.copies(component, deployment.island.devices))
-            self._lighter[key] = [fewer for more, fewer in numbers if strategy.lighter(fewer, more)]
+            self._lighter[key] = strategy.lighter(self.copies(component, deployment.island.devices))
         return self._lighter[key]
 
     # What does not depend on the number of devices
