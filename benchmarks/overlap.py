@@ -4,6 +4,7 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
     python benchmarks/overlap.py
     python benchmarks/overlap.py --lags 0 1 --steps 20 --epochs 2
     python benchmarks/overlap.py --blocks 0 64 --n 8
+    python benchmarks/overlap.py --joins
     python benchmarks/overlap.py --json
     rlgraph profile here.json && python benchmarks/overlap.py --calibration here.json
 
@@ -18,6 +19,10 @@ that generates (vLLM), one thread each, with a lag of 0, 1 and 2 steps.
 With `--blocks` no step overlaps another: a reward model on a process of its own scores the rows, which are streamed in
 blocks of so many; 0 does not stream them. vLLM decodes 256 rows together, so that a batch of more ends in parts.
 
+With `--joins` answers end by themselves, most of them early, and each program runs twice in turn: with orders that join
+what a copy samples (`joined`), and with orders that wait until it is empty (`apart`). *beside* is the most rows of
+others that an order was sampled with. Training is small, so that generation is what a step waits for.
+
 Batch, answers and passes over the rows are such that both take about as long on two cores (`--new`, `--epochs`). Two
 processes on two cores: leave the machine alone meanwhile.
 """
@@ -29,7 +34,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +61,16 @@ COLUMNS = ("step", "generate", "train", "slower", "speedup", "predicted", "timet
 JUDGE = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6}
 """Such that it takes about as long to score the rows as to sample them."""
 
+STOPS = 16
+"""Words that end an answer, of 512: the longest of 64 are four times as long as they are on average."""
+
+FLOWS = {
+    "lag=1": "",
+    "staleness=2": "",
+    "staleness=2, span=token": "refresh actor on play(by=keep)\n",
+}
+"""What a program says of older weights, and what its schedule then does."""
+
 SCHEDULE = """schedule toy_grpo
 pool learn = 1 devices
 pool play = 1 devices
@@ -68,6 +83,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--blocks", type=int, nargs="*", help="stream in blocks of so many rows; in place of lags")
+    parser.add_argument("--joins", action="store_true", help="orders that join others, and orders that wait for them")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples per prompt")
@@ -89,6 +105,49 @@ def program(lag: int, epochs: int) -> str:
     loop = f"    minibatch prompts(parts=1, epochs={epochs}):\n{inner}\n"
     how = f"step async(lag={lag}):" if lag else "step:"
     return f"{head}\n{how}\n{before}{loop}\n    report{report}"
+
+
+def unlike(how: str) -> str:
+    """The toy GRPO with answers of unlike lengths."""
+    text = (HERE / "peers" / "toy_grpo.rlf").read_text()
+    stops = ", ".join(f'"t{number}"' for number in range(100, 100 + STOPS))
+    text = text.replace("min_tokens=tokens", f"stop=[{stops}]")
+    return text.replace("\nstep:\n", f"\nstep async({how}):\n")
+
+
+def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Each program with orders that join others, and with orders that wait for them."""
+    import rlgraph
+    from rlgraph.backends.placed.backend import Placed
+
+    joins = Placed._together
+    for how, more in FLOWS.items():
+        seconds: dict[bool, float] = {}
+        for joined in (False, True):
+            changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
+            trace = folder / f"trace-{len(seconds)}.json"
+            # There is no word for it: who would want a copy that is empty?
+            Placed._together = joins if joined else lambda *of: False  # type: ignore[method-assign]
+            with chdir(HERE / "peers"):
+                schedule = SCHEDULE.format(generates=options.generates) + more
+                made = rlgraph.compile(unlike(how), set=changes, schedule=schedule)
+                run = made.run(options.steps, threads=1, progress=False, trace=trace, backend="ray")
+            slices = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+            ends = sorted(each["ts"] + each["dur"] for each in slices if each["cat"] == "step")[SKIPPED - 1 :]
+            # Of steps that go on together some end at once: what counts is when all of them have.
+            seconds[joined] = (ends[-1] - ends[0]) / 1e6 / (len(ends) - 1)
+            beside = max(each.get("args", {}).get("beside", 0) for each in slices if each["cat"] == "generate")
+            yield {
+                "what": "joins",
+                "program": how,
+                "joined": joined,
+                "step_s": seconds[joined],
+                "samples_per_s": options.prompts * options.n / seconds[joined],
+                "speedup": seconds[False] / seconds[joined],
+                "beside": beside,
+                "age": run.metrics[-1].get("age"),
+            }
+    Placed._together = joins  # type: ignore[method-assign]
 
 
 def judged() -> str:
@@ -193,8 +252,29 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     return {"predicted_s": found.seconds, "timetable_s": timed.seconds}
 
 
+def joining(options: argparse.Namespace) -> None:
+    import toy
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        toy.make_model(0).save_pretrained(folder / "model")
+        toy.make_tokenizer().save_pretrained(folder / "model")
+        for found in flows(options, folder):
+            if options.json:
+                print(json.dumps(found), flush=True)
+                continue
+            how = "joined" if found["joined"] else "apart"
+            print(
+                f"{found['program']:<26}{how:>8}{found['step_s']:>10.2f} s{found['samples_per_s']:>10.0f} samples/s"
+                f"{found['speedup']:>8.2f}x{found['beside']:>8} beside",
+                flush=True,
+            )
+
+
 def main() -> None:
     options = arguments()
+    if options.joins:
+        return joining(options)
     what, sizes = ("lag", options.lags) if options.blocks is None else ("block", options.blocks)
     fewest = SKIPPED + 2 + (max(sizes) if what == "lag" else 0)
     if options.steps < fewest:
