@@ -7,8 +7,9 @@ Work of a kind with an engine takes
 
 on each rank, where the FLOPs, bytes and layers are the rank's own, `dense` and `stream` the shares that the device's
 largest products and copies reach. The bytes of a pass over rows are those between matrix products (`traffic`). Of
-`generate`, a decoding step is what a micro-batch is elsewhere, and the larger one of the last two terms counts. Ranks
-that work side by side take longer, and wait for each other.
+`generate`, a decoding step is what a micro-batch is elsewhere, `row` is of each of them, and `hidden` more with a row's
+numbers in all layers; a row takes `begin` once, and the larger one of the last two terms counts. Ranks that work side
+by side take longer, and wait for each other.
 """
 
 from __future__ import annotations

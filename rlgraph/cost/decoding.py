@@ -19,7 +19,7 @@ SLOTS = 256
 
 
 def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
-    """Rows that are sampled: the prompts are read once for all their samples, then all rows that fit are decoded
+    """Rows that are sampled: what samples share of their prompts is read once, then all rows that fit are decoded
     together."""
     rates = constants.rates[deployment.engine, "generate"]
     rows = batch.share(deployment.dp * deployment.threads)
@@ -36,19 +36,25 @@ def generate(config: ModelConfig, deployment: Deployment, constants: Constants, 
 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
-    read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
+    reserved, more = deployment.spec.memory.cache, prompts * (batch.samples - 1)
+    at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
+    if isinstance(reserved, Reserved):
+        on_cpu = deployment.on_cpu
+        at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
+        tokens, squares = batch.unshared(reserved.cpu_block if on_cpu else reserved.block)
+        read = Tokens(prompts + more, read.tokens + more * tokens, read.squares + more * squares, prompts + more)
     peak = deployment.island.device.products(config.dtype) * rates.compute
     inner, _ = deployment.links(constants)
     size = read.tokens * shape.hidden * config.item
-    # So many tokens are read at a time.
-    reserved = deployment.spec.memory.cache
-    calls = max(1.0, read.tokens / reserved.prompt_tokens) if isinstance(reserved, Reserved) else 1.0
+    calls = max(1.0, read.tokens / at_once)
     return Cost(
         compute=work.forward_flops(shape, config.kind, read) / deployment.tp / peak,
         communication=2
         * shape.layers
         * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
-        overhead=rates.token * read.tokens * shape.layers + calls * (rates.block + rates.layer * shape.layers),
+        overhead=rates.token * read.tokens * shape.layers
+        + rates.begin * prompts * batch.samples
+        + calls * (rates.block + rates.layer * shape.layers),
     )
 
 

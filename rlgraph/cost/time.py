@@ -72,6 +72,23 @@ class Batch:
             self._blocks[budget] = self._cut(budget)
         return self._blocks[budget]
 
+    def unshared(self, block: int) -> tuple[float, float]:
+        """Tokens of a prompt, and pairs of them in attention, that a sample reads after the first one: those behind the
+        last full block, the last token always; on average."""
+        if block not in self._unshared:
+            kept = [(each, block * math.floor(max(each - 1, 0) / block)) for each in self.prompt.values]
+            tokens, pairs = (
+                sum(each - there for each, there in kept),
+                sum(each * (each - there) for each, there in kept),
+            )
+            self._unshared[block] = tokens / len(kept), pairs / len(kept)
+        return self._unshared[block]
+
+    @cached_property
+    def _unshared(self) -> dict[int, tuple[float, float]]:
+        """By the block."""
+        return {}
+
     @cached_property
     def _blocks(self) -> dict[float, tuple[float, Tokens]]:
         """By the budget: a search asks for the same few with every split."""

@@ -24,6 +24,8 @@ class Rates:
     """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
     row: float = 0.0
     """Seconds of each row; of `generate`, of each row in each decoding step."""
+    begin: float = 0.0
+    """Of `generate`: seconds of each row, however long it gets: to take it in, and to give it back."""
     hidden: float = 0.0
     """Of `generate`: seconds of each number of a row's hidden state in each layer of each decoding step, for what is
     done to it beside matrix products."""

@@ -63,6 +63,11 @@ class Reserved:
     """That are decoded together at most."""
     cpu_rows: int = 256
     """The same on a CPU."""
+    block: int = 16
+    """Tokens of a prompt whose keys and values samples of it share, or none of these: where the last of them ends, each
+    sample reads for itself."""
+    cpu_block: int = 32
+    """The same on a CPU."""
     share: float = 0.9
     """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20

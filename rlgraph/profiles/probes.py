@@ -53,7 +53,7 @@ class ProbeWork:
     samples: int
     tokens: int
     parts: int = 1
-    """Optimizer steps on as many slices."""
+    """Optimizer steps on as many slices; 0: they are sampled, and that is all."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Probe:
             f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
             f"min_tokens={point.tokens})"
         )
+        if not point.parts:
+            # Nobody would sample what nobody wants.
+            yield f"report l{place} = mean(g{place}.length)"
+            return
         yield f"p{place} = {frozen}.logprobs(g{place})"
         yield f"s{place} = score(g{place})"
         yield f"a{place} = (s{place} - mean(s{place}, by=prompts)) / (std(s{place}, by=prompts) + 0.001)"
@@ -114,7 +118,7 @@ class Probe:
         """Rows that are sampled and read, and those of one optimizer step."""
         prompt, response = Lengths.of(len(text) for text in self.texts()), Lengths((float(point.tokens),))
         rows = float(self.prompts * point.samples)
-        return Batch(rows, prompt, response, point.samples), Batch(rows / point.parts, prompt, response)
+        return Batch(rows, prompt, response, point.samples), Batch(rows / max(1, point.parts), prompt, response)
 
     def trained(self) -> Sequence[tuple[int, ProbeWork]]:
         """Model and point of each optimizer step, in the order in which a model takes its own."""

@@ -36,18 +36,20 @@ from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.options import LOCAL, RAY, Options
 
 SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
-    "cpu": (ProbeModel(64, 4, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4)),
+    "cpu": (ProbeModel(64, 12, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4)),
     "gpu": (
         ProbeModel(256, 4, 512, heads=4),
         ProbeModel(1024, 6, 8192, heads=16),
         ProbeModel(2048, 8, 32768, heads=16),
     ),
 }
+"""One is deep and narrow: else what goes with layers would be taken for what goes with products."""
 POINTS: Mapping[DeviceKind, tuple[ProbeWork, ...]] = {
-    "cpu": (ProbeWork(1, 8), ProbeWork(16, 8, 2), ProbeWork(4, 40, 2)),
-    "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2)),
+    "cpu": (ProbeWork(1, 8), ProbeWork(16, 8, 2), ProbeWork(4, 40, 2), ProbeWork(16, 32, 0)),
+    "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2), ProbeWork(32, 64, 0)),
 }
-"""On a GPU small ones would only show what a call takes."""
+"""On a GPU small ones would only show what a call takes. As many rows of other lengths tell what a row takes at its
+beginning from what each token of it does."""
 DTYPE: Mapping[DeviceKind, str] = {"cpu": "float32", "gpu": "bfloat16"}
 ROUNDS, WARM = 5, 1
 TRIES = 12
@@ -208,6 +210,8 @@ def _samples(
         for place, point in enumerate(probe.points):
             generated, trained = probe.batches(point)
             yield sample("generate", f"m{number}", generated, turns[f"g{number}_{place}", "generate", 0])
+            if not point.parts:
+                continue
             read = replace(generated, samples=1)
             yield sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
             updates = [each for part in range(point.parts) for each in turns[f"train m{number}", "train", turn + part]]
@@ -296,6 +300,8 @@ def _matters(name: str, samples: Sequence[Sample]) -> bool:
     kind = samples[0].kind
     if name == "update":
         return kind == "train"
+    if name in ("begin", "hidden"):
+        return kind == "generate"
     if name == "memory":
         return kind != "forward"
     needed = {

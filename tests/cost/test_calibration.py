@@ -98,7 +98,9 @@ def samples(kind: Any, rates: Rates, deployments: list[Deployment]) -> list[Samp
 KNOWN = {
     "forward": Rates(0.5, 1.0, call=2e-3, block=1e-3, layer=5e-4, row=2e-5, token=1e-6, reduce=4e-4, crowd=0.25),
     "train": Rates(0.4, 0.7, call=3e-3, block=2e-3, layer=1e-3, row=4e-5, token=3e-6, reduce=3e-4, crowd=0.4),
-    "generate": Rates(0.8, 0.6, call=5e-3, block=7e-4, layer=2e-4, row=3e-5, hidden=2e-7, reduce=1e-4, crowd=0.1),
+    "generate": Rates(
+        0.8, 0.6, call=5e-3, block=7e-4, layer=2e-4, row=3e-5, begin=2e-4, hidden=2e-7, reduce=1e-4, crowd=0.1
+    ),
 }
 
 

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 
 pytest.importorskip("vllm")
 
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.time import Batch
 from rlgraph.engines.base import Admission, EngineError, Generation, Sampling
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
@@ -23,6 +26,7 @@ from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.weights import ModelWeights, fill
+from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.adapters import Adapters
 from tests.engines.models import WORDS
@@ -204,6 +208,21 @@ def test_rows_of_several_calls_are_sampled_together(pair: Pair) -> None:
         assert [sample.tokens for sample in found] == whole.sequences.scored_rows()
         logprobs = torch.tensor([each for sample in found for each in sample.logprobs])
         torch.testing.assert_close(logprobs, whole.logprobs, rtol=0, atol=1e-5)
+
+
+def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is predicted says so."""
+    engine, lengths = pair[0], (7, 32, 33, 70)
+    prompts = Sequences.from_lists([[3 + (7 * place + length) % 20 for place in range(length)] for length in lengths])
+    outputs: list[Any] = []
+    step = engine._engine.step
+    monkeypatch.setattr(engine._engine, "step", lambda: [outputs.append(each) or each for each in step()])
+    engine.generate(prompts, 3, Sampling(4, min_tokens=4), keys(12))
+    for number, length in enumerate(lengths):
+        rows = [each for each in outputs if int(each.request_id.split("/")[1]) // 3 == number]
+        read = sorted(length - each.num_cached_tokens for each in rows)
+        tokens, pairs = Batch(3, Lengths((float(length),)), Lengths((4.0,)), 3).unshared(Reserved().cpu_block)
+        assert read == [tokens, tokens, length] and pairs == tokens * length
 
 
 def test_calls_that_another_thread_samples_for(pair: Pair) -> None:

@@ -16,14 +16,14 @@ from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.shape import Shape
 
-_BLOCK = 32
-"""Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
-little."""
-
 _EXPERT_COLUMNS = 32
 """Of which the hidden size has to be a multiple for vLLM's experts on a CPU."""
 
 _RESERVED = Reserved()
+_BLOCK = _RESERVED.cpu_block
+"""Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
+little."""
+
 _CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
 
