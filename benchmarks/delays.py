@@ -240,7 +240,7 @@ def _imported(group: Any) -> str:
 
 
 def _started(ray: Any) -> Any:
-    from rlgraph.backends.clocks import TOGETHER
+    from rlgraph.backends.places import TOGETHER
     from rlgraph.backends.ray import cluster, worker
 
     threads = {worker.ROWS: 4, worker.ORDERS: 1, worker.SAMPLES: 2 * TOGETHER}

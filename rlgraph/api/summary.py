@@ -98,7 +98,11 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:
-    """What becomes of each training to which rows stream."""
+    """What becomes of the last rows of tables, and of each training to which rows stream."""
+    for tail in compiled.plan.tails:
+        few = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
+        copies = f"{tail.on} copies go" if tail.on > 1 else "1 copy goes"
+        yield f"{copies} on with the last rows of {tail.table}, when fewer than {few} have not ended"
     for each in trainings(compiled.program, compiled.plan):
         if each.why:
             yield f"train {each.model} waits for the whole batch: {each.why}"

@@ -9,17 +9,17 @@ order comes out every time.
 from __future__ import annotations
 
 import threading
-from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
+
+from rlgraph.backends.places import Hold, Joins, Places, always
 
 Event = Callable[[], None]
 """What is to do because a node made something."""
@@ -63,14 +63,6 @@ class Clock(Protocol):
         ...
 
 
-Joins = Callable[[], bool]
-"""Whether somebody may have places together with those who have them now. If so he gets them at once."""
-
-
-def always() -> bool:
-    return True
-
-
 class Lock(Protocol):
     def take(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
@@ -82,90 +74,15 @@ class Lock(Protocol):
         asked whenever that could be, before they have them together; it takes no other lock of a clock."""
         ...
 
+    def hold(
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+    ) -> AbstractContextManager[Hold]:
+        """The same, for who may give some of the places back before the others."""
+        ...
+
     def again(self) -> None:
         """Those who wait may join now: they are asked again."""
         ...
-
-
-TOGETHER = 8
-"""Who has the same places at the same time, at most."""
-
-
-@dataclass(order=True)
-class _Waiting:
-    rank: int
-    number: int
-    wanted: frozenset[int] | None = field(compare=False)
-    key: Hashable = field(compare=False)
-    joins: Joins = field(compare=False)
-    who: Any = field(compare=False)
-
-
-class _Places:
-    """The places of a lock: which are free, and who waits for which."""
-
-    def __init__(self, places: int) -> None:
-        self._free = set(range(places))
-        self._lowest = list(range(places))
-        """A heap of those that are free, and of some that were."""
-        self._shared: Counter[tuple[Hashable, frozenset[int] | None]] = Counter()
-        """How many have the same places together, by their key."""
-        self._waiting: list[_Waiting] = []
-        self._number = count()
-
-    def ask(
-        self, rank: int, wanted: frozenset[int] | None, key: Hashable, joins: Joins, who: Any
-    ) -> list[tuple[Any, frozenset[int]]]:
-        """Who gets some places now, and which. Who asks may not be among them, and others may."""
-        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, joins, who))
-        return self.again()
-
-    def back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
-        """Places are given back: who gets some of them, and which."""
-        if key is not None:
-            self._shared[key, places] -= 1
-            if self._shared[key, places]:
-                return self.again()
-            del self._shared[key, places]
-        self._free |= places
-        for each in places:
-            heappush(self._lowest, each)
-        return self.again()
-
-    def again(self) -> list[tuple[Any, frozenset[int]]]:
-        """Who gets some places now, and which."""
-        return list(self._served())
-
-    def _served(self) -> Iterator[tuple[Any, frozenset[int]]]:
-        claimed: set[int] = set()
-        """What others want that come first: it is kept for them."""
-        left = []
-        for at, each in enumerate(self._waiting):
-            if not self._free and not self._shared:
-                left += self._waiting[at:]
-                break
-            if each.wanted is None:
-                given = frozenset({self._first()})
-            elif claimed.isdisjoint(each.wanted) and (each.wanted <= self._free or self._joins(each)):
-                given = each.wanted
-            else:
-                claimed |= each.wanted
-                left.append(each)
-                continue
-            if each.key is not None:
-                self._shared[each.key, given] += 1
-            self._free -= given
-            yield each.who, given
-        self._waiting = left
-
-    def _joins(self, each: _Waiting) -> bool:
-        """Whether those who have the places have them with the same key, and it may have them, too."""
-        return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER and each.joins()
-
-    def _first(self) -> int:
-        while (found := heappop(self._lowest)) not in self._free:
-            pass
-        return found
 
 
 # In line
@@ -218,24 +135,43 @@ class Threads:
         return _Lock(places)
 
 
-class _Lock:
-    def __init__(self, places: int) -> None:
-        self._mine = threading.Lock()
-        self._places = _Places(places)
+class _Takes:
+    """Who takes places of a lock, and gives none of them back before the others."""
 
     @contextmanager
     def take(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+        self: Lock, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> Iterator[int]:
+        with self.hold(rank, wanted, key, joins) as held:
+            yield min(held.places)
+
+
+class _Lock(_Takes):
+    def __init__(self, places: int) -> None:
+        self._mine = threading.Lock()
+        self._places = Places(places)
+
+    @contextmanager
+    def hold(
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+    ) -> Iterator[Hold]:
         turn: SimpleQueue[frozenset[int]] = SimpleQueue()
         with self._mine:
             _put(self._places.ask(rank, wanted, key, joins, turn))
-        given = turn.get()
+
+        def leave(held: Hold, some: frozenset[int]) -> bool:
+            with self._mine:
+                given = self._places.leave(held.places, some, key)
+                held.places -= some if given is not None else frozenset()
+                _put(given or ())
+            return given is not None
+
+        held = Hold(turn.get(), leave)
         try:
-            yield min(given)
+            yield held
         finally:
             with self._mine:
-                _put(self._places.back(given, key))
+                _put(self._places.back(held.places, key))
 
     def again(self) -> None:
         with self._mine:
@@ -363,24 +299,31 @@ class Virtual:
             thread.baton.release()
 
 
-class _VirtualLock:
+class _VirtualLock(_Takes):
     def __init__(self, clock: Virtual, places: int) -> None:
-        self.clock, self.places = clock, _Places(places)
+        self.clock, self.places = clock, Places(places)
         self.handed: dict[_Thread, frozenset[int]] = {}
 
     @contextmanager
-    def take(
+    def hold(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
-    ) -> Iterator[int]:
+    ) -> Iterator[Hold]:
         me = self.clock._me
         self._hand(self.places.ask(rank, wanted, key, joins, me))
         if me not in self.handed:
             self.clock._wait()
-        given = self.handed.pop(me)
+
+        def leave(held: Hold, some: frozenset[int]) -> bool:
+            given = self.places.leave(held.places, some, key)
+            held.places -= some if given is not None else frozenset()
+            self._hand(given or ())
+            return given is not None
+
+        held = Hold(self.handed.pop(me), leave)
         try:
-            yield min(given)
+            yield held
         finally:
-            self._hand(self.places.back(given, key))
+            self._hand(self.places.back(held.places, key))
 
     def again(self) -> None:
         self._hand(self.places.again())

@@ -117,11 +117,13 @@ class Together:
         self._left: dict[int, int] = {}
         """Of each call the rows that have not ended."""
 
-    def join(self, now: float, pace: Pace, answers: Sequence[float]) -> int:
-        """A call with rows of so many tokens comes at a moment, no earlier than those before: its number."""
+    def join(self, now: float, pace: Pace, answers: Sequence[float], more: bool = False) -> int:
+        """A call with rows of so many tokens comes at a moment, no earlier than those before: its number. more: its
+        rows are sampled beside those of the others, not in their places."""
         self._run(now + pace.call)
         number = len(self._paces)
-        self._paces.append((len(answers), pace))
+        others = max((self._paces[call][0] for call in self._left), default=0) if more else 0
+        self._paces.append((others + len(answers), pace))
         self._ends.append([self._now] * len(answers))
         self._waiting += ((number, row, length) for row, length in enumerate(answers))
         if answers:

@@ -10,12 +10,13 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
+from rlgraph.dsl.tails import check_tail
 from rlgraph.enginespec.registry import engines, faults
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.schedule import Placement, Pool, Refresh, Schedule, Send, Stream, Work
+from rlgraph.ir.schedule import Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
 from rlgraph.ir.types import Table, is_model
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import code, operations
@@ -48,6 +49,7 @@ class _Checker(Reporter):
         self.pools: dict[str, Pool] = {}
         self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
+        self.tailed: dict[str, Span] = {}
         self.sent: dict[tuple[str, str], Span] = {}
         self.refreshed: dict[tuple[str, str], Span] = {}
         self.unclear: set[str] = set()
@@ -81,7 +83,7 @@ class _Checker(Reporter):
         for other in others:
             self.say(
                 "E0901",
-                "only pools, places, streams, sends and refreshes can stand in a schedule",
+                "only pools, places, streams, tails, sends and refreshes can stand in a schedule",
                 other.span,
                 "move this line into the program",
             )
@@ -91,6 +93,7 @@ class _Checker(Reporter):
         streams: list[Stream] = []
         sends: list[Send] = []
         refreshes: list[Refresh] = []
+        tails: list[Tail] = []
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
@@ -110,6 +113,11 @@ class _Checker(Reporter):
                     streams.append(self.stream(line))
                 except Stop:
                     continue
+            if isinstance(line, tree.Tail):
+                try:
+                    tails.append(self.tail(line, item.body))
+                except Stop:
+                    continue
             if isinstance(line, tree.Send):
                 try:
                     sends.append(self.send(line))
@@ -121,7 +129,13 @@ class _Checker(Reporter):
                 except Stop:
                     continue
         return Schedule(
-            tuple(self.pools.values()), tuple(placements), tuple(streams), tuple(sends), tuple(refreshes), item.span
+            tuple(self.pools.values()),
+            tuple(placements),
+            tuple(streams),
+            tuple(sends),
+            tuple(refreshes),
+            tuple(tails),
+            item.span,
         )
 
     # Pools
@@ -381,7 +395,8 @@ class _Checker(Reporter):
 
     # Streams
 
-    def stream(self, line: tree.Stream) -> Stream:
+    def table(self, line: tree.Stream | tree.Tail, seen: Mapping[str, Span], happens: str) -> str:
+        """The table that a line is about."""
         tables = {
             name.split(".")[0]: None
             for phase in self.program.phases
@@ -392,14 +407,24 @@ class _Checker(Reporter):
         if name not in tables:
             hint = nearest(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
             raise self.stop("E0909", f"the program makes no table `{name}`", line.table.span, hint)
-        if name in self.streamed:
-            first = Related(self.streamed[name], "the first time")
-            raise self.stop("E0905", f"`{name}` is streamed twice", line.table.span, "keep one of them", (first,))
+        if name in seen:
+            first = Related(seen[name], "the first time")
+            raise self.stop("E0905", f"`{name}` {happens} twice", line.table.span, "keep one of them", (first,))
+        return name
+
+    def stream(self, line: tree.Stream) -> Stream:
+        name = self.table(line, self.streamed, "is streamed")
         found = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
         block = found["block"]
         assert isinstance(block, int)
         self.streamed[name] = line.table.span
         return Stream(name, block, found["deal"] == "free", line.span)
+
+    def tail(self, line: tree.Tail, lines: Sequence[tree.Placed]) -> Tail:
+        name = self.table(line, self.tailed, "has a tail")
+        found = constants.options(self, STATEMENTS["tail"], line.options, line.span, self.scope)
+        self.tailed[name] = line.table.span
+        return check_tail(self, self.program, line, name, found, lines)
 
     # Weights
 

@@ -311,6 +311,14 @@ STATEMENTS = _table(
         ),
     ),
     Signature(
+        "tail",
+        options=(
+            Attribute("under", "float", REQUIRED, doc="rows that have not ended, as a number or a share of all"),
+            Attribute("on", "int", REQUIRED, 1, None, "copies of the model that go on with them"),
+        ),
+        doc="What becomes of the last rows of a table, when fewer than so many have not ended.",
+    ),
+    Signature(
         "send",
         options=(Attribute("delta", "bool", False, doc="only the elements that changed travel, to the bit"),),
         doc="How the weights of a model travel to those who need them on a pool.",

@@ -332,6 +332,15 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """`tail TABLE(under=0.2, on=8)`"""
+
+    table: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """`send MODEL to POOL(delta=true)`"""
 
@@ -351,13 +360,17 @@ class Refresh:
     span: Span = _span()
 
 
+Placed = Pool | Place | Stream | Tail | Send | Refresh
+"""A line of a schedule."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name`
     empty)."""
 
     name: str
-    body: tuple[Pool | Place | Stream | Send | Refresh, ...]
+    body: tuple[Placed, ...]
     span: Span = _span()
 
 

@@ -110,6 +110,22 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The last rows of a table that a model samples go on on few of its data-parallel copies. The devices of the others
+    serve what comes next."""
+
+    table: str
+    under: float
+    """When fewer rows than this are in blocks that have not ended; below 1 a share of those that are sampled."""
+    on: int
+    """Copies."""
+
+    def rows(self, asked: int) -> float:
+        """How many rows that is, of so many."""
+        return self.under * asked if self.under < 1 else self.under
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     program: str
     pools: tuple[Pool, ...]
@@ -125,6 +141,7 @@ class Plan:
     """The cluster that it was made for, as `rlgraph.cost` reads it; empty where none was named."""
     free: tuple[str, ...] = ()
     """Streamed tables whose blocks go to the data-parallel copy that is free; of others each copy has a fixed share."""
+    tails: tuple[Tail, ...] = ()
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -164,6 +181,10 @@ class Plan:
         own = [role for role in self.roles if role.model == model]
         here = [role.operation for role in own if role.group == group]
         return model if len(here) == len(own) else f"{model}.{', '.join(here)}"
+
+    def tail(self, table: str) -> Tail | None:
+        """What becomes of the last rows of a table."""
+        return next((each for each in self.tails if each.table == table), None)
 
     def holding(self, model: str, group: str) -> Holding:
         """How a group holds a model."""

@@ -69,6 +69,19 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The last rows of a table go on on few copies of the model that samples them; the others' devices serve what comes
+    next."""
+
+    table: str
+    under: float
+    """When fewer rows than this have not ended; below 1 a share of those that are sampled."""
+    on: int
+    """Copies."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """How a model's weights travel to those who need them on a pool."""
 
@@ -100,5 +113,6 @@ class Schedule:
     streams: tuple[Stream, ...] = ()
     sends: tuple[Send, ...] = ()
     refreshes: tuple[Refresh, ...] = ()
+    tails: tuple[Tail, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """Of its head; that of no text if the user gave none."""

@@ -13,6 +13,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
 from rlgraph.placement.place import updates
+from rlgraph.placement.tails import faults_of
 
 Problem = tuple[tuple[str | int, ...], str, str, str]
 """The way to a piece of the plan file, a code, a message, a hint."""
@@ -27,6 +28,7 @@ def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, A
         for number, group in enumerate(plan.groups):
             yield from _group(group, plan, ("plan", "groups", number))
         yield from _holdings(plan)
+        yield from _tails(plan, program)
         yield from _work(plan, program)
         yield from _owners(plan, program)
 
@@ -63,6 +65,8 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
         yield from _unknown(owner, groups, ("plan", "owners", model), "group")
     for number, table in enumerate(plan.free):
         yield from _unknown(table, dict(plan.blocks), ("plan", "free", number), "streamed table")
+    for number, tail in enumerate(plan.tails):
+        yield from _unknown(tail.table, plan.free, ("plan", "tails", number, "table"), "table that is dealt freely")
 
 
 def _twice(names: list[Any], kind: str, field: str, message: str) -> Iterator[Problem]:
@@ -106,6 +110,12 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
                 at = ("plan", "holdings", number, by)
                 how = " and keeps what it has of rows" if by == "keep" else ""
                 yield at, "E0918", f"`{name}` takes no new weights while it samples{how}", "leave it out, or say false"
+
+
+def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, tail in enumerate(plan.tails):
+        for message, hint in faults_of(tail, plan, program):
+            yield ("plan", "tails", number), "E0970", message, hint
 
 
 # Devices

@@ -68,6 +68,21 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A number of rows, at least 2, or a share of them between 0 and 1."""
+
+    def read(self, node: JsonNode) -> float:
+        value = node.value
+        if isinstance(value, float) and 0 < value < 1:
+            return value
+        return float(node.number(2))
+
+    def schema(self) -> dict[str, Any]:
+        share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+        return {"anyOf": [share, {"type": "integer", "minimum": 2, "maximum": LARGEST}]}
+
+
+@dataclass(frozen=True)
 class Items:
     """A list."""
 

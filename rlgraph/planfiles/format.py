@@ -10,9 +10,9 @@ from typing import Any
 
 from rlgraph.errors import nearest
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Group, Holding, Pool, Role
+from rlgraph.ir.plan import LARGEST, VERSION, Group, Holding, Pool, Role, Tail
 from rlgraph.planfiles.document import JsonNode
-from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Record, Section, Text, Whole
+from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Record, Rows, Section, Text, Whole
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
 _RANGES = f"({_RUN}(,{_RUN})*)?"
@@ -109,6 +109,8 @@ HOLDING = Record(
 )
 """What is not said of it is as the engine does by itself."""
 
+TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": Whole(least=1)})
+
 PROGRAM = Record(
     dict,
     {
@@ -130,7 +132,7 @@ PLAN = Record(
         "blocks": Entries(Whole(least=1)),
         "holdings": Items(HOLDING),
     },
-    {"free": Items(Text())},
+    {"free": Items(Text()), "tails": Items(TAIL)},
 )
 SECTIONS = {
     "cluster": Section({"text": "the cluster as `--cluster` reads it"}),

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import TOGETHER, Threads, Virtual
+from rlgraph.backends.clocks import Threads, Virtual
+from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.turns import Queues, Seats
 from rlgraph.ir.plan import Plan, Pool
 
@@ -295,3 +296,45 @@ def test_so_many_have_a_place_together() -> None:
         for _ in range(2 * TOGETHER + 1):
             crew.begin(work)
     assert max(most) == TOGETHER and clock.now == 3.0
+
+
+@pytest.mark.parametrize("key", [None, "x"])
+def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
+    """Who waits for these alone has them at once; who wants all of them waits, also with the same key."""
+    clock, at = Virtual(), dict[str, float]()
+    lock = clock.lock(3)
+
+    def first() -> None:
+        with lock.hold(0, frozenset({0, 1, 2}), key) as held:
+            clock.sleep(1.0)
+            assert held.leave(frozenset({1, 2}))
+            clock.sleep(4.0)
+
+    def later(name: str, wanted: frozenset[int], own: str | None) -> None:
+        clock.sleep(0.5 if own is None else 1.5)
+        with lock.take(0, wanted, own):
+            at[name] = clock.now
+            clock.sleep(1.0)
+
+    with clock.crew(4) as crew:
+        crew.begin(first)
+        crew.begin(partial(later, "freed", frozenset({1}), None))
+        crew.begin(partial(later, "kept", frozenset({0}), None))
+        crew.begin(partial(later, "all", frozenset({0, 1, 2}), "x"))
+    assert at == {"freed": 1.0, "kept": 5.0, "all": 6.0}
+
+
+def test_places_that_others_have_too_are_not_given_back() -> None:
+    clock, left = Virtual(), list[bool]()
+    lock, both = clock.lock(2), frozenset({0, 1})
+
+    def work() -> None:
+        with lock.hold(0, both, "x") as held:
+            clock.sleep(1.0)
+            left.append(held.leave(frozenset({1})))
+            clock.sleep(float(len(left)))
+
+    with clock.crew(2) as crew:
+        crew.begin(work)
+        crew.begin(work)
+    assert left == [False, False]

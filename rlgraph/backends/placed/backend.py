@@ -21,7 +21,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Steps
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.plan import Group, Plan
+from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
 
@@ -122,6 +122,7 @@ class Placed(Steps):
                     arrived=lent.arrived,
                     key=lent.key,
                     shifting=self.weights.beds.shifting(model, group),
+                    tail=None if lent.sampling else self._tail(node, group),
                 ),
                 sizes,
             )
@@ -188,6 +189,12 @@ class Placed(Steps):
         turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
         return engine(group.engine).admits and not turns
 
+    def _tail(self, node: Node, group: Group) -> Tail | None:
+        """What becomes of the last rows of a node; of those that get new weights meanwhile nothing, nor where models
+        take turns in a device's memory."""
+        here = (each for each in self.plan.holdings if self.plan.group(each.group).pool == group.pool)
+        return None if any(each.offload for each in here) else self.plan.tail(node.name.split(".")[0])
+
     def published(self, model: str) -> None:
         self.weights.refresh(model)
 
@@ -197,17 +204,22 @@ class Placed(Steps):
 
 
 def _dealt(program: Program, plan: Plan) -> frozenset[int]:
-    """The nodes, by number, whose rows go to the data-parallel copy that is free. All copies train together."""
+    """The nodes, by number, whose rows go to the data-parallel copy that is free. All copies train together, and have
+    rows from the beginning whose last ones move."""
     free = {table: rows for table, rows in plan.blocks if table in plan.free}
     phases = program.phases if free else ()
-    return frozenset(number for phase in phases for number in _taking(phase.graph, phase.graph.values(), free))
+    return frozenset(
+        node.id
+        for phase in phases
+        for node in _taking(phase.graph, phase.graph.values(), free)
+        if node.id is not None and plan.tail(node.name.split(".")[0]) is None
+    )
 
 
-def _taking(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[int]:
+def _taking(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
     for node, own in zip(graph.nodes, cuts(graph, types, tables), strict=True):
         op = NODES[node.op]
         if own and op.with_model and not op.trains:
-            assert node.id is not None
-            yield node.id
+            yield node
         for region in node.regions if not op.trains else ():
             yield from _taking(region, types, tables)

@@ -25,7 +25,7 @@ from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Seats, seats
 from rlgraph.ir.graph import Node
-from rlgraph.ir.plan import Group
+from rlgraph.ir.plan import Group, Tail
 
 
 class StandIn(Elsewhere):
@@ -68,6 +68,8 @@ class Order:
     """Of the weights that it samples with, where rows of other orders with the same ones come in between its own."""
     shifting: Shifting = nobody
     """Who sleeps and who wakes up before it is done."""
+    tail: Tail | None = None
+    """What becomes of the last rows that it samples."""
 
     @property
     def step(self) -> Step:

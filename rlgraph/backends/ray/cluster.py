@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlgraph.backends.clocks import TOGETHER
+from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address

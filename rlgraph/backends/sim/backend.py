@@ -14,7 +14,7 @@ from rlgraph.backends.sim.log import Log, Prediction
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Observer, Silent
-from rlgraph.backends.turns import Queues, Seats
+from rlgraph.backends.turns import Queues, Seats, Turn
 from rlgraph.cost.tasks import Workload
 from rlgraph.ir.graph import Program, Value, numbered
 from rlgraph.ir.plan import HOST, Plan
@@ -58,8 +58,8 @@ class Aside(Queues):
     """No queues: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[None]:
-        yield
+    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[Turn]:
+        yield Turn({})
 
     @contextmanager
     def place(self, pool: str, rank: int = 0) -> Iterator[int]:

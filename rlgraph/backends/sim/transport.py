@@ -16,10 +16,12 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.sim.standins import StandIns
+from rlgraph.backends.sim.tails import moved
 from rlgraph.backends.sim.together import Ends, Member, Together
 from rlgraph.backends.sim.together import Rows as CopyRows
 from rlgraph.backends.sim.works import Work, worker
@@ -27,7 +29,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Queues, seats
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import NOTHING
+from rlgraph.cost.sampled import NOTHING, Sampled
 from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node, Program
@@ -98,6 +100,10 @@ class _Rows:
             more = (until - self.until) * share_of_it / whole
             self.later[name] = self.later.get(name, 0.0) + more
         self.until = until
+
+    def move(self, here: Sequence[int], ends: Ends) -> None:
+        """Some copies alone go on with the rows that have not ended."""
+        self.ends, self.over = ends, [max(ends[copy], default=0.0) for copy in here]
 
     def idle(self) -> float:
         """Seconds of this wait that a copy has nothing to do, on average: all rows that it has have ended."""
@@ -247,7 +253,8 @@ class SimTransport:
         """Parts are dealt to the group's copies in turn; one is there when its last row has ended on its copy."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with self.queues.turn(order.seats, rank=order.step.number, key=order.key), ExitStack() as sampling:
+        turn = self.queues.turn(order.seats, rank=order.step.number, key=order.key)
+        with turn as devices, ExitStack() as sampling:
             self.log.observer.firing(node, group.pool)
             whole = self.standins.made(order)
             spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
@@ -259,7 +266,8 @@ class SimTransport:
             rows = _Rows([*copies, *[CopyRows(NOTHING, (), ())] * (len(dealt) - len(copies))], _last)
             sampling.enter_context(self.sampling(order, whole, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
-            left = list(range(len(sizes)))
+            left, who = list(range(len(sizes))), [group]
+            ending = Ending.of(order, devices, [each.values[node.name].rows for each in made])
             while left:
                 ends = self.ends(order, dealt, rows.ends)
                 number = min(left, key=ends.__getitem__)
@@ -267,15 +275,37 @@ class SimTransport:
                 rows.begin(lambda own, number=number: self.ends(order, dealt, own)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
                 told, step = _counts(node, slices[number], made[number]), order.step.number
-                work = self.log.take(_title(node), node.op, [group], step, fired, spent, told, rows.later, rows.idle)
+                work = self.log.take(_title(node), node.op, who, step, fired, spent, told, rows.later, rows.idle)
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made[number])
+                if ending is not None and (to := ending.ended(number)) is not None:
+                    rows.move(ending.here, self.moved(order, dealt, rows, to))
+                    who = [replace(group, name=worker(group.name, copy)) for copy in ending.here]
                 if not left:
                     sampling.close()
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
+
+    def moved(self, order: Order, dealt: Sequence[Sequence[Held]], rows: _Rows, to: Mapping[int, int]) -> Ends:
+        """When the rows of each copy end, where blocks of them go to other copies now."""
+        model, copies = order.frame.values[model_of(order.node)], len(dealt)
+        kept, samples = rows_each(order.node), order.node.attr("n")
+        places: dict[tuple[int, int], int] = {}
+        for copy, own in enumerate(dealt):
+            first = 0
+            for number, part in enumerate(own):
+                last = first + part.rows // kept * samples
+                if copy + number * copies in to:
+                    target = to[copy + number * copies]
+                    places |= {(copy, row): target for row in range(first, last) if rows.ends[copy][row] > rows.there}
+                first = last
+
+        def sampling(prompts: Sequence[float], answers: Sequence[float]) -> Sampled:
+            return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1)
+
+        return moved(rows.copies, rows.ends, rows.there, places, sampling)
 
     def slice(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
         """Some rows of a node's unit."""
