@@ -3,6 +3,8 @@
     python benchmarks/kills.py
     python benchmarks/kills.py --kills 50 --seed 7
     python benchmarks/kills.py --program async --all
+    python benchmarks/kills.py --backend ray --debug
+    python benchmarks/kills.py --backend ray --kills 3
 
 Of each program a run is done that nobody disturbs. Then, again and again, the same run in a process that gets SIGKILL
 at a moment drawn from all that there are: whenever a node begins or ends, and whenever a file is opened, written anew,
@@ -10,7 +12,8 @@ renamed or removed, those of checkpoints half-written among them. Another proces
 too, one time in three. What is compared in the end is to the last bit: every metric of every step, and what the last
 checkpoint has of weights, moments, states, buffers and positions.
 
-What is lost is told as well: the steps that were done again.
+With `--backend ray` the process that is killed is the controller of a cluster of its own, whose processes end with it;
+with `--debug` they are objects in it. A plan of one device: sums are in the same order, so bits can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,8 @@ PROGRAMS = {
 an average of weights; weights of two steps before."""
 
 STEPS = 6
+MACHINE = ("seconds", "sync/")
+"""Metrics that tell the time."""
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
 
@@ -176,7 +181,7 @@ class Killed:
     def flow(self, *_: Any) -> None: ...
 
 
-def run_in_child(compiled: Any, folder: Path, every: int, moment: int) -> int | None:
+def run_in_child(compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any]) -> int | None:
     """Runs, or goes on where there is a run, in a process of its own that is killed at a moment. How many moments there
     were, if it came to its end before."""
     reads, writes = os.pipe()
@@ -188,7 +193,7 @@ def run_in_child(compiled: Any, folder: Path, every: int, moment: int) -> int | 
             killed = Killed(folder, moment)
             begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
             where: dict[str, Any] = {"resume": folder} if begun else {"out": folder, "overwrite": True}
-            compiled.run(STEPS, **where, threads=1, save_every=every, progress=False, observer=killed)
+            compiled.run(STEPS, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
             os.write(writes, str(killed.count).encode())
             code = 0
         except BaseException:
@@ -212,7 +217,7 @@ def result(folder: Path) -> dict[str, Any]:
     checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
     trace = folder / "trace.jsonl"
     return {
-        "metrics": [{name: value for name, value in line.items() if name != "seconds"} for line in lines],
+        "metrics": [{name: each for name, each in line.items() if not name.startswith(MACHINE)} for line in lines],
         "trace": trace.read_text() if trace.exists() else "",
         **{
             str(path.relative_to(folder)): path.read_bytes()
@@ -234,24 +239,25 @@ class Unbroken:
     folder: Path
     moments: int
     wanted: dict[str, Any]
+    how: Mapping[str, Any]
 
     @classmethod
-    def of(cls, name: str, folder: Path) -> Unbroken:
+    def of(cls, name: str, folder: Path, how: Mapping[str, Any]) -> Unbroken:
         import rlgraph
 
         folder.mkdir(parents=True)
         compiled = rlgraph.compile(write(folder, name))
         _load(compiled)
-        moments = run_in_child(compiled, folder / "whole", 1, 0)
+        moments = run_in_child(compiled, folder / "whole", 1, 0, how)
         assert moments is not None
-        return cls(compiled, folder, moments, result(folder / "whole"))
+        return cls(compiled, folder, moments, result(folder / "whole"), how)
 
     def killed(self, moments: Sequence[int], every: int) -> tuple[list[str], int]:
         """A run that is killed at these moments, one after the other, each counted from where it went on: what of its
         results is another than it should be, and how often it was killed."""
         place, kills = self.folder / f"killed-{'-'.join(map(str, moments))}", 0
         for moment in (*moments, 0):
-            ended = run_in_child(self.compiled, place, every, moment)
+            ended = run_in_child(self.compiled, place, every, moment, self.how)
             if ended is not None:
                 break
             kills += 1
@@ -305,12 +311,15 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     options.add_argument("--program", choices=[*PROGRAMS])
     options.add_argument("--all", action="store_true", help="every moment that there is, once")
+    options.add_argument("--backend", choices=["local", "ray"], default="local")
+    options.add_argument("--debug", action="store_true", help="with `ray`: all processes are objects in one")
     given = options.parse_args()
+    how = {"backend": given.backend, "debug": given.debug}
     print(f"seed {given.seed}", flush=True)
     fine = True
     with tempfile.TemporaryDirectory() as folder:
         for name in [given.program] if given.program else PROGRAMS:
-            unbroken, source = Unbroken.of(name, Path(folder) / name), random.Random(f"{given.seed}/{name}")
+            unbroken, source = Unbroken.of(name, Path(folder) / name, how), random.Random(f"{given.seed}/{name}")
             plans = [[at] for at in range(1, unbroken.moments + 1)] if given.all else []
             plans = plans or [drawn(source, unbroken.moments) for _ in range(given.kills)]
             fine &= _told(name, unbroken, plans, lambda text: print(text, flush=True))

@@ -21,7 +21,7 @@ from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import Box, Local, common, volume, whole
 from rlgraph.ir.transfer import TensorBox
 
-BUCKET = 64 << 20
+BUCKET = 16 << 20
 """Bytes that are copied at a time."""
 
 _TYPES = {
@@ -40,8 +40,9 @@ _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], bucket: int = BUCKET) -> str:
-    """Writes tensors, and gives them to the disk; no more than a bucket of them is there twice, which safetensors' own
-    writer would need all of. The first of them that has NaN or infinity in it; empty: none. Raises OSError."""
+    """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No more
+    than a bucket of them is copied at a time: safetensors' own writer wants all of them on the host, and in one piece
+    each, which parts of others are not. Raises OSError."""
     header, end, odd = {}, 0, ""
     tensors = dict(sorted(tensors.items()))
     for name, tensor in tensors.items():
