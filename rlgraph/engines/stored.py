@@ -40,9 +40,9 @@ _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], bucket: int = BUCKET) -> str:
-    """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No more
-    than a bucket of them is copied at a time: safetensors' own writer wants all of them on the host, and in one piece
-    each, which parts of others are not. Raises OSError."""
+    """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No
+    more than a bucket of them is copied at a time: safetensors' own writer wants all of them on the host, and in one
+    piece each, which parts of others are not. Raises OSError."""
     header, end, odd = {}, 0, ""
     tensors = dict(sorted(tensors.items()))
     for name, tensor in tensors.items():
