@@ -1,0 +1,160 @@
+"""What it buys that few copies go on with the last rows, in the simulator: RLHFuse's fusion between stages.
+
+    python benchmarks/tail.py
+    python benchmarks/tail.py --share 0.1 0.2 0.3 --on 8 16 --seeds 3
+    python benchmarks/tail.py --scoring 0.6
+
+    share     of the rows that have not ended when they move
+    on        copies that go on with them
+    seconds   until the last row is scored, the mean of some draws of lengths
+    speedup   beside the same without a tail
+    most      1 + I/G: seconds of scoring and of generating, one after the other
+
+512 answers by 32 copies, scored by a model on the same devices. A token takes 20 ms and 0.4 ms for each row that is
+sampled with it, answers are log-normal with a sigma of 1 and a median of 500 tokens, cut at `--limit`, and to read a
+token again takes 65 us, as a model of 13 billion weights does. These are seconds of no machine: who asks for those
+says `rlgraph simulate PROGRAM.rlf SCHEDULE.rls --cluster ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
+    from rlgraph.cost.lengths import Lengths
+    from rlgraph.cost.sampled import Sampled
+    from rlgraph.cost.time import Batch, Cost
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+COPIES = 32
+ROWS = 512
+PROMPT = 200
+READ = 65e-6
+"""Seconds for a token that is read."""
+
+PROGRAM = f"""algorithm toy
+model actor  = causal_lm("Qwen/Qwen2.5-7B")
+model reward = reward_lm("Qwen/Qwen2.5-7B")
+data prompts = jsonl("prompts.jsonl", batch={ROWS})
+step:
+    rollout = actor.generate(prompts, max_tokens=LIMIT)
+    score   = reward.score(rollout)
+    report best = max(score)
+"""
+SCHEDULE = f"""schedule toy
+pool all = {COPIES} devices
+place actor on all(engine=vllm, dp={COPIES})
+place reward on all(engine=transformers, dp={COPIES})
+"""
+
+
+class Toy:
+    """A prediction of which all is known. scoring: seconds in which a copy scores a row."""
+
+    def __init__(self, scoring: float) -> None:
+        self.scoring = scoring
+
+    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+        return _cost(self.scoring * sum(batch.rows for batch in batches) / (copies or COPIES))
+
+    def sampled(
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+    ) -> Sampled:
+        from rlgraph.cost.sampled import Pace, Sampled
+
+        read = READ * fmean(prompts)
+        seconds, before, ends = read * len(answers), 0.0, [0.0] * len(answers)
+        for number, row in enumerate(sorted(range(len(answers)), key=answers.__getitem__)):
+            seconds += (answers[row] - before) * _step(len(answers) - number)
+            before, ends[row] = answers[row], seconds
+        return Sampled(_cost(seconds), ends, Pace(0.0, read, ROWS, _step))
+
+    def host(self, op: str, count: float) -> Cost:
+        return _cost(0.0)
+
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+        return _cost(0.0)
+
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+        return _cost(0.0)
+
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        return _cost(0.0)
+
+    def order(self, group: str, copies: int | None = None) -> Cost:
+        return _cost(0.0)
+
+
+def _step(rows: int) -> float:
+    return 0.02 + 0.0004 * rows
+
+
+def _cost(seconds: float) -> Cost:
+    from rlgraph.cost.time import Cost
+
+    return Cost(compute=seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3])
+    parser.add_argument("--on", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=4096, help="longest answer, in tokens")
+    parser.add_argument("--scoring", type=float, default=2.0, help="seconds in which a copy scores a row")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        text = PROGRAM.replace("LIMIT", str(asked.limit))
+        plain = _compiled(Path(folder), text, "stream rollout(block=1)\n")
+        lengths = _lengths(asked.limit)
+        base = [_seconds(plain, asked.scoring, lengths, seed) for seed in range(asked.seeds)]
+        whole, generating = (fmean(each) for each in zip(*base, strict=True))
+        print(f"without a tail {whole:.1f} s, {generating:.1f} s of them generating: at most {whole / generating:.2f}x")
+        print(f"{'share':>6} {'on':>4} {'seconds':>8} {'speedup':>8}")
+        for on in asked.on:
+            for share in asked.share:
+                tail = f"stream rollout(block=1, deal=free)\ntail rollout(under={share}, on={on})\n"
+                made = _compiled(Path(folder), text, tail)
+                found = fmean(_seconds(made, asked.scoring, lengths, seed)[0] for seed in range(asked.seeds))
+                print(f"{share:>6.0%} {on:>4} {found:>8.1f} {whole / found:>7.2f}x", flush=True)
+
+
+def _lengths(limit: int) -> Lengths:
+    from rlgraph.cost.lengths import Lengths
+
+    chance = random.Random(0)
+    return Lengths.of([min(limit, max(1, round(500 * chance.lognormvariate(0, 1)))) for _ in range(4000)])
+
+
+def _compiled(folder: Path, program: str, streams: str) -> Compiled:
+    import rlgraph
+
+    path = folder / "toy.rlf"
+    path.write_text(program)
+    (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    return rlgraph.compile(path, schedule=SCHEDULE + streams)
+
+
+def _seconds(made: Compiled, scoring: float, lengths: Lengths, seed: int) -> tuple[float, float]:
+    """Of a step, and until all is generated."""
+    from rlgraph.backends.sim.backend import SimBackend
+    from rlgraph.cost.lengths import Lengths
+    from rlgraph.cost.tasks import Workload
+
+    backend = SimBackend(made.program, made.plan, Toy(scoring), Workload(Lengths((float(PROMPT),)), lengths), seed)
+    next(iter(backend.steps(1)))
+    works = backend.works
+    return max(work.end for work in works), max(work.end for work in works if work.op == "generate")
+
+
+if __name__ == "__main__":
+    main()
