@@ -104,24 +104,28 @@ class Sleeper:
         """
         assert not self.asleep, "a model that sleeps is not put to sleep"
         start, began, moved = time.time(), time.perf_counter(), 0
-        before, self._copies = self._copies, {}
         kinds = ((lost, False, False), (weights, True, True), (once, False, True))
-        # Before the memory is somebody else's the copies have to be made.
-        with _copying(wait=True):
-            for tensors, lasts, keeps in kinds:
-                for key, storage in _storages(tensors):
-                    if key in self._copies:
-                        continue
+        before, self._copies = self._copies, {}
+        kept: list[tuple[_Copy, UntypedStorage]] = []
+        for tensors, lasts, keeps in kinds:
+            for key, storage in _storages(tensors):
+                if key not in self._copies:
                     found = self._copies[key] = _Copy(storage.nbytes(), None, lasts, storage)
                     known = before.get(key)
                     if keeps and lasts and known is not None and known.size == found.size:
                         found.data = before.pop(key).data
-                    fresh = found.data is None
-                    if keeps and (fresh or self._changed):
-                        found.data = self._room(storage) if found.data is None else found.data
-                        found.data.copy_(_flat(storage), non_blocking=True)
-                        moved += found.size
+                    if keeps:
+                        kept.append((found, storage))
+        # Copies of what is no more make room for others.
         self.arenas.host.add(-sum(each.size for each in before.values() if each.data is not None))
+        before.clear()
+        # Before the memory is somebody else's the copies have to be made.
+        with _copying(wait=True):
+            for found, storage in kept:
+                if found.data is None or self._changed:
+                    found.data = self._room(storage) if found.data is None else found.data
+                    found.data.copy_(_flat(storage), non_blocking=True)
+                    moved += found.size
         self._count(sum(each.size for each in self._copies.values()))
         if self._empty is not None:
             self._empty()

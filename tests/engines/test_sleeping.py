@@ -131,6 +131,15 @@ def test_gradients_of_a_step_that_goes_on_leave_when_it_is_over() -> None:
     assert engine.sleep().moved == pytest.approx(3 * weights, rel=0.01)
 
 
+def test_copies_of_tensors_that_are_no_more_make_room() -> None:
+    engine = opened()
+    weights = engine.sleep().moved
+    engine.wake()
+    for parameter in engine.model.parameters():
+        parameter.data = parameter.detach().clone()
+    assert engine.sleep().moved == engine.rest.arenas.host.bytes == engine.rest.arenas.host.peak == weights
+
+
 def test_several_models_share_the_arenas_of_their_process() -> None:
     arenas, sizes = Arenas(), []
     for seed in range(2):

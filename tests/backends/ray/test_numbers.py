@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -22,7 +23,13 @@ from actors import REPLAYED, Local, OnActors, Span, on_actors, rows, run_local, 
 from tiny import data_folder
 from transformers import AutoModelForCausalLM
 
+from rlgraph.analysis.simulate import model_configs
 from rlgraph.backends.step import Step
+from rlgraph.clusters.read import read_cluster
+from rlgraph.cost.constants import defaults
+from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.peak import peaks
+from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.engines.base import Sampling
 from rlgraph.engines.sequences import Sequences
 
@@ -65,7 +72,25 @@ place critic, reward on judge(engine=megatron, cp=2)
 pool all = 2 devices
 place actor, critic, ref, reward on all(engine=transformers, dp=2)
 """,
-        {("ref", "logprobs"): {"micro_tokens": TOKENS}},
+        {
+            ("ref", "logprobs"): {"micro_tokens": TOKENS, "offload": True},
+            **{role: {"offload": True} for role in (("actor", "train"), ("critic", "train"), ("reward", "score"))},
+        },
+    ),
+    "ppo: in turn, asleep": Case(
+        "ppo",
+        """
+pool all = 1 devices
+place actor.train, actor.logprobs, critic, ref, reward on all(engine=megatron)
+place actor.generate on all(engine=vllm)
+""",
+        {
+            ("actor", "generate"): {"kv_bytes": CACHE, "offload": True},
+            **{
+                role: {"offload": True}
+                for role in (("actor", "train"), ("critic", "train"), ("ref", "logprobs"), ("reward", "score"))
+            },
+        },
     ),
     "ppo: fsdp2 to two, held": Case(
         "ppo",
@@ -232,6 +257,45 @@ def cache(worker: Any) -> int:
     runner = worker.session.models["actor"].engine._engine.model_executor.driver_worker.worker.model_runner
     storages = (tensor.untyped_storage() for tensor in runner.kv_caches)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+# Sleep
+
+
+@plans("copies, held", "asleep")
+def test_models_that_share_devices_are_awake_one_at_a_time(run: OnActors) -> None:
+    names = [group.name for group in run.compiled.plan.groups if group.pool == "all"]
+    switched = [span for span in run.spans if span.category == "sleep"]
+    assert {span.name for span in switched} >= {f"{what} {model}" for what in ("wake", "sleep") for model in MODELS}
+    assert all(step.extra["sleep/bytes"] > 0 < step.extra["sleep/seconds"] for step in run.steps)
+    copies = [sum(each, Counter()) for each in zip(*(run.each(name, awake) for name in names), strict=True)]
+    assert all(found.total() <= 1 for found in copies), copies
+    # Every rank of one copy has as many models; wake and sleep alternate, one model at a time.
+    for rank in {span.rank for span in switched}:
+        own = [span.name.split() for span in sorted(switched, key=lambda span: span.start) if span.rank == rank]
+        assert [what for what, _ in own] == ["wake", "sleep"] * (len(own) // 2) + ["wake"] * (len(own) % 2)
+        assert all(one == other for (_, one), (_, other) in zip(own[::2], own[1::2], strict=False))
+
+
+@plans("asleep")
+def test_the_hosts_memory_is_as_full_as_planned(run: OnActors) -> None:
+    plan, cluster, program = run.backend.plan, read_cluster("1x1:cpu(memory=24GiB)"), run.compiled.program
+    laid = tasks(program, main_step(program), Workload(Lengths((4.0,)), Lengths((5.0,))))
+    planned = peaks(plan, laid, model_configs(run.compiled), cluster, defaults("cpu"))["all"]
+    [learns] = run.each(plan.role("actor", "train").name, arenas)
+    assert learns.host.peak == pytest.approx(planned.host, rel=0.05)
+
+
+MODELS = ("actor", "critic", "ref", "reward")
+
+
+def awake(worker: Any) -> Counter[str]:
+    held = worker.spec.group.models
+    return Counter(name for name in held if not worker.session.models[name].engine.rest.asleep)
+
+
+def arenas(worker: Any) -> Any:
+    return worker.arenas
 
 
 # Turns
