@@ -137,6 +137,7 @@ def test_copies_of_tensors_that_are_no_more_make_room() -> None:
     engine.wake()
     for parameter in engine.model.parameters():
         parameter.data = parameter.detach().clone()
+    engine.written()
     assert engine.sleep().moved == engine.rest.arenas.host.bytes == engine.rest.arenas.host.peak == weights
 
 
