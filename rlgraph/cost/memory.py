@@ -130,7 +130,6 @@ class _Feeding:
         rows of a copy."""
         self.batches, self.budget, self.side, self.ranks = batches, budget, side, ranks
         self.widths = [batch.row.longest for batch in batches] or [1.0]
-        self.usual = sum(batch.row.tokens for batch in batches) or 1.0
         self.uneven = any(batch.row.longest > batch.row.tokens * (1 + 1e-9) for batch in batches)
         """Rows of a table are of different lengths."""
         self._known: dict[int, tuple[float, float]] = {}
@@ -138,26 +137,29 @@ class _Feeding:
 
     def load(self, copies: int) -> tuple[float, float]:
         """Rows of the largest micro-batch of one of so many copies, and how many of these it has. As the engines do it,
-        blocks are of about the same size, of the longest rows or of usual ones."""
+        blocks are of about the same size, of the longest rows; of uneven ones a block may be as large as its budget."""
         if copies not in self._known:
             available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
             available = math.ceil(available / self.ranks) if self.ranks > 1 else available
             longest = sum(self.widths)
             rows, blocks = _block(available, self.budget, longest, self.side)
-            fuller, _ = _block(available, self.budget, self.usual, self.side)
+            if self.uneven:
+                # How long rows turn out decides how they are cut: a micro-batch may fill its budget.
+                rows = max(rows, min(self.budget / longest, math.ceil(available / self.side)))
             # Of more micro-batches than are under way at a time only the last one's gradients are left.
-            self._known[copies] = max(rows, fuller * self.usual / longest), min(blocks, self.side + 2.0)
+            self._known[copies] = rows, min(blocks, self.side + 2.0)
         return self._known[copies]
 
     def micro(self, rows: float) -> Tokens:
         """So many rows of each table, which go together, each as it is fed: without its last token."""
         if rows not in self._micros:
             fed = [max(1.0, width - 1) for width in self.widths]
+            scored = sum(batch.response.longest for batch in self.batches) or 1.0
             self._micros[rows] = Tokens(
-                rows * len(fed),
-                rows * sum(fed),
-                rows * sum(width * width for width in fed),
-                rows * (sum(batch.response.longest for batch in self.batches) or 1.0),
+                math.ceil(rows * len(fed)),
+                math.ceil(rows * sum(fed)),
+                math.ceil(rows * sum(width * width for width in fed)),
+                math.ceil(rows * scored),
                 max(fed),
             )
         return self._micros[rows]

@@ -4,11 +4,16 @@ threads."""
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.memory import _feeding
 from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch, Lengths
+from rlgraph.engines.blocks import plan_blocks
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
@@ -130,3 +135,21 @@ def test_logits_of_a_forward_pass_are_computed_in_pieces() -> None:
     few, many = (llama("logprobs", "transformers", micro_tokens=budget) for budget in (1536, 3072))
     assert few["logits"] == 8 * (1 << 25)
     assert "logits" not in many and many["activations"] > few["logits"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(20, 200),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_no_micro_batch_is_larger_than_what_memory_counts(
+    lengths: list[int], budget: int, side: int, packed: bool
+) -> None:
+    """However long rows turn out, up to the longest."""
+    batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
+    rows, _ = _feeding((batch,), budget, side, 1).load(1)
+    blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed)
+    tokens = [sum(lengths[row] for row in block) for block in blocks]
+    assert max(tokens) <= rows * batch.row.longest * (1 + 1e-12)
