@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-ppo gpu test test-processors check docs package clean
+.PHONY: demo demo-ppo gpu test fuzz test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -51,6 +51,9 @@ test: $(VENV)/.engines ## everything but speed; what starts clusters comes last,
 	$(PYTEST) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
 	echo; echo "tests:         $$(tail -n 1 build/tests.txt)"; echo "tests on Ray:  $$(tail -n 1 build/tests-ray.txt)"; \
 	exit $$((rest | ray))
+
+fuzz: $(VENV)/.test ## texts that nobody wrote, for whatever reads texts; MINUTES=10 SEED=7 for more, or the same again
+	@nice $(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 test-processors: $(VENV)/.test ## the tests of numbers as older processors would run them
 	@$(BIN)/python tools/test_processors.py

@@ -135,8 +135,7 @@ help: name the files in it: `./*.rlf`
 error[E0806]: `picture.rlf` is no text in UTF-8: line 2 has the byte 0xff
 help: save it as UTF-8
 
-error[E0805]: `huge.rlf` is too large for a program
-help: a program is a text of at most 128 KiB
+error[E0805]: `huge.rlf` cannot be read: it is too large: it has more than 128 KiB
 
 error[E0805]: `a\\x00b` cannot be read: embedded null byte
 

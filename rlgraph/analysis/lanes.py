@@ -59,7 +59,8 @@ class _Maker:
         self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
         self.place = {pool.name: at for at, pool in enumerate(self.plan.pools)}
         self.lane_of = {group.name: self.place[group.pool] for group in self.plan.groups}
-        self.predicted = compiled.told.get("predicted", {})
+        told = compiled.told.get("predicted", {})
+        self.predicted = told if {"seconds", "gap", "tokens"} <= told.keys() else {}
         self.count = 0
         self.busy: dict[tuple[str, str], float] = {}
         """Seconds of a step that a group works with a model."""

@@ -26,9 +26,12 @@ from rlgraph.clusters.devices import FIELDS, names
 from rlgraph.clusters.text import Group, Request, Word
 from rlgraph.clusters.units import BASE, QuantityKind
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.files import read_bytes, reason
 
 BAD_FIELD = "E0924"
 UNREADABLE = "E0925"
+
+LARGEST_BYTES = 1 << 20
 
 _TOP = ("between", "between_latency", "island", "device")
 _ISLAND = ("nodes", "per_node", "device", "network")
@@ -58,14 +61,13 @@ def read_file(path: str) -> Request:
 def _source(path: str) -> Source:
     nowhere = Span(Source(path, ""), 0, 0, 0, 0)
     try:
-        with open(path, "rb") as file:
-            return Source(path, file.read().decode("utf-8-sig"))
+        return Source(path, read_bytes(path, LARGEST_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         message = f"there is no file `{path}`"
     except UnicodeDecodeError:
         message = f"`{path}` is no text in UTF-8"
     except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {getattr(error, 'strerror', None) or error}"
+        message = f"`{path}` cannot be read: {reason(error)}"
     hint = "a cluster is the path of a TOML file or a line such as `4x8:h100-80gb`"
     raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, hint))
 

@@ -172,7 +172,7 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
         return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         # Who loads the model says what is wrong with it.
         return None
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.files import PROGRAMS, read_bytes, reason
 
 if TYPE_CHECKING:
     from rlgraph.dsl.tree import Expr
     from rlgraph.foreign.files import Folders
     from rlgraph.ir.graph import Record
 
-ENDINGS = (".rlf", ".rls")
 _ALIKE = 0.7
 """How much the name of a file has to look like another, where many are alike."""
 
@@ -44,7 +44,7 @@ def open_program(program: str | Path, name: str = "<text>") -> Opened:
 
     Raises ProgramError where the file cannot be read.
     """
-    if isinstance(program, Path) or ("\n" not in program and program.endswith(ENDINGS)):
+    if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
         return open_file(str(program))
     return Opened(Source(name, program), Path())
 
@@ -54,18 +54,13 @@ def open_file(path: str) -> Opened:
     from rlgraph.dsl.use import LARGEST_BYTES
 
     try:
-        with open(path, "rb") as file:
-            raw = file.read(LARGEST_BYTES + 1)
+        raw = read_bytes(path, LARGEST_BYTES, PROGRAMS)
     except FileNotFoundError:
         raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
     except IsADirectoryError:
         raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(path, f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}") from None
-    if len(raw) > LARGEST_BYTES:
-        hint = f"a program is a text of at most {LARGEST_BYTES >> 10} KiB"
-        raise _unreadable(path, f"`{path}` is too large for a program", hint)
+        raise _unreadable(path, f"`{path}` cannot be read: {reason(error)}") from None
     return Opened(decoded(path, raw), Path(path).parent)
 
 
@@ -93,7 +88,7 @@ def _near(path: str) -> str:
     """A file that may have been meant: one beside it, or one that ships."""
     wanted = Path(path)
     try:
-        beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in ENDINGS]
+        beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in PROGRAMS]
     except OSError:
         return f"there is no folder `{wanted.parent}` either"
     shipped = Path(__file__).parents[1] / "algorithms" / wanted.name

@@ -26,6 +26,8 @@ class Origin:
     """Where the relative paths in the program begin, from the folder of the plan file."""
     set: Mapping[str, str] = field(default_factory=dict)
     """What was replaced in it, as expressions of the language."""
+    graph_sha256: str = ""
+    """Of its graph when it was compiled; empty where a file does not say."""
 
 
 @dataclass(frozen=True)

@@ -84,15 +84,17 @@ def assumed(compiled: Compilation) -> Workload:
         return compiled.target.workload
     told = compiled.assumptions
     prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
-    return workload(prompt, response, float(told.get("kept", 1.0)))
+    return workload(prompt, response, float(told.get("kept", 1.0)), files=False)
 
 
-def workload(prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0) -> Workload:
+def workload(
+    prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0, *, files: bool = True
+) -> Workload:
     """From texts as `rlgraph.cost.lengths` reads them; None is the default. Raises ProgramError for one that it cannot
-    read."""
+    read. files: a text may name one."""
     found = Workload(kept=kept)
     if prompt_tokens is not None:
-        found = replace(found, prompt=read_lengths(prompt_tokens))
+        found = replace(found, prompt=read_lengths(prompt_tokens, files))
     if response_tokens is not None:
-        found = replace(found, response=read_lengths(response_tokens))
+        found = replace(found, response=read_lengths(response_tokens, files))
     return found

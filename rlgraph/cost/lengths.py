@@ -20,6 +20,7 @@ from statistics import NormalDist
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.files import read_bytes, reason
 
 BAD_TEXT = "E0926"
 IMPOSSIBLE = "E0927"
@@ -29,6 +30,9 @@ STEPS = 256
 """Equal shares of the rows that stand for a distribution."""
 
 LONGEST = 1_000_000_000
+
+LARGEST_BYTES = 64 << 20
+"""Of a file with a length for each row."""
 
 _FORM = "a number, `mean=350, p99=1500`, `p50=300, p99=1500`, or the path of a file with a length on each line"
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
@@ -125,20 +129,22 @@ class Lengths:
         return self.text or json.dumps(self.values)
 
 
-def read_lengths(text: str) -> Lengths:
-    """Lengths from what the user says; see above. Raises ProgramError with a caret under what is wrong."""
+def read_lengths(text: str, files: bool = True) -> Lengths:
+    """Lengths from what the user says; see above. Raises ProgramError with a caret under what is wrong. files: the text
+    may name one, as one of the user's own does, and that of a file of others does not."""
     source = Source("--lengths", " ".join(text.splitlines()))
     plain = source.text.strip()
     if not plain:
         raise _wrong(BAD_TEXT, "there are no lengths in an empty text", _span(source, 0, 1), _FORM)
     if plain.startswith("["):
         return _of_list(source)
-    if "=" in plain and not os.path.isfile(plain):
+    if "=" in plain and not (files and os.path.isfile(plain)):
         return _of_pair(source)
     try:
         float(plain)
     except ValueError:
-        return _of_file(plain)
+        if files:
+            return _of_file(plain)
     return Lengths((_length(plain, _span(source, *_inside(source.text)), BAD_TEXT),), plain)
 
 
@@ -205,14 +211,13 @@ def _of_file(path: str) -> Lengths:
 
 def _source(path: str) -> Source:
     try:
-        with open(path, "rb") as file:
-            return Source(path, file.read().decode("utf-8-sig"))
+        return Source(path, read_bytes(path, LARGEST_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         message = f"`{path}` is no length, and there is no such file"
     except UnicodeDecodeError:
         message = f"`{path}` is no text in UTF-8"
     except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {getattr(error, 'strerror', None) or error}"
+        message = f"`{path}` cannot be read: {reason(error)}"
     raise _wrong(BAD_FILE, message, Span(Source(path, ""), 0, 0, 0, 0), f"lengths are {_FORM}")
 
 

@@ -22,6 +22,8 @@ BAD_LINE = "E0706"
 CHANGED = "E0712"
 _BOM = b"\xef\xbb\xbf"
 _PEEK_BYTES = 1 << 20
+DEEPEST = 100
+"""Rows go from process to process, and what carries them takes no more than a few hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,24 @@ def parse(line: bytes, where: str, span: Span) -> Row:
     except (ValueError, RecursionError) as error:
         raise ProgramError(_not_json(line, where, error, span)) from None
     if isinstance(value, dict):
+        if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
+            message = f"{where}: lists and objects are nested more than {DEEPEST} deep"
+            raise ProgramError(Diagnostic(BAD_LINE, message, span))
         return value
     hint = 'write {"prompt": ...} on each line'
     if isinstance(value, list):
         hint = "the file seems to be one JSON array; write each of its objects on a line of its own"
     message = f"{where}: this line is {_JSON_TYPES[type(value)]}, not a row"
     raise ProgramError(Diagnostic(BAD_LINE, message, span, hint))
+
+
+def _depth(value: object) -> int:
+    """How deep lists and objects lie in each other."""
+    level, depth = [value], -1
+    while level:
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
+        level, depth = [each for values in inner for each in values], depth + 1
+    return depth
 
 
 _JSON_TYPES: dict[type[Any], str] = {

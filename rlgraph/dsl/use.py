@@ -17,6 +17,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import Reporter
 from rlgraph.errors import ProgramError, Related, Source, Span, nearest
+from rlgraph.files import PROGRAMS, read_bytes, reason
 
 Read = Callable[[str], str]
 """Text of a file by the path that `use` gives; raises OSError."""
@@ -59,10 +60,7 @@ def _load(
     try:
         found = Source(*_open(path, source, read))
     except (OSError, ValueError) as error:
-        reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
-        reporter.say(
-            "E0801", f'"{path}" cannot be used: {reason[:1].lower()}{reason[1:]}', use.path.span, _near(path, source)
-        )
+        reporter.say("E0801", f'"{path}" cannot be used: {reason(error)}', use.path.span, _near(path, source))
         return []
     budget[1] -= len(found.text)
     if budget[1] < 0:
@@ -101,14 +99,10 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
         shipped = files("rlgraph") / "algorithms" / path
         if shipped.is_file():
             return str(shipped), shipped.read_text("utf-8")
-    if beside.suffix not in (".rlf", ".rls"):
+    if beside.suffix not in PROGRAMS:
         raise ValueError("it is no .rlf file")
-    if beside.exists() and not beside.is_file():
-        raise ValueError("it is no file")
-    if beside.is_file() and beside.stat().st_size > LARGEST_BYTES:
-        raise ValueError("it is too large for a program")
     try:
-        return str(beside), beside.read_text("utf-8")
+        return str(beside), read_bytes(beside, LARGEST_BYTES, PROGRAMS).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
 

@@ -196,6 +196,12 @@ class HasWeights(Protocol):
         results are zeros of the right shape, and nobody reads them."""
         ...
 
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row, prompt and response together: as far as the model's positions reach. None: they have
+        no end."""
+        ...
+
     def layout(self) -> Sequence[Local]:
         """The tensors that this rank holds, in global terms."""
         ...

@@ -27,6 +27,8 @@ _AUTO: Mapping[ModelKind, str] = {
     "value_lm": "AutoModelForTokenClassification",
     "reward_lm": "AutoModelForSequenceClassification",
 }
+_SAFE = {"trust_remote_code": False}
+"""Where this is not said, transformers asks on the terminal whether the model's own Python may run."""
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -98,7 +100,7 @@ def load_codec(spec: ModelSpec) -> Codec:
     if not isinstance(wanted, str):
         return Codec(build_tokenizer(wanted))
     with quiet():
-        return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted)))
+        return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted, **_SAFE)))
 
 
 def save_config(spec: ModelSpec, folder: str | Path) -> None:
@@ -110,7 +112,7 @@ def save_config(spec: ModelSpec, folder: str | Path) -> None:
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
-            config = AutoConfig.from_pretrained(spec.source, **labels)
+            config = AutoConfig.from_pretrained(spec.source, **labels, **_SAFE)
         model = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
@@ -145,7 +147,9 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     model, info = _found(
         source,
         "model",
-        lambda: _auto(kind).from_pretrained(source, dtype=dtype, output_loading_info=True, **labels),
+        lambda: _auto(kind).from_pretrained(
+            source, dtype=dtype, output_loading_info=True, use_safetensors=True, **labels, **_SAFE
+        ),
     )
     new = tuple(sorted(info["missing_keys"]))
     if kind == "causal_lm" and new:
@@ -167,12 +171,27 @@ def _found(source: str, what: str, read: Any) -> Any:
     needed = {"config.json", f"{what}_config.json"}
     if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in needed):
         raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
+    place = "in the folder" if os.path.isdir(source) else "as a local folder or on the Hugging Face hub"
     try:
         return read()
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        place = "in the folder" if os.path.isdir(source) else "as a local folder or on the Hugging Face hub"
-        raise EngineError(f"cannot load the {what} {source!r} {place}: {first}") from error
+    except EngineError:
+        raise
+    # Files of a stranger can break what reads them in any way.
+    except Exception as error:
+        raise EngineError(f"cannot load the {what} {source!r} {place}: {_why(error, source)}") from error
+
+
+def _why(error: Exception, source: str) -> str:
+    if "trust_remote_code" in str(error):
+        return "it is computed by Python code of its own, which is never run"
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    if os.path.isdir(source) and not any(name.endswith(".safetensors") for name in os.listdir(source)):
+        pickled = next((name for name in os.listdir(source) if name.endswith((".bin", ".pt", ".pth"))), None)
+        if pickled is not None and "safetensors" in str(error):
+            return f"its weights are in {pickled}, and only safetensors are read, in which nothing can be executed"
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    return first if isinstance(error, (OSError, ValueError)) and first else f"{type(error).__name__}: {first}"
 
 
 def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
@@ -189,7 +208,7 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
     labels = {} if kind == "causal_lm" else {"num_labels": 1}
     try:
         return AutoConfig.for_model(source.family, **fields, **labels)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
 
 
@@ -200,9 +219,9 @@ def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedMo
         if kind == "causal_lm":
             return base
         model = _seeded(kind, random_config(source, codec, kind), source.seed + 1)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, EngineError):
-            raise
+    except EngineError:
+        raise
+    except Exception as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
     model.base_model.load_state_dict(base.base_model.state_dict())
     return model

@@ -108,17 +108,30 @@ class Codec:
         """The tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by
         the chat template."""
         if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
+            return self._tokens(prompt)
         if self.tokenizer.chat_template is None:
             raise EngineError("the prompt is a list of messages, but the model's tokenizer has no chat template")
         messages = [dict(message) for message in prompt]
-        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        try:
+            rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        # A template is a program of whoever made the model.
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:300]
+            raise EngineError(f"the model's chat template fails: {type(error).__name__}: {first}") from error
         # The template writes its special tokens itself.
-        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return self._tokens(str(rendered), add_special_tokens=False)
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a text and nothing else: what a user or an environment adds to a row."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._tokens(text, add_special_tokens=False)
+
+    def _tokens(self, text: str, **how: bool) -> list[int]:
+        try:
+            return list(self.tokenizer(text, **how)["input_ids"])
+        except (TypeError, UnicodeError):
+            if any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character") from None
+            raise
 
     def encode_response(self, text: str) -> list[int]:
         """The tokens of a whole response, its end included: what supervised training and pairs are made

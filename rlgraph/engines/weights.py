@@ -190,8 +190,12 @@ def _files(folder: Path) -> dict[str, str]:
     """The file of each stored tensor."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        found: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        return found
+        try:
+            found = json.loads(index.read_text("utf-8"))["weight_map"]
+            # A name leads to no other folder.
+            return {str(name): Path(file).name for name, file in found.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise EngineError(f"{str(index)!r} does not say which tensor is in which file") from error
     if not (folder / "model.safetensors").exists():
         raise EngineError(f"the folder {str(folder)!r} holds no weights: it has no model.safetensors")
     return dict.fromkeys(_opened(folder / "model.safetensors").keys(), "model.safetensors")

@@ -125,7 +125,7 @@ class Child:
         first = self.settle(self.objects[key].reset(row))
         if first is not None and not isinstance(first, str):
             raise Wrong(f"{short(first)} from `reset`, not the text of the first observation")
-        return first or ""
+        return _characters(first or "", "reset")
 
     def step(self, key: int, action: str) -> tuple[str, float, bool]:
         """What the environment answers to `action`: observation, reward, whether the episode is over."""
@@ -143,7 +143,7 @@ class Child:
             raise Wrong(f"{wrong.message} from `step` as the reward") from None
         if not isinstance(done, bool) and type(done).__name__ not in ("bool_", "bool"):
             raise Wrong(f"{short(done)} from `step` as `done`, which must be True or False")
-        return observation or "", value, bool(done)
+        return _characters(observation or "", "step"), value, bool(done)
 
     def close(self, key: int) -> None:
         """The end of an episode."""
@@ -154,6 +154,13 @@ class Child:
     def settle(self, value: Any) -> Any:
         """`value`, awaited where it must be, in the same event loop each time: clients rely on it."""
         return self.runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def _characters(text: str, method: str) -> str:
+    """The text, of which all can be written down."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise Wrong(f"{short(text)} from `{method}`, a text with half of a surrogate pair, which is no character")
+    return text
 
 
 async def _awaited(value: Any) -> Any:

@@ -27,8 +27,8 @@ class Folders:
 
     def find(self, path: str) -> Path:
         """What `path` names; beside the program where it is in neither folder."""
-        places = [folder / Path(path).expanduser() for folder in self.all()]
-        return next((place for place in places if place.exists()), places[0])
+        places = [folder / os.path.expanduser(path) for folder in self.all()]
+        return next((place for place in places if os.path.exists(place)), places[0])
 
     def all(self) -> list[Path]:
         """In their order, each once."""
@@ -42,10 +42,10 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
     `what` is the user's word for it: `data file`. Raises ProgramError.
     """
     file = folders.find(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         hint = _nearby(file, "")
         raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is a folder, not a {what}", span, hint))
-    if not file.exists():
+    if not os.path.exists(file):
         message = f"there is no {what} '{path}'{_where(path, folders)}"
         raise ProgramError(Diagnostic(NO_FILE, message, span, _missing_hint(path, folders)))
     if not file.is_file():
@@ -58,15 +58,15 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
 
 def _where(path: str, folders: Folders) -> str:
     """The folders in which it was looked for."""
-    if Path(path).expanduser().is_absolute():
+    if os.path.isabs(os.path.expanduser(path)):
         return ""
     return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all())
 
 
 def _missing_hint(path: str, folders: Folders) -> str:
     """What may have been meant: of the files of the same kind, one with a name that is near, or all of them."""
-    wanted = [folder / Path(path).expanduser() for folder in folders.all()]
-    if not any(file.parent.is_dir() for file in wanted):
+    wanted = [folder / os.path.expanduser(path) for folder in folders.all()]
+    if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
     near = nearest(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
     return near or next(filter(None, (_nearby(file.parent, file.suffix) for file in wanted)), "")

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlgraph.files import read_bytes
 from rlgraph.ir.graph import Model, Record
 
+LARGEST_BYTES = 16 << 20
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -92,8 +94,8 @@ def find_adapter(source: str) -> tuple[str, Adapters] | None:
     if not (folder / CONFIG).is_file():
         return None
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(read_bytes(folder / CONFIG, LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedAdapter(f"cannot read {folder / CONFIG}: {error}") from error
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not isinstance(base, str) or not base:

@@ -8,7 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlgraph.files import read_bytes
 from rlgraph.models.shape import UnsupportedModel
+
+LARGEST_BYTES = 16 << 20
+"""Of a configuration: a few thousand are usual."""
 
 _TABLE = Path(__file__).with_name("known.json")
 
@@ -62,8 +66,8 @@ def _stored(name: str) -> Path | None:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(read_bytes(file, LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"cannot read {file}: {error}") from error
     if not isinstance(found, dict):
         raise UnsupportedModel(f"{file} is no model's configuration")

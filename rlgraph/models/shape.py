@@ -8,6 +8,9 @@ from typing import Any
 
 from rlgraph.models.adapters import Adapters
 
+_LARGEST, _LAYERS = 1 << 30, 10_000
+"""Of a field of a configuration, and of its layers: a thousand times what models have."""
+
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _MORE_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
@@ -199,6 +202,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     if heads % kv_heads:
         raise UnsupportedModel(f"num_key_value_heads is {kv_heads}, which does not divide the {heads} attention heads")
     hidden = _number(config, "hidden_size")
+    if config.get("head_dim") is None and hidden < heads:
+        raise UnsupportedModel(f"hidden_size is {hidden}, less than the {heads} attention heads that share it")
     theta, scaling = _rope(config)
     layers = _number(config, "num_hidden_layers")
     window, windowed = _window(family, config, layers)
@@ -217,7 +222,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        positions=_number(config, "max_position_embeddings"),
+        positions=reach(config) or _number(config, "max_position_embeddings"),
         pad_id=config.get("pad_token_id"),
         fused=family in _FUSED,
         norms=_NORMS + _MORE_NORMS if family in _SANDWICHED else _NORMS,
@@ -228,6 +233,23 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         beyond=_beyond(family, config, windowed),
         **(_experts(config) if family in SPARSE else {}),
     )
+
+
+def reach(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a row may have; None where the configuration does not say. Rotary positions that are scaled reach
+    further, by their factor: where positions follow YaRN, from `original_max_position_embeddings` on."""
+    said = config.get("max_position_embeddings")
+    if type(said) is not int or not 0 < said <= _LARGEST:
+        return None
+    found = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = found if isinstance(found, Mapping) else {}
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if kind not in ("linear", "dynamic", "yarn"):
+        return said
+    first = (rope.get("original_max_position_embeddings") if kind == "yarn" else None) or said
+    if type(first) is not int or not isinstance(factor, (int, float)) or not 0 < first * factor <= _LARGEST:
+        return said
+    return max(said, int(first * factor))
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,9 +306,10 @@ def _number(config: Mapping[str, Any], field: str, default: int | None = None) -
         return default
     if value is None:
         raise UnsupportedModel(f"the model's configuration has no `{field}`")
-    if type(value) is not int or value < 1:
+    most = _LAYERS if field == "num_hidden_layers" else _LARGEST
+    if type(value) is not int or not 0 < value <= most:
         raise UnsupportedModel(
-            f"`{field}` in the model's configuration is {value!r}: it should be a whole number above 0"
+            f"`{field}` in the model's configuration is {value!r:.40}: it should be a whole number from 1 to {most:,}"
         )
     return value
 
@@ -294,13 +317,16 @@ def _number(config: Mapping[str, Any], field: str, default: int | None = None) -
 def _rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, Any], ...]]:
     """Base and scaling of the rotary positions: in one field since transformers 5, before in two, with `type` for
     `rope_type` in the oldest files."""
-    fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    # Where layers with a window rotate otherwise, those count that see all.
-    fields = dict(fields.get("full_attention", fields))
-    theta = float(fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    fields.pop("partial_rotary_factor", None)
-    kind = fields.pop("type", "default")
-    fields.setdefault("rope_type", kind)
+    try:
+        fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        # Where layers with a window rotate otherwise, those count that see all.
+        fields = dict(fields.get("full_attention", fields))
+        theta = float(fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+        fields.pop("partial_rotary_factor", None)
+        kind = fields.pop("type", "default")
+        fields.setdefault("rope_type", kind)
+    except (TypeError, ValueError, OverflowError):
+        raise UnsupportedModel("the model's configuration says nothing that makes sense of its positions") from None
     return theta, () if fields["rope_type"] == "default" else tuple(sorted(_frozen(fields).items()))
 
 

@@ -30,6 +30,9 @@ from rlgraph.ir.graph import (
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
 from rlgraph.ops.tensor import INFIX, PREFIX, infer
 
+LONGEST = 40
+"""Digits of a whole number: programs compute with 64 bits, and floats take 300."""
+
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w.@]))"""
     r"""|(?P<name>[^\W\d][\w.@]*)|(?P<sign><-|\*\*|//|<=|>=|==|!=|[-+*/%<>=(){}\[\],:;?]))"""
@@ -234,7 +237,11 @@ class _Reader:
 
 
 def _number(text: str) -> int | float:
-    return int(text) if text.isdigit() else float(text)
+    if text.isdigit():
+        if len(text) > LONGEST:
+            raise ValueError(f"a number of {len(text)} digits is more than a program can compute with")
+        return int(text)
+    return float(text)
 
 
 class _Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -83,6 +84,37 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Number:
+    """Any number."""
+
+    least: float = 0.0
+    most: float = sys.float_info.max
+
+    def read(self, node: JsonNode) -> float:
+        value = node.value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not self.least <= value <= self.most:
+            node.say("E0953", f"{node.shown} is no number from {self.least:g} to {self.most:g}")
+            return self.least
+        return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """Something, or null."""
+
+    each: Field
+
+    def read(self, node: JsonNode) -> Any:
+        return None if node.value is None else self.each.read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.each.schema(), {"type": "null"}]}
+
+
+@dataclass(frozen=True)
 class Items:
     """A list."""
 
@@ -114,6 +146,8 @@ class Section:
 
     needed: Mapping[str, str] = field(default_factory=dict)
     """What each of them is."""
+    known: Mapping[str, Field] = field(default_factory=dict)
+    """What of the rest is read again, where it is there."""
 
     def read(self, node: JsonNode) -> Mapping[str, Any]:
         found = node.mapping()
@@ -122,12 +156,18 @@ class Section:
                 node.field(name).text()
             elif isinstance(node.value, dict):
                 node.say("E0952", f"{node.shown} lacks the field `{name}`, {what}")
+        for name, each in self.known.items():
+            if name in found:
+                each.read(node.field(name))
         return found
 
     def schema(self) -> dict[str, Any]:
         made: dict[str, Any] = {"type": "object"}
+        if self.needed or self.known:
+            every = {**dict.fromkeys(self.needed, Text()), **self.known}
+            made["properties"] = {name: each.schema() for name, each in every.items()}
         if self.needed:
-            made |= {"properties": {name: Text().schema() for name in self.needed}, "required": [*self.needed]}
+            made["required"] = [*self.needed]
         return made
 
 

@@ -1,7 +1,7 @@
 """Plan files: a program after all passes and the plan of where it runs, as one JSON document.
 
     {"rlgraph": 2,
-     "program": {"name", "source", "sha256", "folder", "set", "graph": [the lines of the printed graph]},
+     "program": {"name", "source", "sha256", "folder", "set", "graph_sha256", "graph": [lines of the printed graph]},
      "cluster": {"text", ...},
      "plan": {"pools", "groups", "roles", "owners", "blocks", "holdings"},
      "assumptions": {...},
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -26,6 +26,7 @@ from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.programs import decoded, open_file, whole
 from rlgraph.compilation.saved import Origin, PlanFile
 from rlgraph.errors import Diagnostic, ProgramError, Source
+from rlgraph.files import read_bytes, reason
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import VERSION, Plan
 from rlgraph.ir.schedule import Schedule
@@ -53,7 +54,7 @@ def print_plan_file(file: PlanFile) -> str:
     plan, origin = file.plan, file.origin
     document: dict[str, Any] = {
         "rlgraph": VERSION,
-        "program": {"name": file.program.name, **asdict(origin), "graph": _lines(file.program)},
+        "program": {"name": file.program.name, **_said(asdict(origin), "graph_sha256"), "graph": _lines(file.program)},
     }
     if plan.cluster:
         document["cluster"] = {"text": plan.cluster, **file.sections.get("cluster", {})}
@@ -104,7 +105,8 @@ def _origin(compiled: Compilation, beside: Path) -> Origin:
     else:
         source, digest = compiled.source.path, _digest(compiled.source.text)
         source = source if _no_file(source) else _from(beside, Path(source))
-    return Origin(source, digest, folder, dict(compiled.set))
+    own = compiled.file.origin.graph_sha256 if compiled.file else _digest("\n".join(_lines(compiled.program)))
+    return Origin(source, digest, folder, dict(compiled.set), own)
 
 
 def _from(folder: Path, path: Path) -> str:
@@ -151,16 +153,9 @@ def open_plan_file(path: str | Path) -> Source:
     """The text of a plan file. Raises ProgramError where the file cannot be read."""
     path = str(path)
     try:
-        with open(path, "rb") as file:
-            raw = file.read(LARGEST_BYTES + 1)
+        return decoded(path, read_bytes(path, LARGEST_BYTES))
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error)
-        message = f"`{path}` cannot be read: {reason[:1].lower()}{reason[1:]}"
-        raise ProgramError(Diagnostic("E0805", message, whole(path))) from None
-    if len(raw) > LARGEST_BYTES:
-        message = f"`{path}` is too large for a plan file: it has more than {LARGEST_BYTES >> 20} MiB"
-        raise ProgramError(Diagnostic("E0805", message, whole(path)))
-    return decoded(path, raw)
+        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be read: {reason(error)}", whole(path))) from None
 
 
 def read_plan_file(source: Source) -> PlanFile:
@@ -243,7 +238,19 @@ def _lines(program: Program) -> list[str]:
 
 
 def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
-    """A warning where the program is not the one that was compiled any more."""
+    """Warnings where the program is not the one that was compiled any more, or its graph not what was made of it."""
+    return (*_edited(document, origin), *_outdated(document, origin, beside))
+
+
+def _edited(document: Document, origin: Origin) -> Iterator[Diagnostic]:
+    graph = "\n".join(document.top.field("program").field("graph").texts())
+    if origin.graph_sha256 and _digest(graph) != origin.graph_sha256:
+        message = f"the graph was changed after `{origin.source}` was compiled: what runs is what stands here"
+        place = document.span(("program", "graph_sha256"))
+        yield Diagnostic("W0951", message, place, "compile the program again, unless you have changed it yourself")
+
+
+def _outdated(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
     try:
         path = beside / origin.source
         # What runs is the graph: the program need not be there.

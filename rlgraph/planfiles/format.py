@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,7 +13,7 @@ from rlgraph.errors import nearest
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
 from rlgraph.ir.plan import LARGEST, VERSION, Group, Holding, Pool, Role, Tail
 from rlgraph.planfiles.document import JsonNode
-from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Record, Rows, Section, Text, Whole
+from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Maybe, Number, Record, Rows, Section, Text, Whole
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
 _RANGES = f"({_RUN}(,{_RUN})*)?"
@@ -121,6 +122,7 @@ PROGRAM = Record(
         "set": Entries(Text()),
         "graph": Items(Text()),
     },
+    {"graph_sha256": Text()},
 )
 PLAN = Record(
     dict,
@@ -136,8 +138,20 @@ PLAN = Record(
 )
 SECTIONS = {
     "cluster": Section({"text": "the cluster as `--cluster` reads it"}),
-    "assumptions": Section(),
-    "predicted": Section(),
+    "assumptions": Section(
+        known={
+            "prompt_tokens": Text(),
+            "response_tokens": Maybe(Text()),
+            "kept": Number(sys.float_info.min, 1.0),
+            "constants": Text(),
+        }
+    ),
+    "predicted": Section(
+        known={
+            **dict.fromkeys(("seconds", "gap", "tokens", "in_turn_seconds"), Number()),
+            "memory": Entries(Record(dict, {"bytes": Number(), "capacity": Number(1.0), "moment": Text()})),
+        }
+    ),
 }
 DOCUMENT = Record(dict, {"rlgraph": Version(), "program": PROGRAM, "plan": PLAN}, SECTIONS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -87,7 +88,9 @@ class _Reading:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             node.say("E0953", f"{node.shown} is no number")
         elif not least <= value <= most:
-            node.say("E0953", f"{node.shown} is {value:g}, and has to be {least:g} to {most:g}")
+            # A whole number may be larger than any other one.
+            shown = f"{value:g}" if abs(value) <= sys.float_info.max else "too large for a number"
+            node.say("E0953", f"{node.shown} is {shown}, and has to be {least:g} to {most:g}")
         else:
             return float(value)
         return least or 1.0

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from rlgraph.compilation.programs import decoded, whole
 from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.files import read_bytes, reason
 from rlgraph.planfiles.document import Document
+
+LARGEST_BYTES = 1 << 20
+"""Of a file that has a few hundred numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,7 @@ class Kind:
 
     def _bytes(self, path: Path) -> bytes:
         try:
-            return path.read_bytes()
+            return read_bytes(path, LARGEST_BYTES)
         except (OSError, ValueError) as error:
-            reason = (getattr(error, "strerror", None) or str(error)).lower()
-            message = f"the {self.name} `{path}` cannot be read: {reason}"
+            message = f"the {self.name} `{path}` cannot be read: {reason(error)}"
             raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint)) from None

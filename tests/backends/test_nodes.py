@@ -58,6 +58,37 @@ def failure(lines: str, folder: Path, head: str = HEAD + ROLL) -> str:
     return str(error.value)
 
 
+# Rows that a model has no positions for
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_a_prompt_with_its_answer_has_to_fit(family: str, folder: Path) -> None:
+    """GPT-2 has no vector for the next position; Qwen goes on, and says nonsense."""
+    shape = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
+    shape = (
+        f"{shape}, max_position_embeddings=8" if family == "qwen2" else "n_embd=8, n_layer=1, n_head=2, n_positions=8"
+    )
+    head = f'algorithm t\nmodel actor = causal_lm(random("{family}", {shape}, tokenizer=chars("abcd>")))\n{DATA}'
+    step = "step:\n    rollout = actor.generate(prompts, max_tokens={})\n    report n = mean(rollout.length)\n"
+    text = failure("", folder, head + step.format(5))
+    assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 5 of `max_tokens` more it is" in text
+    assert "longer than the 8 that a row of `actor` may have" in text and "^^^^" in text
+    assert run_text(head + step.format(4), folder)[0].metrics["n"] <= 4
+
+
+def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:
+    """Texts of the data, which nobody generated."""
+    short = weights().replace("max_position_embeddings=64", "max_position_embeddings=7")
+    head = f'algorithm t\nmodel actor = causal_lm({short})\ndata pairs = jsonl("sft.jsonl", batch=10, shuffle=false)\n'
+    lines = "step:\n    rows = encode(pairs.prompt, pairs.response)\n    train actor(lr=0.1):\n"
+    lines += "        minimize mean(-actor.logprobs(rows))\n"
+    text = failure(lines, folder, head)
+    assert (
+        "error[E0748]: pairs row 5 has 8 tokens, and is" in text
+        and "longer than the 7 that a row of `actor` may have" in text
+    )
+
+
 # keep and pick
 
 

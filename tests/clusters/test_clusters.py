@@ -271,7 +271,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "folder.toml").mkdir()
     assert "no text in UTF-8" in wrong(str(tmp_path / "bytes.toml")).message
-    assert "is a directory" in wrong(str(tmp_path / "folder.toml")).message.lower()
+    assert "it is a folder" in wrong(str(tmp_path / "folder.toml")).message.lower()
 
 
 # Devices

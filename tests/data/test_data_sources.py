@@ -179,6 +179,11 @@ FILES: list[tuple[bytes, str, str]] = [
     ),
     (b'{"a": 1}\n"text"\n', "E0706: d.jsonl:2: this line is a text, not a row", 'write {"prompt": ...} on each line'),
     (b"null\n", "E0706: d.jsonl:1: this line is null, not a row", 'write {"prompt": ...} on each line'),
+    (
+        b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}\n",
+        "E0706: d.jsonl:1: lists and objects are nested more than 100 deep",
+        "",
+    ),
     (b"[" * 200000 + b"\n", "E0706: d.jsonl:1: broken JSON: nested too deeply or a number too long", ""),
     (b'{"a": "\xe9"}\n', "E0705: d.jsonl:1: not a text in UTF-8 (byte 0xe9 at position 8)", "save the file as UTF-8"),
     (

@@ -1,16 +1,9 @@
-"""Programs made of other programs by small accidents: what a checker has to survive.
-
-`python -m tests.dsl.mutants SECONDS [SEED]` looks for programs on which the compiler fails.
-"""
+"""Programs made of other programs by small accidents: what a checker has to survive."""
 
 from __future__ import annotations
 
 import random
 import re
-import signal
-import sys
-import time
-import traceback
 from pathlib import Path
 
 from rlgraph.dsl.check import check
@@ -250,38 +243,3 @@ def compile_fully(text: str) -> bool:
     for stage in run_passes(program):
         assert parse_program(print_program(stage.program)) == stage.program, stage.name
     return True
-
-
-class TooSlow(Exception):
-    """A program took longer than a compiler may."""
-
-
-def _alarm(*_: object) -> None:
-    raise TooSlow
-
-
-def main(seconds: float, seed: int) -> None:
-    signal.signal(signal.SIGALRM, _alarm)
-    end, tried, good = time.monotonic() + seconds, 0, 0
-    seen: set[str] = set()
-    while time.monotonic() < end:
-        seed, tried = seed + 1, tried + 1
-        signal.alarm(10)
-        try:
-            good += compile_fully(mutant(seed))
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            cause = error.__cause__
-            if cause is not None:
-                last = traceback.extract_tb(cause.__traceback__)[-1]
-            what = f"{type(error).__name__} at {last.filename}:{last.lineno}"
-            if what not in seen:
-                seen.add(what)
-                print(f"seed {seed}: {what}: {str(error)[:300]}", flush=True)
-        finally:
-            signal.alarm(0)
-    print(f"{tried} programs, {good} of them right, {len(seen)} ways to fail")
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

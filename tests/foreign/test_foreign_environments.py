@@ -163,6 +163,13 @@ def test_no_first_observation_and_no_close_are_fine(opened: Callable[..., Enviro
             "`Shell` gave 'yes' from `step` as `done`, which must be True or False, on row 3, in turn 1",
             "",
         ),
+        (
+            "return '\\ud800', 1, True",
+            "E0725",
+            "`Shell` gave '\\ud800' from `step`, a text with half of a surrogate pair, which is no character, "
+            "on row 3, in turn 1",
+            "",
+        ),
         ("raise KeyError('k')", "E0726", "`Shell` raised KeyError: 'k', on row 3, in turn 1", ""),
         ("import os; os._exit(9)", "E0728", "the process of `Shell` ended with exit code 9, on row 3, in turn 1", ""),
         (

@@ -125,3 +125,9 @@ def test_what_is_not_here_may_be_where_the_run_is(declare: Declare, folders: Fol
     assert hint.endswith('`python("no_such_module.py:verify")`')
     [(code, message, _)] = said(declare, folders, "rewards.vowels")
     assert code == "E0702" and message.endswith("with a colon between, not 'rewards.vowels'")
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/d.jsonl", "x" * 5000, "a\0b"])
+def test_paths_that_no_file_can_have(declare: Declare, folders: Folders, path: str) -> None:
+    with pytest.raises(ProgramError, match="there is no data file"):
+        find_file(path, folders, declare('data d = jsonl("d.jsonl")').span, "data file")

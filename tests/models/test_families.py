@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from rlgraph.models.families import count, parameters, tensors
-from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, shape_of
+from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, reach, shape_of
 from tests.models.tiny import DENSE, KINDS, OWN, SIZES, shape_of_model, tiny
 
 
@@ -81,6 +81,13 @@ def test_plain_rotary_positions_are_no_scaling() -> None:
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "layers without experts (`mlp_only_layers`)"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 2}, "layers without experts (`decoder_sparse_step`)"),
         ({"model_type": "qwen2_moe", "qkv_bias": False}, "no biases in its attention"),
+        ({"num_hidden_layers": 10**9}, "it should be a whole number from 1 to 10,000"),
+        ({"vocab_size": 10**18}, "it should be a whole number from 1 to 1,073,741,824"),
+        (
+            {"num_attention_heads": 4096, "head_dim": None},
+            "hidden_size is 16, less than the 4096 attention heads that share it",
+        ),
+        ({"rope_scaling": [3]}, "nothing that makes sense of its positions"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok is 2, but there are 1 experts"),
     ],
 )
@@ -88,6 +95,23 @@ def test_what_is_not_known_is_refused(fields: dict[str, Any], message: str) -> N
     with pytest.raises(UnsupportedModel) as caught:
         shape_of({"model_type": "llama", **SIZES, **fields})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"),
+    [
+        (None, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        # Where the configuration has counted the factor already.
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "linear", "factor": 2}, 8192),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "yarn", "factor": "x"}, 4096),
+    ],
+)
+def test_how_far_positions_reach(rope: dict[str, Any] | None, tokens: int) -> None:
+    assert reach({"max_position_embeddings": 4096, "rope_scaling": rope}) == tokens
+    assert reach({"rope_scaling": rope}) is None
 
 
 def test_biases_and_norms_of_the_families() -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlgraph.dsl.check import check
+from rlgraph.errors import Source
 from rlgraph.ir.graph import (
     Apply,
     Const,
@@ -313,3 +315,20 @@ def test_bad_text_is_a_value_error(old: str, new: str) -> None:
     assert old in GOOD
     with pytest.raises(ValueError, match="graph text"):
         parse_program(GOOD.replace(old, new, 1))
+
+
+def test_a_number_that_no_program_computes_with_is_refused() -> None:
+    """A plan file has the graph as text, and anybody may write one."""
+    text = print_program(check(Source("a.rlf", HOSTILE))[0])
+    assert parse_program(text)
+    with pytest.raises(ValueError, match="400 digits"):
+        parse_program(text.replace("max_tokens=7", f"max_tokens={'7' * 400}"))
+
+
+HOSTILE = """algorithm a
+model actor = causal_lm("m")
+data prompts = jsonl("p.jsonl", batch=2)
+step:
+    rollout = actor.generate(prompts, max_tokens=7)
+    report x = mean(rollout.length)
+"""

@@ -68,10 +68,9 @@ def test_the_document_can_be_read_by_a_person() -> None:
   "name": "ppo",
   "source": "ppo.rlf",
   "sha256": \"""")
+    assert '"folder": ".",\n  "set": {},\n  "graph_sha256": "' in text
     assert (
         """\
-  "folder": ".",
-  "set": {},
   "graph": [
    "program ppo",
    "axis prompts",
@@ -471,6 +470,56 @@ def test_a_program_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     again = rlgraph.load_plan("tiny.json")
     assert again.file is not None and again.file.origin.source == "<text>"
     assert again.plan_json() == made.plan_json()
+
+
+def test_a_graph_that_was_edited_is_told(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    text = rlgraph.compile(path).plan_json(tmp_path)
+    plan = tmp_path / "p.json"
+    assert text.count("lr=0.001") == 1
+    plan.write_text(text.replace("lr=0.001", "lr=0.5"))
+    [warning] = rlgraph.load_plan(plan).diagnostics
+    assert warning.code == "W0951"
+    # Nor does it become one that nobody has edited by being written again.
+    plan.write_text(rlgraph.load_plan(plan).plan_json(tmp_path))
+    assert [found.code for found in rlgraph.load_plan(plan).diagnostics] == ["W0951"]
+    # Files of before do not say it.
+    document = json.loads(text)
+    del document["program"]["graph_sha256"]
+    plan.write_text(json.dumps(document))
+    assert rlgraph.load_plan(plan).diagnostics == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("assumptions", "kept", []),
+        ("assumptions", "kept", 0),
+        ("assumptions", "prompt_tokens", 3),
+        ("predicted", "seconds", "1"),
+        ("predicted", "gap", 10**400),
+    ],
+)
+def test_what_a_plan_was_made_for_is_read_too(section: str, name: str, value: object) -> None:
+    document = json.loads(compiled("ppo").plan_json()) | {section: {name: value}}
+    with pytest.raises(ProgramError) as refused:
+        read(json.dumps(document))
+    assert [(each.code, name in each.message) for each in refused.value.diagnostics] == [("E0953", True)]
+
+
+def test_lengths_in_a_plan_are_no_file(tmp_path: Path) -> None:
+    """A stranger's plan would have a line of any file shown."""
+    (tmp_path / "secret").write_text("s3cret\n")
+    made = rlgraph.compile(
+        ALGORITHMS[0].parent / "grpo.rlf", {"base": '"Qwen/Qwen2.5-0.5B"'}, cluster="1x1:h100-80gb", search_gap=0.5
+    )
+    document = json.loads(made.plan_json())
+    document["assumptions"]["prompt_tokens"] = str(tmp_path / "secret")
+    plan = tmp_path / "p.json"
+    plan.write_text(json.dumps(document))
+    with pytest.raises(ProgramError) as refused:
+        rlgraph.simulate(rlgraph.load_plan(plan))
+    assert "s3cret" not in str(refused.value) and refused.value.diagnostics[0].code == "E0926"
 
 
 def test_a_loop_of_links_is_no_program(tmp_path: Path) -> None:

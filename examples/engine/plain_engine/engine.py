@@ -23,6 +23,7 @@ def open_rank(model, rank):
 
 class PlainEngine:
     speaks = True
+    longest = None
 
     def __init__(self, model):
         loaded = load(model)

@@ -15,14 +15,14 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.lasting import assign, lookup, push, sample
 from rlgraph.backends.process.sampling import data_column, generate, inner_rows, interact
-from rlgraph.backends.process.session import Session, engine_failure
+from rlgraph.backends.process.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.rows import Rows, TableData, pick, show_id
 from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sequences import Sequences
-from rlgraph.errors import Diagnostic, RunError
+from rlgraph.errors import Diagnostic, RunError, counted
 from rlgraph.ir.graph import Apply, Expr, Node, Ref
 from rlgraph.ir.types import Axis, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -102,14 +102,26 @@ def column_of(node: Node, table: TableData, session: Session, rows: Rows | None 
 
 
 def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
-    """A model's engine and a table's tokens, in that model's own tokens."""
+    """A model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
+    state, sequences = _retold(node, frame, session)
+    longest = state.longest
+    if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
+        place = int(sequences.lengths.argmax())
+        kind = frame.types[node.inputs[1]]
+        assert isinstance(kind, Table)
+        who, tokens = frame.rows[kind.axis.key].who(place), int(sequences.lengths[place])
+        raise too_long(node, f"{who} has {counted(tokens, 'token')}, and is", state, longest)
+    return state.engine, sequences
+
+
+def _retold(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Sequences]:
     state = session.models[frame.values[node.inputs[0]]]
     table: TableData = frame.values[node.inputs[1]]
     assert table.sequences is not None
     owner = session.models[table.owner].engine.codec
     own = state.engine.codec
     if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
-        return state.engine, table.sequences
+        return state, table.sequences
     made = axis_of(node.outputs[0].type)
     if made is not None and made.inner:
         # What is told of each token would be told of other tokens.
@@ -123,7 +135,7 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
         )
     texts = [owner.decode(row) for row in table.sequences.scored_rows()]
     pairs = [(own.encode_prompt(p), own.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
-    return state.engine, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
+    return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
 
 
 def options(node: Node) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.process.session import ModelState, Session, engine_failure
+from rlgraph.backends.process.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
 from rlgraph.backends.step import Step
@@ -22,7 +22,7 @@ from rlgraph.backends.versions import Runs, joined
 from rlgraph.engines.base import Admission, EngineError, Generation, Refresh, Sampling, State, Streams
 from rlgraph.engines.first import first_ended, taken
 from rlgraph.engines.sequences import Sequences
-from rlgraph.errors import Diagnostic, RunError
+from rlgraph.errors import Diagnostic, RunError, counted
 from rlgraph.foreign import Environment, Episode
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
@@ -133,6 +133,10 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
             found.append(model.engine.codec.encode_prompt(prompt))
         except (EngineError, TypeError, KeyError) as error:
             raise engine_failure(node, f"the prompt of {who} cannot be used", error) from None
+        longest, most = model.longest, node.attr("max_tokens")
+        if longest is not None and len(found[-1]) + most > longest:
+            asked = f"the prompt of {who} has {counted(len(found[-1]), 'token')}"
+            raise too_long(node, f"{asked}: with the {most:,} of `max_tokens` more it is", model, longest)
     return found
 
 

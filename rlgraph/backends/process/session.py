@@ -88,6 +88,12 @@ class ModelState:
     gathers: Step | None = None
     """The step of which gradients have been added up."""
 
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row; None: any number, or the engine does not say."""
+        found: int | None = getattr(self.engine, "longest", None)
+        return found
+
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 """Makes the engine of a model, or a stand-in that only has its `codec`; an `EngineError` says why it cannot."""
@@ -328,3 +334,9 @@ def _place(model: Model) -> Span:
 def engine_failure(node: Node, what: str, error: Exception) -> RunError:
     """An engine's refusal, at the place in the program that asked."""
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
+
+
+def too_long(node: Node, what: str, state: ModelState, longest: int) -> RunError:
+    """A row that a model's positions do not reach to the end of."""
+    message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
+    return RunError(Diagnostic("E0748", message, node.span, "lower `max_tokens`, or leave such rows out of the data"))

@@ -220,6 +220,11 @@ class MegatronEngine:
                 tensor.data = before[name]
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a row."""
+        return self._shape.positions
+
+    @property
     def speaks(self) -> bool:
         """Whether this is its copy's last stage, and the first rank there along tp, cp and ep."""
         return self._last and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))

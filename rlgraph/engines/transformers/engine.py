@@ -40,7 +40,7 @@ from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.shape import UnsupportedModel, shape_of
+from rlgraph.models.shape import UnsupportedModel, reach, shape_of
 
 T = TypeVar("T")
 
@@ -403,6 +403,14 @@ class TransformersEngine:
             cache_tokens=self._cache_tokens,
             copies=self.copies,
         )
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row; None: positions have no end."""
+        config = self.model.config.get_text_config()
+        # GPT-2 and others have names of their own for it.
+        said = {name: getattr(config, name, None) for name in ("max_position_embeddings", "rope_parameters")}
+        return reach(said)
 
     @property
     def speaks(self) -> bool:

@@ -1,0 +1,86 @@
+"""A little of `make fuzz` with each run of the tests, and that it would notice."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from tests.fuzz.cases import Failure, made, minimized, outcome
+from tests.fuzz.mutators import splice, tokens
+from tests.fuzz.targets import TARGETS, Target
+
+CASES = 12
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_diagnostic_or_a_result(target: Target, tmp_path: Path) -> None:
+    """From another number each time; a failure prints it for `python -m tests.fuzz --case`."""
+    first = random.SystemRandom().randrange(1 << 32)
+    for number in range(first, first + CASES):
+        found = outcome(target, made(target, number), tmp_path, 60)
+        assert not isinstance(found, Failure), f"--kind {target.name} --case {number}\n{found.told}"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_number_is_a_text(target: Target) -> None:
+    assert [made(target, number) for number in range(6)] == [made(target, number) for number in range(6)]
+    assert len({made(target, number) for number in range(40)}) > 20
+
+
+def test_most_good_texts_are_accepted(tmp_path: Path) -> None:
+    """Else nothing behind the first check would be tried."""
+    for target in TARGETS:
+        good = target.good()
+        assert sum(outcome(target, text, tmp_path, 60) is True for text in good) >= 0.8 * len(good), target.name
+
+
+def _target(read: object) -> Target:
+    return Target("own", ".txt", lambda: [b"a = 1\nb = 2\n", b"c = [3]\n"], read)  # type: ignore[arg-type]
+
+
+def test_what_fails_is_noticed_and_made_small(tmp_path: Path) -> None:
+    def read(raw: bytes, folder: Path) -> None:
+        if b"7" in raw:
+            raise KeyError("7")
+
+    target = _target(read)
+    text = b"".join(b"x = %d\n" % number for number in range(100, 200))
+    failed = outcome(target, text, tmp_path)
+    assert isinstance(failed, Failure) and failed.where.startswith("KeyError")
+    assert len(minimized(target, text, failed, tmp_path)) < 10
+    assert outcome(target, b"x", tmp_path) is True
+
+
+def test_what_takes_too_long_is_noticed_whatever_it_catches(tmp_path: Path) -> None:
+    def read(raw: bytes, folder: Path) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                continue
+
+    failed = outcome(_target(read), b"x", tmp_path, 0.1)
+    assert isinstance(failed, Failure) and failed.where == "TooSlow"
+
+
+@pytest.mark.parametrize(("message", "said"), [("", "says nothing"), ("x" * 40_000, "without an end")])
+def test_a_bad_diagnostic_is_noticed(message: str, said: str, tmp_path: Path) -> None:
+    def read(raw: bytes, folder: Path) -> None:
+        raise ProgramError(Diagnostic("E0101", message, NO_SPAN))
+
+    failed = outcome(_target(read), b"x", tmp_path)
+    assert isinstance(failed, Failure) and said in failed.told
+
+
+def test_two_texts_become_one() -> None:
+    rng = random.Random(0)
+    found = {splice(b"a\nb\nc\n", b"1\n2\n3\n", rng) for _ in range(200)}
+    assert any(b"a" in each and b"3" in each for each in found)
+    grafts = {splice(b'{"a": 1}', b'{"b": [2, 3]}', rng) for _ in range(200)}
+    assert b'{\n "a": [\n  2,\n  3\n ]\n}' in grafts
+    assert {tokens(b"", random.Random(number)) for number in range(20)}
