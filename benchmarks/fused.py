@@ -3,6 +3,7 @@
     python benchmarks/fused.py
     python benchmarks/fused.py --problem FILE.json
     python benchmarks/fused.py --seconds 30 --json
+    python benchmarks/fused.py --measured
 
 Without a file: six configurations of FlexFusion (RLHFuse, arXiv 2409.13221, and the result files beside its code), in
 their units: seconds of a stage's forward are about layers a stage times hidden size squared, memory is in stages of a
@@ -19,6 +20,14 @@ A problem is `{"models": [{"name": "actor", "stages": 8, "micro_batches": 32, "f
 other one is); `micro_batches` are those of a copy, `forward` and `backward` seconds of one of them on a stage, `memory`
 what one in flight needs there. `capacity` is a stage's memory. It prints JSON; `--lists` adds what each stage does,
 in order: the line's number (copies counted through all models) and F or B.
+
+With `--measured`: an actor and a critic, alike, of Megatron-core on two stages, processes of one thread each. Gradients
+of both, one after the other and in one pipeline, in turn; the medians of several.
+
+    serial    seconds, one after the other by 1F1B
+    fused     seconds, in one pipeline, the critic's stages the other way round
+    speedup   of the medians, and what the lists promise where a backward takes two forwards and nothing else counts
+    error     of float64 gradients: the largest difference, in parts of the largest number of a tensor
 """
 
 from __future__ import annotations
@@ -32,6 +41,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.one_pipeline import measured
 from rlgraph.pipelines.fuse import Fused, fused
 from rlgraph.pipelines.problem import Model, Problem, problem
 
@@ -80,6 +90,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--within", type=float, default=0.01, help="share of the makespan that memory may cost")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--configurations", type=int, nargs="*", choices=list(PUBLISHED), default=list(PUBLISHED))
+    parser.add_argument("--measured", action="store_true", help="with models, on this machine")
+    parser.add_argument("--batches", type=int, nargs="*", default=[2, 4, 8], help="micro-batches of `--measured`")
     parser.add_argument("--lists", action="store_true", help="what each stage does, too")
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON for each configuration instead of the table"
@@ -99,6 +111,15 @@ def main() -> None:
             sys.exit(f"{options.problem}: in {options.seconds:g} s nothing was found that keeps to the capacity")
         lists = {"lists": [[f"{line}{'FB'[back]}" for line, back in own] for own in found.lists]}
         print(json.dumps({**told(found), **(lists if options.lists else {})}))
+        return
+    if options.measured:
+        names = ("micro-batches", "serial s", "fused s", "speedup", "promised", "error")
+        if not options.json:
+            print("".join(f"{name:>14}" for name in names))
+        for each in measured(options.batches):
+            row = f"{each['micro_batches']:>14}{each['serial']:>14.3f}{each['fused']:>14.3f}{each['speedup']:>13.2f}x"
+            row += f"{each['promised']:>13.2f}x{each['error']:>14.1e}"
+            print(json.dumps(each) if options.json else row, flush=True)
         return
     names = ("", "makespan", "bound", "published", "serial", "speedup", "peak", "published", "1F1B", "search s")
     if not options.json:

@@ -75,6 +75,11 @@ class Mesh:
             found = found * size + coordinates.get(name, 0)
         return found
 
+    def turned(self, rank: int, axis: str) -> int:
+        """The rank that is as far from the end of an axis as this one is from its beginning."""
+        place = self.coordinates(rank)
+        return self.rank(**place | {axis: self.length(axis) - 1 - place[axis]} if axis in place else place)
+
     def ranks(self, **coordinates: int) -> Iterator[int]:
         """The ranks with these coordinates, whatever the others are, in order."""
         known = dict(self.axes)

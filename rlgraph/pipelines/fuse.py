@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlgraph.pipelines import exact
 from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
@@ -86,6 +87,31 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
             _dispatched(problem, exact.by_constraints(problem, best.lists, longest, bound, (spare, best.peak), left()))
         )
     return Fused(best.lists, best.makespan, best.peak, bound, serial_seconds(problem), spare, time.monotonic() - began)
+
+
+@lru_cache(maxsize=256)
+def drawn(problem: Problem) -> Lists:
+    """Of a number of rules, the schedule that is shortest and, of those within 1% of the shortest possible one, needs
+    the least memory: the same one wherever it is asked for."""
+    shortest, spare = 1.01 * least_seconds(problem), serial_memory(problem)
+    best: Dispatched | None = None
+    left = max(20, 20_000 // problem.work)
+
+    def better(found: Dispatched) -> bool:
+        nonlocal best
+        if best and _rank(found, shortest) >= _rank(best, shortest):
+            return False
+        best = found
+        return True
+
+    def over() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0 or (best is not None and best.makespan <= shortest and best.peak <= spare * (1 + 1e-9))
+
+    by_rule(problem, spare, random.Random(0), better, over)
+    assert best, "without a capacity every rule comes to an end"
+    return best.lists
 
 
 def _rank(found: Dispatched, shortest: float) -> tuple[float, float, float]:

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -292,14 +293,14 @@ def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -
 
 def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool, last: bool = False) -> Trained:
     """Those of each copy's blocks, added up over all ranks; last: and buckets travel while others are computed."""
-    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.engines.megatron.engine import MegatronEngine, add_gradients
     from rlgraph.engines.megatron.shim import on_cpu
 
     engine = MegatronEngine.open(spec, mesh, recompute=recompute)
     with on_cpu():
         engine.clear_gradients()
         own = task.blocks[mesh.at(dist.get_rank(), "dp")]
-        engine._add(own, lambda block: task.micro(spec.kind, 0, block), last)
+        add_gradients([(engine, own, lambda block: task.micro(spec.kind, 0, block))], last=last)
         assert engine._trainer
         overlap = engine._trainer._overlap
         # What a loss leaves out waits for the end, with all that comes behind it.
@@ -381,6 +382,46 @@ def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
             torch.testing.assert_close(
                 tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=name: f"{at}: {text}"
             )
+
+
+def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool) -> list[Trained]:
+    """The gradients of several models' trainings in one pipeline, every other model's stages the other way round."""
+    from rlgraph.engines.megatron.engine import MegatronEngine, add_gradients
+    from rlgraph.engines.megatron.shim import on_cpu
+
+    engines = [MegatronEngine.open(spec, mesh, turned=turned and at % 2 == 1) for at, spec in enumerate(specs)]
+    own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    losses = [partial(task.micro, spec.kind, 0) for spec in specs]
+    found = []
+    with on_cpu():
+        for engine in engines:
+            engine.clear_gradients()
+        # The second one has a micro-batch fewer.
+        add_gradients(list(zip(engines, (own, own[1:]), losses, strict=True)))
+        for engine in engines:
+            assert engine._trainer
+            engine._trainer.sum()
+            grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
+            found.append(Trained([], grads, engine.layout()))
+    return found
+
+
+@pytest.mark.parametrize("split,turned", [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True)])
+def test_an_actor_and_a_critic_in_one_pipeline_have_the_gradients_that_they_have_alone(
+    ranks: Ranks, folder: Path, split: str, turned: bool
+) -> None:
+    specs = tuple(replace(spec_of(folder, "tied", kind), dtype="float64") for kind in ("causal_lm", "value_lm"))
+    plain = task_for(MESHES[split])
+    task = Clipped(plain.sequences, plain.blocks, plain.options)
+    found = ranks.run(MESHES[split], together, specs, task, turned)
+    for at, spec in enumerate(specs):
+        blocks = tuple(itertools.chain(*(own[at:] for own in task.blocks)))
+        alone = ranks.run(MESHES["tp1"], gradients, spec, replace(task, blocks=(blocks,)), False)
+        like = TransformersEngine.open(spec_of(folder, "tied", spec.kind)).state()
+        expected = whole(alone, like)
+        for name, tensor in whole([each[at] for each in found], like).items():
+            assert expected[name].abs().max() > 0
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("split", ["tp2", "tp2pp2", "cp2"])

@@ -16,6 +16,7 @@ import pytest
 from rlgraph.pipelines import dispatch, exact
 from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
 from rlgraph.pipelines.dispatch import dispatched
+from rlgraph.pipelines.fuse import drawn as by_number
 from rlgraph.pipelines.fuse import fused
 from rlgraph.pipelines.problem import Model, Problem, problem
 from rlgraph.pipelines.timetable import Entry, Stuck, one_f_one_b, timetable
@@ -74,6 +75,17 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     assert found and found.makespan == best
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
+
+
+@pytest.mark.parametrize("batches", [(1, 1), (2, 2), (3, 5), (8, 8)])
+def test_what_every_stage_works_out_for_itself_is_one_schedule_and_a_short_one(batches: tuple[int, int]) -> None:
+    asked = Problem(tuple(Model(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches)))
+    lists = by_number(asked)
+    by_number.cache_clear()
+    assert by_number(asked) == lists
+    found = timetable(asked, lists)
+    # Each model alone fills the bubbles of the other's pipeline only where both have some.
+    assert least_seconds(asked) <= found.makespan <= 1.1 * least_seconds(asked) < serial_seconds(asked)
 
 
 @pytest.mark.parametrize("seed", range(4))

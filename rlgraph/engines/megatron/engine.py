@@ -16,11 +16,11 @@ from torch import Tensor
 from rlgraph.engines.base import Call, EngineError, Micro, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.batches import batch_of
-from rlgraph.engines.megatron.groups import settle
+from rlgraph.engines.megatron.groups import Stages, settle
 from rlgraph.engines.megatron.layout import layout
-from rlgraph.engines.megatron.model import angles, build, dtype_of
+from rlgraph.engines.megatron.model import build, dtype_of
 from rlgraph.engines.megatron.moments import begin, moments
-from rlgraph.engines.megatron.pipeline import Pipeline
+from rlgraph.engines.megatron.pipeline import Pipeline, gradients
 from rlgraph.engines.megatron.shim import device, on_cpu
 from rlgraph.engines.megatron.training import Trainer
 from rlgraph.engines.moments import Moments
@@ -67,16 +67,16 @@ class MegatronEngine:
         block_tokens: int,
         logit_numbers: int,
         recompute: bool,
+        turned: bool,
     ) -> None:
         """With weights that are all zeros; `open` reads them."""
-        self.spec, self.codec = spec, codec
-        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute)
-        self._shape, self._mesh, self._rank = shape, mesh, rank
+        self.spec, self.codec, self._stages = spec, codec, Stages(turned)
+        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
+        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
+        self._turned = turned
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._logit_numbers = logit_numbers
-        self._pipeline = Pipeline(
-            self.model, angles(shape, self.model.config), shape.vocab, codec.pad_id, logit_numbers
-        )
+        self._pipeline = Pipeline(self.model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages)
         self._trainer: Trainer | None = None
         self.rest = Sleeper()
         self._adds = False
@@ -95,13 +95,14 @@ class MegatronEngine:
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         recompute: bool = False,
+        turned: bool = False,
     ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.engines.joining.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: tokens in a
-        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. Raises
-        EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
-        or this process.
+        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. turned:
+        the ranks have the stages the other way round, the last one the first stage. Raises EngineError for a source
+        that cannot be used, a family that is not known, and a mesh that does not fit the model or this process.
         """
         rank = settle(mesh)
         codec = load_codec(spec)
@@ -116,6 +117,7 @@ class MegatronEngine:
             block_tokens=block_tokens,
             logit_numbers=logit_numbers,
             recompute=recompute,
+            turned=turned,
         )
         fill(engine.tensors(), engine.layout(), weights)
         return engine
@@ -147,7 +149,7 @@ class MegatronEngine:
         """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its
         `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
         self.clear_gradients()
-        self._add(blocks, micro, last=True)
+        add_gradients([(self, blocks, micro)], last=True)
         return self.apply_gradients(options, step)
 
     @on_cpu()
@@ -163,15 +165,7 @@ class MegatronEngine:
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
         the ranks of this copy take part."""
-        self._add(blocks, micro, last=False)
-
-    @on_cpu()
-    @torch.enable_grad()
-    def _add(self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: bool) -> None:
-        assert self._trainer is not None
-        self._adds = True
-        with self._trainer.adding(last):
-            self._loss += self._pipeline.gradients(self._trainer.chunk, self._own(blocks), self._checked(micro))
+        add_gradients([(self, blocks, micro)])
 
     @on_cpu()
     @torch.enable_grad()
@@ -284,11 +278,12 @@ class MegatronEngine:
             self.codec,
             self._shape,
             self._mesh,
-            self._rank,
+            dist.get_rank(),
             distributed_optimizer=self._distributed,
             block_tokens=self._block_tokens,
             logit_numbers=self._logit_numbers,
             recompute=self._recompute,
+            turned=self._turned,
         )
         other.load_state(self.tensors())
         return other
@@ -347,6 +342,26 @@ class MegatronEngine:
         kind, what = _GIVES[op]
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
+
+
+@on_cpu()
+def add_gradients(
+    trainings: Sequence[tuple[MegatronEngine, Sequence[Any], Callable[[Any], Micro]]], *, last: bool = False
+) -> None:
+    """What `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other: as
+    micro-batches of one pipeline, in which each works while the others would wait.
+
+    last: no more gradients come before the step, so that copies add them up as they are made; for one model, since
+    copies may come to the ends of several in different orders.
+    """
+    assert not last or len(trainings) == 1
+    parts = [(each._pipeline, each._own(blocks), each._checked(micro)) for each, blocks, micro in trainings]
+    trainers = [each._trainer for each, _, _ in trainings]
+    assert all(trainers)
+    losses = gradients(parts, trainers[0].complete if last and trainers[0] else None)
+    for (engine, _, _), loss in zip(trainings, losses, strict=True):
+        engine._adds = True
+        engine._loss += loss
 
 
 _GIVES = {

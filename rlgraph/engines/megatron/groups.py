@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlgraph.engines.base import EngineError
@@ -47,6 +48,46 @@ def settle(mesh: Mesh) -> int:
         raise EngineError(f"this process has a model split over {there}: one over {mesh} needs processes of its own")
     assert all(mesh.at(rank, axis) == at for axis, at in here.items()), f"Megatron counts ranks otherwise: {here}"
     return rank
+
+
+class Stages:
+    """A model's stages on the ranks of this process's pipeline: one behind the other, or the other way round."""
+
+    def __init__(self, turned: bool = False) -> None:
+        """turned: the last rank has the first stage."""
+        self._group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
+        ranks = dist.get_process_group_ranks(self._group)
+        self.turned, self._ranks = turned, ranks[::-1] if turned else ranks
+        self.place = dist.get_rank(self._group)
+        """Of this process among those of the pipeline, whichever way the stages lie."""
+        self._channels: dict[int, dist.ProcessGroup] = {}
+
+    def rank(self) -> int:
+        """The stage of this process. Megatron asks a process group for it, and for the next one."""
+        return self._ranks.index(dist.get_rank())
+
+    def size(self) -> int:
+        return len(self._ranks)
+
+    def beside(self, by: int) -> int | None:
+        """The rank, among all, with the stage that is so many further; None where there is none."""
+        at = self.rank() + by
+        return self._ranks[at] if 0 <= at < len(self._ranks) else None
+
+    def collection(self) -> ProcessGroupCollection:
+        """Megatron's groups, with this for the stages."""
+        found = ProcessGroupCollection.use_mpu_process_groups()
+        if self.turned:
+            found.pp = self
+        return found
+
+    def channel(self, tag: int) -> dist.ProcessGroup:
+        """For `rlgraph.engines.pipelined`."""
+        if dist.get_backend(self._group) == "gloo" or len(self._ranks) == 1:
+            return self._group
+        if tag not in self._channels:
+            self._channels[tag] = dist.new_group(sorted(self._ranks), use_local_synchronization=True)
+        return self._channels[tag]
 
 
 def _initialize(mesh: Mesh) -> None:

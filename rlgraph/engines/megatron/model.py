@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.megatron.experts import Experts
+from rlgraph.engines.megatron.groups import Stages
 from rlgraph.engines.megatron.layout import padded_vocab
 from rlgraph.engines.megatron.modules import Angles, Scalar, Unread, layers
 from rlgraph.engines.megatron.shim import device
@@ -22,7 +23,7 @@ from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 
 
-def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool) -> GPTModel:
+def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool, stages: Stages) -> GPTModel:
     """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model.
 
     recompute: for its backward pass each layer keeps its input only.
@@ -41,11 +42,12 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         layers(config, SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None),
         vocab_size=rows,
         max_sequence_length=shape.positions,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=stages.beside(-1) is None,
+        post_process=stages.beside(1) is None,
         share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
         # Attention rotates what it is given.
         position_embedding_type="none",
+        pg_collection=stages.collection(),
     )
     if model.post_process:
         if kind == "causal_lm":

@@ -3,8 +3,6 @@ has made them (Megatron-LM's `overlap_grad_reduce`, as torch's DistributedDataPa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
@@ -24,7 +22,6 @@ class Overlap:
         place = {id(weight): at for at, weight in enumerate(chunk.module.parameters())}
         # As the backward pass comes by the last one of each; experts' lie among the others.
         self._groups = sorted(groups, key=lambda group: -min(place[id(weight)] for weight in group.params))
-        self._config = chunk.config
         self._missing: list[set[nn.Parameter]] = []
         self._last = False
         self._hooks = [self._watch(weight, at) for at, group in enumerate(self._groups) for weight in group.params]
@@ -37,30 +34,16 @@ class Overlap:
         for group in self._groups:
             group.is_last_microbatch = False
 
-    @contextmanager
-    def during(self) -> Iterator[None]:
-        """Around a schedule, with whose last micro-batch a step's gradients are complete."""
-        before, self._config.no_sync_func = self._config.no_sync_func, self._others
+    def complete(self) -> None:
+        """What is added from now on makes a step's gradients complete."""
         self._last = True
-        try:
-            yield
-        finally:
-            self._last, self._config.no_sync_func = False, before
 
     def finish(self) -> None:
         """Starts what was not."""
+        self._last = False
         for group in self._groups[self._started :]:
             group.start_grad_sync()
         self._started = len(self._groups)
-
-    @contextmanager
-    def _others(self) -> Iterator[None]:
-        """Around all micro-batches but the last, as Megatron's schedules ask for it."""
-        self._last = False
-        try:
-            yield
-        finally:
-            self._last = True
 
     def _watch(self, weight: nn.Parameter, at: int) -> Any:
         """Behind Megatron's own hook, which adds the gradient to the bucket."""

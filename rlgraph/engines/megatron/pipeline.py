@@ -2,89 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlgraph.engines.base import Micro
 from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.engines.megatron.context import Context
-from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
+from rlgraph.engines.megatron.groups import Stages
+from rlgraph.engines.megatron.model import angles
+from rlgraph.engines.megatron.modules import Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
+from rlgraph.engines.pipelined import Arrive, Line, follow
 from rlgraph.engines.vocabulary import logprobs_and_entropy
+from rlgraph.models.families import ModelKind, count
+from rlgraph.models.shape import Shape
+from rlgraph.pipelines.fuse import drawn
+from rlgraph.pipelines.problem import Model, Problem
+from rlgraph.pipelines.timetable import one_f_one_b
 
 
 class Pipeline:
-    """The schedule of one model; every rank of a pipeline calls it with the same rows."""
+    """One model's stages; every rank of a pipeline calls it with the same rows."""
 
-    def __init__(self, model: GPTModel, angles: Angles, vocab: int, pad_id: int, logit_numbers: int) -> None:
-        self._model, self._angles, self._pad_id = model, angles, pad_id
+    def __init__(
+        self, model: GPTModel, shape: Shape, kind: ModelKind, pad_id: int, logit_numbers: int, stages: Stages
+    ) -> None:
+        self.stages, self._model, self._pad_id = stages, model, pad_id
+        self._angles = angles(shape, model.config)
+        self._work, self._kept = float(count(shape, kind)), float(shape.layers * shape.hidden)
         self._places, self._context = Places(model), Context()
-        self._head = _head_of(model, vocab, logit_numbers)
+        self._head = _head_of(model, shape.vocab, logit_numbers)
 
     @torch.no_grad()
     def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
         """The answers to each batch's calls; nothing on ranks before the last stage."""
+        found = []
 
-        def read(batch: Batch, output: Tensor, non_loss_data: bool = True) -> list[Tensor]:
-            return batch.answers(output[0], self._head)
+        def forward(number: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            came, output, batch = self._run(batches[number], arrive)
+            if self.stages.beside(1) is None:
+                found.append(batch.answers(output[0], self._head))
+            return came, output
 
-        def forward(left: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            output, batch = self._run(model, next(left))
-            return output, partial(read, batch)
+        follow([(0, False)] * len(batches), [self._line(forward)], self.stages.channel)
+        return found
 
-        return self._schedule(
-            forward, self._model, iter(batches), len(batches), forward_only=True, collect_non_loss_data=True
+    def model(self, micro_batches: int) -> Model:
+        """Of seconds and memory only the ratio to other models' counts. Seconds go with the parameters, those backward
+        with twice as many, or as all that is computed again; memory with the hidden states of the layers."""
+        backward = 3 if self._model.config.recompute_granularity else 2
+        return Model(
+            "",
+            self.stages.size(),
+            micro_batches,
+            forward=self._work,
+            backward=backward * self._work,
+            memory=self._kept,
+            reverse=self.stages.turned,
         )
 
-    def gradients(self, chunk: nn.Module, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> float:
-        """Adds to the gradients of `chunk`, the model as its optimizer wraps it, those of the blocks' losses; returns
-        the losses' sum, 0 on ranks before the last stage."""
+    def training(
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[], None] | None
+    ) -> tuple[Line, list[Tensor]]:
+        """The blocks as micro-batches of a schedule, and where the losses come on the last stage."""
+        losses: list[Tensor] = []
 
-        def loss(batch: Batch, part: Micro, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(number: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            part = micro(blocks[number])
+            came, output, batch = self._run(batch_of(part.calls, self._pad_id), arrive)
+            if self.stages.beside(1) is not None:
+                return came, output
             value = part.loss(batch.answers(output[0], self._head))
-            if not value.requires_grad:
-                # The stages before wait for a gradient, even if it is 0.
-                value = value + 0 * output[0, 0, 0]
-            # Megatron would divide by the second, if its configuration did not say that the loss is a sum.
-            return value, torch.tensor(0, dtype=torch.int), value.detach()
+            losses.append(value.detach())
+            # The stages before wait for a gradient, even if it is 0.
+            return came, value if value.requires_grad else value + 0 * output[0, 0, 0]
 
-        def forward(left: Iterator[Any], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            part = micro(next(left))
-            output, batch = self._run(model, batch_of(part.calls, self._pad_id))
-            return output, partial(loss, batch, part)
+        return replace(self._line(forward), last=last), losses
 
-        with torch.enable_grad():
-            return float(sum(self._schedule(forward, chunk, iter(blocks), len(blocks))))
+    def _line(self, forward: Callable[[int, Arrive], tuple[Tensor | None, Tensor]]) -> Line:
+        return Line(forward, self.stages.beside(-1), self.stages.beside(1))
 
-    def _run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Batch]:
-        """Of one stage: the hidden states, or on the last one the output at the batch's places, [1, M, outputs]. And
-        the batch as this rank has it."""
+    def _run(self, batch: Batch, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
+        """Of one stage: what came in; the hidden states, or on the last one the output at the batch's places, [1, M,
+        outputs]; and the batch as this rank has it."""
         part, share = self._context.part(batch, self._pad_id)
         self._places.set(part.places.to(device()))
         packed = self._angles.of(part.lengths, share, device())
-        output: Tensor = model(part.ids.to(device()), None, None, packed_seq_params=packed)
-        return output, part
+        came = None
+        if self.stages.beside(-1) is not None:
+            config = self._model.config
+            tokens = part.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+            came = arrive(torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=device()))
+            came.requires_grad_(torch.is_grad_enabled())
+        self._model.set_input_tensor(came)
+        output: Tensor = self._model(part.ids.to(device()), None, None, packed_seq_params=packed)
+        return came, output, part
 
-    def _schedule(
-        self, forward: Callable[..., Any], model: nn.Module, left: Iterator[Any], count: int, **how: bool
-    ) -> list[Any]:
-        if not count:
-            return []
-        run = get_forward_backward_func()
-        # Sizes travel with each micro-batch; these are not read.
-        sizes = {"seq_length": 1, "micro_batch_size": 1}
-        done: list[Any] = run(
-            forward_step_func=forward, data_iterator=left, model=[model], num_microbatches=count, **sizes, **how
-        )
-        return done
+
+Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
+"""Blocks of rows, and what their loss is."""
+
+
+def gradients(trainings: Sequence[Training], last: Callable[[], None] | None = None) -> list[float]:
+    """Adds those of the blocks' losses to the gradients of the weights; returns the sum of each training's losses, 0 on
+    ranks before its model's last stage. last: called before each model's last pass backward.
+
+    One model goes by 1F1B; several, over the same ranks, fill each other's bubbles.
+    """
+    busy = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
+    models = [pipeline.model(blocks) for pipeline, _, _, blocks in busy if blocks]
+    if models:
+        stages = busy[0][0].stages
+        with torch.enable_grad():
+            if len(models) == 1:
+                entries = one_f_one_b(models[0])[next(each for each, _, _, blocks in busy if blocks).stages.rank()]
+            else:
+                entries = drawn(Problem(tuple(models)))[stages.place]
+            follow(entries, [line for _, line, _, blocks in busy if blocks], stages.channel)
+    return [float(sum(losses)) for _, _, losses, _ in busy]
 
 
 def _head_of(model: GPTModel, vocab: int, numbers: int) -> Head:

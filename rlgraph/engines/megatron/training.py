@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -70,9 +69,9 @@ class Trainer:
         self._adam.zero_grad()
         self._overlap.clear()
 
-    def adding(self, last: bool) -> AbstractContextManager[None]:
-        """Around a schedule. last: no more gradients come before the step, so that they travel as they are made."""
-        return self._overlap.during() if last else nullcontext()
+    def complete(self) -> None:
+        """The next pass backward is the last one before the step: gradients travel as it makes them."""
+        self._overlap.complete()
 
     def sum(self) -> None:
         """Adds up what all ranks have of each gradient."""
