@@ -454,16 +454,14 @@ def test_layers_that_are_computed_again_train_as_they_did(ranks: Ranks, folder: 
 def peak(mesh: Mesh, case: Case, layers: int) -> int:
     """Bytes of a pass forward and back with layers computed again; weights and the buffers of gradients are there."""
     from rlgraph.engines.megatron.engine import MegatronEngine
-    from rlgraph.engines.megatron.shim import on_cpu
-    from rlgraph.engines.megatron.training import Trainer
 
     engine = MegatronEngine.open(case.spec(layers), mesh, recompute=True)
     micro = case.micro()
-    with on_cpu():
-        trainer = Trainer(engine.model, True)
-        gradients = (buffer.grad_data for buffer in trainer.chunk.buffers)
-        with Live(itertools.chain(engine.model.parameters(), gradients)) as live:
-            engine._pipeline.gradients(trainer.chunk, [0], lambda block: micro)
+    engine.clear_gradients()
+    assert engine._trainer
+    gradients = (buffer.grad_data for buffer in engine._trainer.chunk.buffers)
+    with Live(itertools.chain(engine.model.parameters(), gradients)) as live:
+        engine.add_gradients([0], lambda block: micro)
     return live.peak
 
 
