@@ -103,6 +103,8 @@ class Pipeline:
             came.requires_grad_(torch.is_grad_enabled())
         self._model.set_input_tensor(came)
         output: Tensor = self._model(part.ids.to(device()), None, None, packed_seq_params=packed)
+        # It would keep it until the next one.
+        self._model.set_input_tensor(None)
         return came, output, part
 
 
