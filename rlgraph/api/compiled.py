@@ -11,7 +11,7 @@ from rlgraph.api.summary import summary
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Graph
 from rlgraph.notation.plain import to_plain
-from rlgraph.runs.options import LOCAL, Options
+from rlgraph.runs.options import LOCAL, RESTARTS, Options
 
 if TYPE_CHECKING:
     from rlgraph.analysis.explain import Explanation
@@ -162,6 +162,7 @@ class Compiled(Compilation):
         on_nonfinite: Literal["stop", "skip"] | None = None,
         save_every: int | str | None = None,
         keep: int | None = None,
+        max_restarts: int = RESTARTS,
         resume: str | Path | None = None,
         changed: bool = False,
         progress: bool = True,
@@ -181,7 +182,7 @@ class Compiled(Compilation):
         timeline that ui.perfetto.dev shows. on_nonfinite: where a gradient is NaN or infinite the run stops (None,
         too), or skips the update and reports how many. save_every: a checkpoint in `out` after so many steps (20) or
         so much time ("10m", "2h"), at the end, and where the run is interrupted; the newest `keep` of them stay (2).
-        resume: the folder of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None
+        max_restarts: how often such a run goes back to the last of them where it has lost a process. resume: the folder of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None
         is as it was there. changed: the program may be another one than was saved. progress: on stderr. None of these
         changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
 
@@ -209,6 +210,7 @@ class Compiled(Compilation):
             on_nonfinite=on_nonfinite,
             save_every=None if save_every is None else str(save_every),
             keep=keep,
+            restarts=max_restarts,
             resume=resume,
             changed=changed,
         )

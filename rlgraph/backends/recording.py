@@ -67,6 +67,11 @@ def recording(folder: Path, program: str, seed: int, after: int | None = None) -
                 folder.rmdir()
 
 
+def is_recording(folder: Path) -> bool:
+    """Whether a run has begun to record there."""
+    return (folder / HEADER).exists()
+
+
 def _begin(folder: Path, program: str, seed: int) -> None:
     from importlib.metadata import version
 

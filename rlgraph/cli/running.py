@@ -14,7 +14,7 @@ import click
 from rlgraph.cli.base import FINE, devices_option, message_format, rlgraph, set_option, settings_of, telling
 from rlgraph.cli.shown import Format, show
 from rlgraph.runs.jsonlines import emit
-from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, Options, backend_spec
+from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -30,6 +30,14 @@ save_every_option = click.option(
 )
 keep_option = click.option(
     "--keep", type=click.IntRange(1), help=f"So many of its checkpoints, the newest.  [default: {KEEP}]"
+)
+restarts_option = click.option(
+    "--max-restarts",
+    "restarts",
+    type=click.IntRange(0),
+    default=RESTARTS,
+    show_default=True,
+    help=f"With {_PROCESSES} and --save-every: if a process is lost, go back to the last checkpoint, so often.",
 )
 changed_option = click.option("--changed", is_flag=True, help="The program may be another one than was saved.")
 
@@ -95,6 +103,7 @@ changed_option = click.option("--changed", is_flag=True, help="The program may b
 )
 @save_every_option
 @keep_option
+@restarts_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
@@ -128,6 +137,7 @@ def run(
     on_nonfinite: Literal["stop", "skip"] | None,
     save_every: str | None,
     keep: int | None,
+    restarts: int,
     resume: Path | None,
     changed: bool,
     debug: bool,
@@ -159,6 +169,7 @@ def run(
         on_nonfinite=on_nonfinite,
         save_every=save_every,
         keep=keep,
+        restarts=restarts,
         resume=resume,
         changed=changed,
     )
@@ -186,6 +197,7 @@ def run(
 @click.option("--steps", type=click.IntRange(1), help="How often the main step runs, with the steps that are done.")
 @save_every_option
 @keep_option
+@restarts_option
 @changed_option
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @message_format
@@ -194,6 +206,7 @@ def resume(
     steps: int | None,
     save_every: str | None,
     keep: int | None,
+    restarts: int,
     changed: bool,
     trace: Path | None,
     form: Format,
@@ -222,6 +235,7 @@ def resume(
             trace=trace,
             save_every=save_every,
             keep=keep,
+            restarts=restarts,
             resume=run,
             changed=changed,
         )

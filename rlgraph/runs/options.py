@@ -78,6 +78,8 @@ def installed() -> dict[str, str]:
 
 KEEP = 2
 """Checkpoints of a run: the newest, and the one before it."""
+RESTARTS = 3
+"""How often a run that is saved goes on by itself after it has lost a process, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Options:
     """How often the run is saved, as `rlgraph.runs.checkpoint.often` reads it; None: never."""
     keep: int | None = None
     """How many of its checkpoints are kept; None: `KEEP`."""
+    restarts: int = RESTARTS
+    """How often a run that is saved, and has lost a process, goes back to its last checkpoint by itself."""
     resume: Path | None = None
     """The folder of the run that is gone on with."""
     changed: bool = False

@@ -14,7 +14,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.checkpoint.often import read_often
-from rlgraph.runs.checkpoint.resuming import as_before, left, newest, restore
+from rlgraph.runs.checkpoint.resuming import as_before, left, newest, newest_step, restore
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder, recording_of
@@ -89,17 +89,60 @@ def run_in(
     shown: Display,
     observer: Observer | None = None,
 ) -> Run:
-    """Runs, writing into a folder if one is given."""
+    """Runs, writing into a folder if one is given. Where a run that is saved on the way has lost a process, it goes back
+    to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
+    left, again = options.restarts if options.save_every and folder else 0, False
+    try:
+        while True:
+            try:
+                return _once(folder, compiled, options, shown, observer, again=again, may_lose=left > 0)
+            except _Lost as lost:
+                assert folder is not None
+                folder, left, again = RunFolder.again(folder.path), left - 1, True
+                last = newest_step(folder.path)
+                options = replace(options, resume=None if last is None else folder.path)
+                where = "begins anew" if last is None else f"goes on from step {last}"
+                more = f"{left} more time{'s' * (left != 1)} if need be" if left else "for the last time"
+                shown.note(f"{lost.error}\nthe run {where} by itself, {more}")
+    finally:
+        shown.close()
+
+
+class _Lost(Exception):
+    """A process of the run is gone, or does not answer; the run can go on without what it had."""
+
+    def __init__(self, error: RunError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+LOST = ("E0740", "E0742")
+"""What is told of a process that is gone, and of one that does not answer."""
+
+
+def _once(
+    folder: RunFolder | None,
+    compiled: Compilation,
+    options: Options,
+    shown: Display,
+    observer: Observer | None,
+    *,
+    again: bool,
+    may_lose: bool,
+) -> Run:
+    """again: the run has begun before. may_lose: `_Lost` takes the place of what is told where a process is lost."""
     made = Run(folder=folder.path if folder else None)
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
-            with _claimed(folder, compiled, options) as checkpoint:
-                _steps(made, folder, compiled, options, watch, checkpoint)
+            with _claimed(folder, compiled, options, again) as checkpoint:
+                _steps(made, folder, compiled, options, watch, checkpoint, again=again, may_lose=may_lose)
             watch.write(options.trace)
         except BaseException as error:
-            if options.resume is None:
+            if may_lose and _is_lost(error):
+                raise _Lost(cast(RunError, error)) from None
+            if options.resume is None and not again:
                 _give_back(made, folder)
             with _told_beside(shown):
                 watch.write(options.trace)
@@ -107,16 +150,21 @@ def run_in(
                 raise Interrupted(made) from None
             raise
         finally:
-            shown.close()
             if folder:
                 folder.close()
     return made
 
 
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, RunError) and any(each.code in LOST for each in error.diagnostics)
+
+
 @contextmanager
-def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) -> Iterator[Checkpoint | None]:
+def _claimed(
+    folder: RunFolder | None, compiled: Compilation, options: Options, again: bool
+) -> Iterator[Checkpoint | None]:
     """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does."""
-    from rlgraph.backends.recording import read_header, recording
+    from rlgraph.backends.recording import is_recording, read_header, recording
 
     if options.save_every is not None:
         read_often(options.save_every)
@@ -127,6 +175,8 @@ def _claimed(folder: RunFolder | None, compiled: Compilation, options: Options) 
         read_header(recording_of(options.replay), compiled.name)
     checkpoint = None if options.resume is None else newest(options.resume, compiled, options)
     after = checkpoint.step if checkpoint else None
+    if again and checkpoint is None and options.record and is_recording(options.record):
+        after = 0
     with recording(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
@@ -141,6 +191,9 @@ def _steps(
     options: Options,
     watch: Watch,
     checkpoint: Checkpoint | None,
+    *,
+    again: bool,
+    may_lose: bool,
 ) -> None:
     with open_backend(compiled, options, watch) as (backend, models):
         made.models.update(models)
@@ -151,6 +204,8 @@ def _steps(
             restore(checkpoint, compiled, options, resumable, watch.display.note)
             done = checkpoint.step
             made.metrics += folder.cut(done)
+        elif again and folder:
+            folder.cut(0)
         saver = Saver(folder, compiled, options, resumable) if folder and options.save_every else None
         try:
             watch.begin(phases, done)
@@ -168,6 +223,8 @@ def _steps(
                 made.saved += folder.save(_trained(made))
             _leave(made)
         except BaseException as error:
+            if may_lose and _is_lost(error):
+                raise
             _count_updates(made, backend.trained())
             _rescue(made, folder, watch.display, saver)
             if isinstance(error, KeyboardInterrupt):
@@ -209,7 +266,7 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | 
             made.saved += folder.save({name: model})
     for path in made.saved:
         shown.note(f"saved {path}")
-    if saver and (last := saver.last_there()) is not None:
+    if saver and (last := newest_step(folder.path)) is not None:
         shown.note(f"go on from step {last} with `rlgraph resume {folder.path}`")
 
 

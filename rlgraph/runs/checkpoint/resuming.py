@@ -43,6 +43,12 @@ def as_before(options: Options, run: Path) -> Options:
     return replace(options, seed=before["seed"], **found)
 
 
+def newest_step(run: Path) -> int | None:
+    """The step of a run's newest checkpoint; None: there is none."""
+    found = disk.newest(run / CHECKPOINTS)
+    return None if found is None else disk.step_of(found)
+
+
 def newest(run: Path, compiled: Compilation, options: Options) -> Checkpoint:
     """The checkpoint that a run goes on from. Raises UsageMistake where there is none, where the program is another
     one, or where all steps are done."""

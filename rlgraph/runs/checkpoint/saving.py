@@ -85,11 +85,6 @@ class Saver:
         self.often.saved()
         return written
 
-    def last_there(self) -> int | None:
-        """The step of the newest checkpoint."""
-        found = disk.newest(self.place)
-        return None if found is None else disk.step_of(found)
-
     def _fill(self, folder: Path) -> None:
         program, source = self.compiled.program, self.compiled.source.text
         header = {
