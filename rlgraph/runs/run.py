@@ -89,7 +89,7 @@ def run_in(
     shown: Display,
     observer: Observer | None = None,
 ) -> Run:
-    """Runs, writing into a folder if one is given. Where a run that is saved on the way has lost a process, it goes back
+    """Runs, writing into a folder if one is given. A run that is saved on the way, and has lost a process, goes back
     to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
     left, again = options.restarts if options.save_every and folder else 0, False
