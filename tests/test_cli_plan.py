@@ -173,8 +173,8 @@ def test_what_is_expected_of_two_plans(
 ) -> None:
     document = json.loads((folder / "a.json").read_text())
     for name, seconds in zip(plans, (8.0, 7.0), strict=True):
-        (folder / name).write_text(json.dumps({**document, "predicted": {"seconds": {"step": seconds, "train": 2.5}}}))
-    assert told(capsys, "diff", *plans) == (1, "predicted\n  seconds.step: 8 -> 7 (-12.5%)\n", "")
+        (folder / name).write_text(json.dumps({**document, "predicted": {"seconds": seconds, "gap": 0.25}}))
+    assert told(capsys, "diff", *plans) == (1, "predicted\n  seconds: 8 -> 7 (-12.5%)\n", "")
 
 
 def test_a_plan_file_fixes_program_and_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_files_that_are_no_plans(
         assert name in err, (name, err)
         assert err.count("error[") == 1 and len(err) < 1000, (name, err)
     (folder / "folder.json").mkdir()
-    for name, message in (("folder", "is a directory"), ("missing", "no such file")):
+    for name, message in (("folder", "it is a folder"), ("missing", "no such file")):
         code, out, err = told(capsys, *command, f"{name}.json")
         assert (code, out) == (1, "") and message in err
 

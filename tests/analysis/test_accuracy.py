@@ -45,7 +45,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ("H100-80GB SXM", "H101-80GB", "no device of the table; did it mean `h100-80gb`"),
         ("Qwen/Qwen3-32B", "Qwen/Qwen3-33B", "not known here; did it mean `Qwen/Qwen3-32B`"),
         ("generate (per token)", "dreaming", "phase `dreaming`"),
-        ("Qwen/Qwen3-32B", '"GPT (2 layers, hidden 0)"', "above 0"),
+        ("Qwen/Qwen3-32B", '"GPT (2 layers, hidden 0)"', "a whole number from 1"),
         ("vllm 0.12.0", "abacus", "has no engine here"),
         (",1024,1024,8,", ",1024,1024,,", "how many rows"),
         (",1024,1024,8,", ",,,8,", "how long prompts"),
