@@ -68,7 +68,7 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
     if isinstance(value, np.ndarray) and value.dtype.kind in "bif":
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(value)).clone()
+        tensors[path] = torch.from_numpy(np.array(value, order="C"))
         return {"array": path}
     if isinstance(value, np.generic) and value.dtype.kind in "bif":
         return {"number": [value.dtype.str, encoded(value.item(), path, tensors)]}
