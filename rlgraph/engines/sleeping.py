@@ -78,7 +78,7 @@ class Sleeper:
         None: storages are resized."""
         self.arenas = arenas or Arenas()
         self.asleep = False
-        self.late = False
+        self._late = False
         """They were written into while it slept, which the engine is told when it wakes up."""
         self._empty, self._refill = empty, refill
         self._copies: dict[int, _Copy] = {}
@@ -91,7 +91,7 @@ class Sleeper:
     def changed(self) -> bool:
         """Somebody has written into the weights, or into what an optimizer keeps: whether the engine can do now what
         follows from that, and not only when the model wakes up."""
-        self._changed, self.late = True, self.asleep
+        self._changed, self._late = True, self.asleep
         return not self.asleep
 
     @torch.no_grad()
@@ -141,8 +141,8 @@ class Sleeper:
         return Switched(time.perf_counter() - began, moved, start)
 
     @torch.no_grad()
-    def wake(self) -> Switched:
-        """Takes the memory again, and fills it."""
+    def wake(self, written: Callable[[], object]) -> Switched:
+        """Takes the memory again, and fills it. written: called then, if somebody wrote into it meanwhile."""
         assert self.asleep, "a model that is awake is not woken"
         start, began, moved = time.time(), time.perf_counter(), 0
         there = [(each, each.storage) for each in self._copies.values() if each.storage is not None]
@@ -166,7 +166,10 @@ class Sleeper:
             # Whoever makes new tensors must be able to forget these.
             each.storage = None
         self.asleep = self._changed = False
-        return Switched(time.perf_counter() - began, moved, start)
+        switched = Switched(time.perf_counter() - began, moved, start)
+        if self._late:
+            written()
+        return switched
 
     def here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """These tensors; of a model that sleeps their copies on the host, which may be read and written. What is lost

@@ -26,6 +26,7 @@ from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
+from tests.backends.costs import Free
 
 LONGEST = 3.0
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((LONGEST,)))
@@ -64,7 +65,7 @@ place actor.generate on all(engine=transformers)
 """
 
 
-class Seconds:
+class Seconds(Free):
     """Each kind of work takes what it is said to take."""
 
     def __init__(self, generate: float, train: float, sync: float = 1.0) -> None:
@@ -80,20 +81,8 @@ class Seconds:
         takes = self.takes[operation]
         return Sampled(Cost(compute=takes), [takes] * len(answers))
 
-    def host(self, op: str, count: float) -> Cost:
-        return Cost()
-
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=self.sent)
-
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
-        return Cost()
-
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        return Cost()
-
-    def order(self, group: str, copies: int | None = None) -> Cost:
-        return Cost()
 
 
 @pytest.fixture(scope="module")

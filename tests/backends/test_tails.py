@@ -19,6 +19,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Pace, Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
+from tests.backends.costs import Free
 
 COPIES = 4
 ROWS = 24
@@ -41,7 +42,7 @@ stream rollout(block=1, deal=free)
 """
 
 
-class Alike:
+class Alike(Free):
     """A token takes a second and a tenth for each row that is sampled with it, to read a row again a while, and to
     score one longer than that."""
 
@@ -63,21 +64,6 @@ class Alike:
             seconds += (answers[row] - before) * step(len(answers) - number)
             before, ends[row] = answers[row], seconds
         return Sampled(Cost(compute=seconds), ends, pace)
-
-    def host(self, op: str, count: float) -> Cost:
-        return Cost()
-
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
-        return Cost()
-
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
-        return Cost()
-
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        return Cost()
-
-    def order(self, group: str, copies: int | None = None) -> Cost:
-        return Cost()
 
 
 def step(rows: int) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import AnyStr
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
@@ -167,6 +169,12 @@ def _number(text: str, rng: random.Random) -> str:
 
 def _line(text: str, rng: random.Random) -> str:
     lines = text.splitlines()
+    disturb(lines, rng, "    ", lambda at, to: lines.insert(to, rng.choice(LINES)))
+    return "\n".join(lines) + "\n"
+
+
+def disturb(lines: list[AnyStr], rng: random.Random, indent: AnyStr, otherwise: Callable[[int, int], object]) -> None:
+    """A line is lost, doubled, moved or indented otherwise. otherwise: a fifth accident, given the places of two lines."""
     at, to = rng.randrange(len(lines)), rng.randrange(len(lines))
     kind = rng.randrange(5)
     if kind == 0:
@@ -176,10 +184,9 @@ def _line(text: str, rng: random.Random) -> str:
     elif kind == 2:
         lines.insert(to, lines.pop(at))
     elif kind == 3:
-        lines[at] = ("    " + lines[at]) if rng.random() < 0.5 else lines[at].removeprefix("    ")
+        lines[at] = indent + lines[at] if rng.random() < 0.5 else lines[at].removeprefix(indent)
     else:
-        lines.insert(to, rng.choice(LINES))
-    return "\n".join(lines) + "\n"
+        otherwise(at, to)
 
 
 def _fit(text: str, rng: random.Random) -> str:

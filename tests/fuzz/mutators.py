@@ -10,6 +10,8 @@ import random
 import re
 from collections.abc import Sequence
 
+from tests.dsl.mutants import disturb
+
 _TOKEN = re.compile(rb'"[^"\n]*"|\d[\w.]*|[^\W\d]\w*|[ \t]+|\n|.', re.DOTALL)
 
 ODD = tuple(
@@ -151,18 +153,11 @@ def _byte(text: bytes, rng: random.Random) -> bytes:
 
 def _line(text: bytes, rng: random.Random) -> bytes:
     lines = text.splitlines(keepends=True) or [b""]
-    at, to = rng.randrange(len(lines)), rng.randrange(len(lines))
-    kind = rng.randrange(5)
-    if kind == 0:
-        del lines[at]
-    elif kind == 1:
-        lines.insert(to, lines[at])
-    elif kind == 2:
-        lines.insert(to, lines.pop(at))
-    elif kind == 3:
-        lines[at] = b"    " + lines[at] if rng.random() < 0.5 else lines[at].removeprefix(b"    ")
-    else:
+
+    def repeat(at: int, to: int) -> None:
         lines[at:at] = lines[at : at + 1] * rng.choice((2, 50))
+
+    disturb(lines, rng, b"    ", repeat)
     return b"".join(lines)
 
 

@@ -73,7 +73,6 @@ class MegatronEngine:
         self.spec, self.codec, self._stages = spec, codec, Stages(turned)
         self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
         self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
-        self._turned = turned
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._logit_numbers = logit_numbers
         self._pipeline = Pipeline(self.model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages)
@@ -248,10 +247,7 @@ class MegatronEngine:
 
     def wake(self) -> Switched:
         """Takes it again."""
-        switched = self.rest.wake()
-        if self.rest.late:
-            self.written()
-        return switched
+        return self.rest.wake(self.written)
 
     def moments(self) -> Moments:
         """What this rank's optimizer keeps, live; nothing before the first update."""
@@ -283,7 +279,7 @@ class MegatronEngine:
             block_tokens=self._block_tokens,
             logit_numbers=self._logit_numbers,
             recompute=self._recompute,
-            turned=self._turned,
+            turned=self._stages.turned,
         )
         other.load_state(self.tensors())
         return other

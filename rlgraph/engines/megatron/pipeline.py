@@ -118,17 +118,17 @@ def gradients(trainings: Sequence[Training], last: Callable[[], None] | None = N
 
     One model goes by 1F1B; several, over the same ranks, fill each other's bubbles.
     """
-    busy = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
-    models = [pipeline.model(blocks) for pipeline, _, _, blocks in busy if blocks]
-    if models:
-        stages = busy[0][0].stages
+    parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
+    busy = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
+    if busy:
+        (stages, _, model), *others = busy
+        if others:
+            entries = drawn(Problem(tuple(each for _, _, each in busy)))[stages.place]
+        else:
+            entries = one_f_one_b(model)[stages.rank()]
         with torch.enable_grad():
-            if len(models) == 1:
-                entries = one_f_one_b(models[0])[next(each for each, _, _, blocks in busy if blocks).stages.rank()]
-            else:
-                entries = drawn(Problem(tuple(models)))[stages.place]
-            follow(entries, [line for _, line, _, blocks in busy if blocks], stages.channel)
-    return [float(sum(losses)) for _, _, losses, _ in busy]
+            follow(entries, [line for _, line, _ in busy], stages.channel)
+    return [float(sum(losses)) for _, _, losses, _ in parts]
 
 
 def _head_of(model: GPTModel, vocab: int, numbers: int) -> Head:

@@ -452,10 +452,7 @@ class TransformersEngine:
 
     def wake(self) -> Switched:
         """Takes it again."""
-        switched = self.rest.wake()
-        if self.rest.late:
-            self.written()
-        return switched
+        return self.rest.wake(self.written)
 
     @property
     def _held(self) -> dict[str, Tensor]:

@@ -358,10 +358,7 @@ class VllmEngine:
 
     def wake(self) -> Switched:
         """Takes it again."""
-        switched = self.rest.wake()
-        if self.rest.late:
-            self.written()
-        return switched
+        return self.rest.wake(self.written)
 
     def state(self) -> State:
         """A copy of this rank's weights."""

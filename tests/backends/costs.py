@@ -1,0 +1,26 @@
+"""Costs for tests in virtual time, of which each says what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.cost.time import Batch, Cost
+
+
+class Free:
+    """All that is not a model's work takes no time."""
+
+    def host(self, op: str, count: float) -> Cost:
+        return Cost()
+
+    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+        return Cost()
+
+    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+        return Cost()
+
+    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+        return Cost()
+
+    def order(self, group: str, copies: int | None = None) -> Cost:
+        return Cost()
