@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -53,6 +54,19 @@ def declare(line: str) -> Spec:
     args = tuple(ast.literal_eval(node) for node in call.args)
     values = {name: ast.literal_eval(node) for name, node in options.items()}
     return Spec(call.func.id, args, values, span(call), spans)
+
+
+def pytest_unconfigure() -> None:
+    # Some extension modules complain where theirs is still there in the end.
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled() -> None:
+    """What is there by now stays there, thousands of modules and tests: the garbage collector, which some tests call
+    again and again, need not look at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(name="declare")

@@ -8,7 +8,6 @@ power cannot stop it. That thread writes first where the code was.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import importlib
 import importlib.util
@@ -25,7 +24,10 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Wrong(Exception):
@@ -45,7 +47,7 @@ class Child:
         self.file, self.name = file, name
         self.module: ModuleType | None = None
         self.objects: dict[int, Any] = {}
-        self.runner = asyncio.Runner()
+        self.runner: asyncio.Runner | None = None
 
     def load(self) -> ModuleType:
         """The user's module; a file has a name as a module that cannot hide another one."""
@@ -153,7 +155,14 @@ class Child:
 
     def settle(self, value: Any) -> Any:
         """`value`, awaited where it must be, in the same event loop each time: clients rely on it."""
-        return self.runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        if self.runner is None:
+            # It takes longer to import than all else here, and few files need it.
+            import asyncio
+
+            self.runner = asyncio.Runner()
+        return self.runner.run(_awaited(value))
 
 
 def _characters(text: str, method: str) -> str:

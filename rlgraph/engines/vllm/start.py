@@ -89,6 +89,8 @@ def start(
     )
     if shape.experts:
         _group_experts()
+    # vLLM has the garbage collector look several times at all that is there: at thousands of modules, for seconds.
+    gc.freeze()
     try:
         engine = LLMEngine.from_engine_args(asked)
     except (ValueError, NotImplementedError) as error:
