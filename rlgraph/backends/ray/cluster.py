@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +13,7 @@ from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.sessions import apart, own_signals
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, Worker, WorkerSpec
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
@@ -153,25 +152,23 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # What workers print stays in their logs: failures say where those are.
     common = {"log_to_driver": False, "logging_level": "ERROR"}
-    before = signal.getsignal(signal.SIGTERM)
     try:
         if address and address != "local":
             _check_address(address)
-            ray.init(address=address, **common)
+            with own_signals():
+                ray.init(address=address, **common)
         else:
             # Nobody is told how Ray is used from here, unless the user has said so.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init("local", include_dashboard=False, **_local_room(plan, note), **common)
+            room = _local_room(plan, note)
+            with own_signals(), apart():
+                ray.init("local", include_dashboard=False, **room, **common)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(
             f"{where} cannot be reached: {str(error).splitlines()[0]}",
             "`ray status` shows which cluster runs; leave --address out to start one here",
         ) from None
-    finally:
-        # Ray ends the process on SIGTERM; whoever cared for it before saves the models first.
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _local_room(plan: Plan, note: Callable[[str], None]) -> dict[str, int]:

@@ -393,9 +393,11 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
             (where / "sleep").touch()
         for where in runs:
             wait_for((where / "sleeping").is_file)
-        os.killpg(runs[folder].pid, signal.SIGINT)
+        # Ray itself would end with its group, before the models are saved.
+        os.killpg(runs[folder].pid, signal.SIGTERM)
         code, text = ended(runs[folder], 30)
         assert code == 130, text
+        assert "saved out/models/actor\ninterrupted after " in text
         assert (folder / "out" / "models" / "actor" / "config.json").is_file(), text
         assert runs[other].poll() is None
         # As when memory runs out: neither the command nor the actors get to clean up.
