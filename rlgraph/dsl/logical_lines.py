@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 
 from lark import Token
+from lark.lexer import BasicLexer, LexerThread
 
 from rlgraph.dsl import words
 from rlgraph.dsl.tables import parser
@@ -129,11 +132,20 @@ def _join(found: Lines, text: str) -> None:
         found.lines.append(line)
 
 
+@cache
+def _lexer() -> BasicLexer:
+    """It gives blanks and comments, too. `Lark.lex` would make it anew for each text, which takes as long as to parse
+    one."""
+    settings = copy(parser().lexer_conf)
+    settings.ignore = ()
+    return BasicLexer(settings)
+
+
 def _tokens(found: Lines, text: str) -> list[Token]:
     """All tokens but blanks and comments; the comments are kept aside."""
     tokens = []
     end_of_last = 0
-    for token in parser().lex(text, dont_ignore=True):
+    for token in LexerThread.from_text(_lexer(), text).lex(None):  # type: ignore[no-untyped-call]
         if token.type == "BLANK":
             continue
         line, column = position(token)

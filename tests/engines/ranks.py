@@ -53,6 +53,8 @@ class Ranks:
 
 def _serve(rank: int, jobs: Any, results: Any) -> None:
     torch.set_num_threads(1)
+    # What was imported stays: the collector need not look at it after each job.
+    gc.freeze()
     while True:
         mesh, address, job, arguments = jobs.get()
         try:

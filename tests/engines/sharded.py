@@ -35,6 +35,8 @@ _USUAL: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }
+_SHORT = {"num_hidden_layers": 2}
+"""Of those that no pipeline cuts into stages of several layers: between processes each layer takes long."""
 _THETA = {"rope_type": "default", "rope_theta": 1e6}
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -45,13 +47,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2": ("qwen2", _USUAL | {"rope_parameters": _THETA}),
+    "qwen2": ("qwen2", _USUAL | _SHORT | {"rope_parameters": _THETA}),
     "tied": ("qwen2", _USUAL | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama": ("llama", _USUAL | {"rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5}),
-    "mistral": ("mistral", _USUAL | {"sliding_window": None}),
-    "phi3": ("phi3", _USUAL | {"pad_token_id": 0}),
+    "mistral": ("mistral", _USUAL | _SHORT | {"sliding_window": None}),
+    "phi3": ("phi3", _USUAL | _SHORT | {"pad_token_id": 0}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
-    "mixtral": ("mixtral", _USUAL | {"num_local_experts": 4, "num_key_value_heads": 4}),
+    "mixtral": ("mixtral", _USUAL | _SHORT | {"num_local_experts": 4, "num_key_value_heads": 4}),
     "qwen2_moe": (
         "qwen2_moe",
         _USUAL
@@ -120,9 +122,9 @@ def ask(engine: Any, kind: ModelKind, sequences: Sequences, temperatures: Sequen
         return [engine.values(sequences)]
     if kind == "reward_lm":
         return [engine.score(sequences)]
-    found = []
+    once = temperatures[len(temperatures) // 2]
+    found = [engine.logprobs(sequences, once), engine.entropy(sequences, once)]
     for temperature in temperatures:
-        found += [engine.logprobs(sequences, temperature), engine.entropy(sequences, temperature)]
         found += engine.logprobs_and_entropy(sequences, temperature)
     return found
 

@@ -101,6 +101,8 @@ def _initialize(mesh: Mesh) -> None:
             context_parallel_size=mesh.length("cp"),
             expert_model_parallel_size=mesh.length("ep"),
             order="tp-cp-ep-dp-pp",
+            # Only Megatron's own checkpoints need groups of gloo beside those that compute.
+            create_gloo_process_groups=False,
         )
     finally:
         parallel_state.RankGenerator = own

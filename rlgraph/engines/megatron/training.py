@@ -56,7 +56,7 @@ class Trainer:
             params_dtype=dtype,
             use_distributed_optimizer=distributed,
         )
-        self._adam = get_megatron_optimizer(config, [self.chunk])
+        self._adam = get_megatron_optimizer(config, [self.chunk], use_gloo_process_groups=False)
 
     @property
     def adam(self) -> Any:
