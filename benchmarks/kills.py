@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ class Killed:
 
     def __init__(self, folder: Path, moment: int) -> None:
         self.folder, self.moment, self.count = str(folder), moment, 0
+        self._numbers = count(1)
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -161,8 +163,9 @@ class Killed:
             self._passed()
 
     def _passed(self) -> None:
-        self.count += 1
-        if self.count == self.moment:
+        # A checkpoint is written by another thread: each moment has a number of its own.
+        self.count = number = next(self._numbers)
+        if number == self.moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def opening(self, what: str) -> None: ...

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,26 @@ class SavedModel:
     def files(self, kind: str) -> list[Path]:
         """`weights`, `moments` or `past-VERSION`: one file, or those of several ranks."""
         return sorted([*self.place.glob(f"{kind}.safetensors"), *self.place.glob(f"{kind}-rank*.safetensors")])
+
+
+class Kept(Protocol):
+    """What a step left of a model. Steps that come may read it, and wait before they change it until it is written."""
+
+    def begin(self, place: Path) -> None:
+        """Whoever has it may begin to write it into a folder."""
+        ...
+
+    def end(self) -> SavedModel:
+        """Waits until it is written. Raises OSError, Diverged, RunError."""
+        ...
+
+    def free(self) -> None:
+        """Nobody waits for it any more, written or not."""
+        ...
+
+
+class Torn(Exception):
+    """A model that a step has begun to change."""
 
 
 class Diverged(ValueError):

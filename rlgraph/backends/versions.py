@@ -117,10 +117,11 @@ class PastWeights:
         """None: these are the present ones."""
         return self._past.get(version)
 
-    def kept(self) -> dict[int, State]:
-        """All that there are; nobody writes into them."""
+    def kept(self, number: int) -> dict[int, State]:
+        """Those that a step after this one may read; nobody writes into them."""
+        oldest = self.versions.oldest(self.model, number + 1)
         with self._lock:
-            return dict(self._past)
+            return {version: state for version, state in self._past.items() if version >= oldest}
 
     def restore(self, changed: int, past: Mapping[int, State]) -> None:
         """As another process has left it: the last step that changed the weights, and those before them."""

@@ -7,6 +7,7 @@ same calls move the same bytes from one storage to another.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ class Sleeper:
         self._late = False
         """They were written into while it slept, which the engine is told when it wakes up."""
         self._empty, self._refill = empty, refill
+        self._switches = threading.Lock()
+        """Of who puts it to sleep or wakes it up, and of who reads it beside that."""
         self._copies: dict[int, _Copy] = {}
         """By storage."""
         self._changed = True
@@ -102,6 +105,10 @@ class Sleeper:
         is there by chance, as the gradients of a step that goes on. lost: what nobody needs again, though it may be one
         of the weights; it wakes up as zeros.
         """
+        with self._switches:
+            return self._sleep(weights, once, lost)
+
+    def _sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor], lost: Iterable[Tensor]) -> Switched:
         assert not self.asleep, "a model that sleeps is not put to sleep"
         start, began, moved = time.time(), time.perf_counter(), 0
         kinds = ((lost, False, False), (weights, True, True), (once, False, True))
@@ -143,6 +150,13 @@ class Sleeper:
     @torch.no_grad()
     def wake(self, written: Callable[[], object]) -> Switched:
         """Takes the memory again, and fills it. written: called then, if somebody wrote into it meanwhile."""
+        with self._switches:
+            switched = self._wake()
+        if self._late:
+            written()
+        return switched
+
+    def _wake(self) -> Switched:
         assert self.asleep, "a model that is awake is not woken"
         start, began, moved = time.time(), time.perf_counter(), 0
         there = [(each, each.storage) for each in self._copies.values() if each.storage is not None]
@@ -166,10 +180,13 @@ class Sleeper:
             # Whoever makes new tensors must be able to forget these.
             each.storage = None
         self.asleep = self._changed = False
-        switched = Switched(time.perf_counter() - began, moved, start)
-        if self._late:
-            written()
-        return switched
+        return Switched(time.perf_counter() - began, moved, start)
+
+    @contextmanager
+    def reading(self, tensor: Tensor) -> Iterator[Tensor]:
+        """For a thread beside the one that works with the model: where a tensor of it is now, and stays meanwhile."""
+        with self._switches:
+            yield self._copied(tensor) if self.asleep else tensor
 
     def here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """These tensors; of a model that sleeps their copies on the host, which may be read and written. What is lost

@@ -7,9 +7,13 @@ global indices: `model.norm.weight[0:16]`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ctypes import c_ubyte
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +27,8 @@ from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
 """Bytes that are copied at a time."""
+_LOOKED_AT = 1 << 15
+"""Numbers that are looked at together: no more than torch gives one thread, which others compute beside."""
 
 _TYPES = {
     torch.float64: "F64",
@@ -39,51 +45,105 @@ _TYPES = {
 _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
-def write(file: Path, tensors: Mapping[str, Tensor], bucket: int = BUCKET) -> str:
+Reading = Callable[[Tensor], AbstractContextManager[Tensor]]
+"""A tensor where it is now, and stays while the context lasts."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of a tensor. It is cut out where the tensor is when it is read: of one that sleeps nothing can be."""
+
+    of: Tensor
+    at: tuple[slice, ...]
+    """Of each dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(each.stop - each.start for each in self.at)
+
+
+def write(
+    file: Path, tensors: Mapping[str, Tensor | View], bucket: int = BUCKET, reading: Reading = nullcontext
+) -> str:
     """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No
-    more than a bucket of them is copied at a time: safetensors' own writer wants all of them on the host, and in one
-    piece each, which parts of others are not. Raises OSError."""
+    more than a bucket of them is copied at a time, and none of what lies on the host in one piece: safetensors' own
+    writer wants all of them so, which parts of others are not. May be called beside what reads the tensors, which may
+    move them with `reading`. Raises OSError."""
     header, end, odd = {}, 0, ""
-    tensors = dict(sorted(tensors.items()))
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    views = {name: each if isinstance(each, View) else _all(each) for name, each in sorted(tensors.items())}
+    for name, view in views.items():
+        start, end = end, end + math.prod(view.shape) * view.of.element_size()
+        header[name] = {"dtype": _TYPES[view.of.dtype], "shape": list(view.shape), "data_offsets": [start, end]}
     said = json.dumps(header).encode()
     said += b" " * (-len(said) % 8)
     with file.open("wb") as out:
         out.write(len(said).to_bytes(8, "little") + said)
-        for name, tensor in tensors.items():
-            finite = _copied(out, tensor.detach(), bucket)
-            odd = odd if finite or odd else name
+        for name, view in views.items():
+            cuts = _cuts(view.shape, view.of.element_size(), bucket)
+            finite = [_copied(out, view, cut, reading) for cut in cuts]
+            odd = odd if all(finite) or odd else name
         out.flush()
         os.fsync(out.fileno())
     return odd
 
 
-def _copied(out: IO[bytes], tensor: Tensor, bucket: int) -> bool:
-    """Whether all of it is finite."""
-    size = tensor.numel() * tensor.element_size()
-    if not size:
-        return True
-    if size > bucket and tensor.shape[0] > 1:
-        rows = max(1, bucket * tensor.shape[0] // size)
-        return all([_copied(out, part, bucket) for part in tensor.split(rows)])
-    if size > bucket and tensor.dim() > 1:
-        return _copied(out, tensor[0], bucket)
-    here = tensor.to("cpu").contiguous()
-    out.write(here.reshape(-1).view(torch.uint8).numpy().data)
-    return not here.is_floating_point() or bool(here.isfinite().all())
+def _all(tensor: Tensor) -> View:
+    return View(tensor, tuple(slice(0, size) for size in tensor.shape))
+
+
+Cut = tuple[int | slice, ...]
+
+
+def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
+    """Pieces of no more than a bucket each, in the order of their numbers, of `width` bytes."""
+    row = math.prod(shape[1:]) * width
+    if not math.prod(shape):
+        return
+    if not shape or shape[0] * row <= bucket:
+        yield ()
+    elif row > bucket:
+        for at in range(shape[0]):
+            yield from ((at, *inner) for inner in _cuts(shape[1:], width, bucket))
+    else:
+        rows = max(1, bucket // row)
+        yield from ((slice(start, start + rows),) for start in range(0, shape[0], rows))
+
+
+def _copied(out: IO[bytes], view: View, cut: Cut, reading: Reading) -> bool:
+    """Whether all of a piece is finite."""
+    with reading(view.of) as there, _beside(there):
+        here = there.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
+        # As an array of numpy its storage could not be emptied any more, when its model is put to sleep.
+        out.write((c_ubyte * (here.numel() * here.element_size())).from_address(here.data_ptr()))
+        return not here.is_floating_point() or all(map(_finite, here.split(_LOOKED_AT)))
+
+
+@contextmanager
+def _beside(tensor: Tensor) -> Iterator[None]:
+    """What is copied from a device is copied beside what is computed there, and behind what was before."""
+    if not tensor.is_cuda:
+        yield
+        return
+    own = torch.cuda.Stream(tensor.device)
+    own.wait_stream(torch.cuda.default_stream(tensor.device))
+    with torch.cuda.stream(own):
+        yield
+
+
+def _finite(numbers: Tensor) -> bool:
+    """Without room for as many again: the least and the largest are NaN where one of them is."""
+    return all(bool(end.isfinite()) for end in numbers.aminmax())
 
 
 def chosen(
     tensors: Mapping[str, Tensor], layout: Iterable[Local], boxes: Iterable[TensorBox], whole_of: Mapping[str, Box]
-) -> dict[str, Tensor]:
-    """Parts of a rank's tensors, as views, by what they are called in a file. layout: of these tensors, layer by layer.
-    boxes: those that are wanted of the global tensors; whole_of: all of each."""
+) -> dict[str, View]:
+    """Parts of a rank's tensors, by what they are called in a file. layout: of these tensors, layer by layer. boxes:
+    those that are wanted of the global tensors; whole_of: all of each."""
     wanted: dict[str, list[Box]] = {}
     for name, box in boxes:
         wanted.setdefault(name, []).append(box)
-    found = {}
+    found: dict[str, View] = {}
     for local in layout:
         for piece in local.pieces:
             for box in wanted.get(piece.name, ()):
@@ -91,7 +151,7 @@ def chosen(
                 if inner is not None:
                     lies = zip(inner, piece.box, piece.at, strict=True)
                     at = tuple(slice(low - first + to, high - first + to) for (low, high), (first, _), to in lies)
-                    found[_key(piece.name, inner, whole_of[piece.name])] = tensors[local.name][at]
+                    found[_key(piece.name, inner, whole_of[piece.name])] = View(tensors[local.name], at)
     return found
 
 

@@ -65,6 +65,7 @@ def open_backend(
         record=options.record and options.record.resolve(),
         replay=options.replay and recording_of(options.replay).resolve(),
         skips=options.on_nonfinite == "skip",
+        saves=options.save_every is not None,
     )
     module, _, name = spec.opens.partition(":")
     with _one_torch_thread():

@@ -168,9 +168,9 @@ class RunFolder:
         return written
 
     def to_disk(self) -> None:
-        """What was written is there after a power failure, too. Raises OSError."""
+        """What was written is there after a power failure, too. May be called beside `step`, which leaves nothing in
+        its buffers. Raises OSError."""
         for file in filter(None, (self._metrics, self._trace)):
-            file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:

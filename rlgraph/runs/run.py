@@ -224,6 +224,8 @@ def _steps(
             _leave(made)
         except BaseException as error:
             if may_lose and _is_lost(error):
+                if saver:
+                    saver.leave()
                 raise
             _count_updates(made, backend.trained())
             _rescue(made, folder, watch.display, saver)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.process.saving import need_same, parts, read_part, stock_of, write_part
+from rlgraph.backends.process.saving import left_of, need_same, parts, read_part, stock_of, write_part
 from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
@@ -27,6 +27,7 @@ from rlgraph.ir.layout import Local, Piece, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 from rlgraph.transfers.owners import owners
+from tests.cost.live import Live
 from tests.engines import sharded
 from tests.engines.ranks import Ranks
 from tests.engines.sharded import Clipped, Task, elsewhere, rows
@@ -54,7 +55,7 @@ def kept(state: ModelState, place: Path) -> None:
         stocks = [None] * dist.get_world_size()
         dist.all_gather_object(stocks, stock_of(state))
     own = parts(stocks)[dist.get_rank() if dist.is_initialized() else 0]
-    assert not write_part(state, place, own).failure
+    assert not write_part(state, left_of(state), place, own).failure
     if dist.is_initialized():
         dist.barrier()
 
@@ -177,6 +178,27 @@ def test_a_stretch_of_memory_is_boxes(shape: tuple[int, ...]) -> None:
             both = tuple(slice(max(a, low), min(b, high)) for (a, b), (low, high) in zip(box, cut, strict=True))
             wanted[both] = places[both]
             assert (held == wanted).all()
+
+
+def test_no_more_than_a_bucket_is_needed_beside_what_is_written(tmp_path: Path) -> None:
+    bucket, whole = 1 << 18, torch.randn(600, 700)
+    wide = whole.bfloat16().t()
+    with Live([whole, wide]) as live:
+        assert write(tmp_path / "lies.safetensors", {"whole": whole}, bucket) == ""
+        # What the numbers are looked at for.
+        assert live.peak < 100
+        assert write(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket) == ""
+        assert bucket / 2 < live.peak < bucket + 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, odd: float, tmp_path: Path) -> None:
+    for place in (0, 4_000, 40_000, 99_999):
+        tensor = torch.full((100, 1000), torch.finfo(dtype).max, dtype=dtype)
+        assert write(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16) == ""
+        tensor.view(-1)[place] = odd
+        assert write(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16) == "a"
 
 
 def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) -> None:

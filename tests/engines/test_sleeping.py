@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from rlgraph.engines.base import Call, Micro, TrainOptions
 from rlgraph.engines.sleeping import Arenas, Sleeper
 from rlgraph.engines.sources import ModelSpec, RandomSource
+from rlgraph.engines.stored import View, write
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.models.adapters import Adapters
 from tests.cost.allocated import Everywhere
@@ -69,6 +72,35 @@ def test_weights_are_read_and_written_where_they_sleep(tmp_path: Path) -> None:
     for each in (awake, sleeping):
         updates(each, "causal_lm", TASK, TASK.blocks[0])
     assert same(awake.state(), sleeping.state()) and same(kept(awake), kept(sleeping))
+
+
+def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path: Path) -> None:
+    """Piece by piece, whether the model sleeps or not, and whatever it was when they were named."""
+    engine = opened("bfloat16")
+    updates(engine, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
+    kinds = engine.moments().kinds
+    views = {
+        name: View(each.detach(), (slice(1, each.shape[0]), *(slice(0, size) for size in each.shape[1:])))
+        for name, each in {**engine.tensors(), **{f"m:{name}": each for name, each in kinds["exp_avg"].items()}}.items()
+        if each.dim() and each.shape[0] > 1
+    }
+    write(tmp_path / "still", views, bucket=64)
+    switches = 0
+    with ThreadPoolExecutor(1) as pool:
+        for asleep in (False, True):
+            if asleep:
+                engine.sleep()
+            written = pool.submit(write, tmp_path / f"{asleep}", views, 64, engine.rest.reading)
+            while not written.done():
+                engine.wake() if engine.rest.asleep else engine.sleep()
+                switches += 1
+                # The other one's turn, in either state.
+                time.sleep(0.0002)
+            assert not written.result()
+            if engine.rest.asleep:
+                engine.wake()
+            assert (tmp_path / f"{asleep}").read_bytes() == (tmp_path / "still").read_bytes()
+    assert switches > 2
 
 
 def test_all_bytes_leave_and_are_counted() -> None:

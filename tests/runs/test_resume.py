@@ -7,6 +7,8 @@ import json
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -20,6 +22,7 @@ from programs_on_disk import start, write_tiny
 
 import rlgraph
 from benchmarks import kills
+from rlgraph.backends.process import saving as process_saving
 from rlgraph.backends.steps import Silent
 from rlgraph.cli import status
 from rlgraph.engines.base import TrainOptions
@@ -127,6 +130,65 @@ def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pyt
     ran(5, program=program, resume="split")
     ran(6, program=program, resume="split", **ray)
     assert numbers("split") == numbers("whole") and whole.metrics
+
+
+class SlowDisk(Silent):
+    """Begins to write the models of the first checkpoint when the next step has sampled; notes what happens when."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> None:
+        self.told: list[str] = []
+        self.interrupts = interrupts
+        self._sampled = threading.Event()
+        self._write = process_saving.write
+        monkeypatch.setattr(process_saving, "write", self.write)
+
+    def write(self, *args: Any, **named: Any) -> str:
+        if "written" not in self.told:
+            assert self._sampled.wait(30)
+            # An update that would not wait has begun by now.
+            time.sleep(0.3)
+        odd = self._write(*args, **named)
+        self.told.append("written")
+        return odd
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        if node.op in ("generate", "train"):
+            self.told.append(node.op)
+        if self.told.count("generate") == 2:
+            self._sampled.set()
+            if self.interrupts:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("backend", [{}, {"backend": "ray", "debug": True}])
+def test_a_checkpoint_is_written_beside_the_next_step(
+    backend: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which samples meanwhile, and waits before it changes what is written."""
+    ran(3, "quick", save_every=1, keep=3, **backend)
+    slow = SlowDisk(monkeypatch)
+    ran(3, "slow", save_every=1, keep=3, observer=slow, **backend)
+    weights_and_moments = ["written"] * 2
+    assert slow.told[:6] == ["generate", "train", "generate", *weights_and_moments, "train"]
+    for step in range(1, 4):
+        files = [path for path in Path("quick/checkpoints", disk.name(step)).rglob("*") if path.is_file()]
+        assert len(files) == 6
+        for path in files:
+            assert path.read_bytes() == Path("slow", path.relative_to("quick")).read_bytes(), path
+
+
+def test_a_run_that_is_interrupted_while_it_is_saved_has_been_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ran(3)
+    slow = SlowDisk(monkeypatch, interrupts=True)
+    with pytest.raises(KeyboardInterrupt):
+        ran(3, "a", save_every=1, observer=slow)
+    assert slow.told == ["generate", "train", "generate", "written", "written"]
+    assert sorted(path.name for path in Path("a/checkpoints").iterdir()) == ["latest", "step-000000001"]
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert same(whole, ran(3, resume="a"))
 
 
 def test_what_is_left_over_is_in_a_checkpoint(folder: Path) -> None:
@@ -297,7 +359,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pyt
     assert same(whole, ran(4, resume="a"))
 
 
-def test_a_model_that_diverged_is_no_checkpoint(folder: Path) -> None:
+def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Diverges(Silent):
         def __init__(self) -> None:
             self.updates = 0
@@ -321,9 +383,12 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path) -> None:
     model: Any = None
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as failed:
         patch.setattr(LocalBackend, "steps", steps)
-        compiled.run(5, out="a", threads=1, progress=False, save_every=1, observer=Diverges())
-    assert "error[E0831]: `actor` has diverged in step 3" in str(failed.value)
-    assert "the last one is `a/checkpoints/step-000000002`" in str(failed.value)
+        compiled.run(5, out="a", threads=1, save_every=1, observer=Diverges())
+    # The next step has begun to sample with it.
+    assert "error[E0731]: `actor` cannot generate: the model's logits are not finite" in str(failed.value)
+    err = capsys.readouterr().err
+    assert "error[E0831]: `actor` has diverged in step 3" in err
+    assert "the last one is `a/checkpoints/step-000000002`" in err
     assert [path.name for path in disk.complete(Path("a/checkpoints"))] == ["step-000000001", "step-000000002"]
 
 

@@ -17,10 +17,20 @@ from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.process.nodes import WORK, chosen_places
 from rlgraph.backends.process.sampling import sampled_tokens
-from rlgraph.backends.process.saving import need_same, parts, read_part, stock_of, write_part
-from rlgraph.backends.process.session import Session, Settings
+from rlgraph.backends.process.saving import (
+    Left,
+    hold,
+    left_of,
+    need_same,
+    parts,
+    read_part,
+    release,
+    stock_of,
+    write_part,
+)
+from rlgraph.backends.process.session import ModelState, Session, Settings
 from rlgraph.backends.process.training import TRAINING
-from rlgraph.backends.saved import Diverged, SavedModel
+from rlgraph.backends.saved import Diverged, Kept, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps
 from rlgraph.engines.base import Saves
@@ -60,19 +70,11 @@ class LocalBackend(Steps):
         one."""
         return all(state.past.changed <= self.done for state in self.session.models.values())
 
-    def keep(self, model: str, place: Path) -> SavedModel | None:
-        """Writes what the last step left of a model into a folder; None: it is as it was loaded. Raises OSError,
-        Diverged."""
+    def keep(self, model: str) -> Kept | None:
+        """What the last step left of a model; None: it is as it was loaded."""
         state = self.session.models[model]
-        stock = stock_of(state)
-        if not stock.changed:
-            return None
-        written = write_part(state, place, *parts([stock]))
-        if written.failure:
-            raise OSError(0, written.failure)
-        if written.odd:
-            raise Diverged(written.odd)
-        return SavedModel(place, stock.updates, stock.changed, self.versions.after(model, self.done), stock.past)
+        left = hold(state, left_of(state), self.done)
+        return _Kept(state, left, self.versions.after(model, self.done)) if left.stock.changed else None
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
@@ -118,6 +120,32 @@ class LocalBackend(Steps):
     def work(self, node: Node, frame: Frame) -> Made:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)
+
+
+class _Kept:
+    """Written by whoever waits for it."""
+
+    def __init__(self, state: ModelState, left: Left, version: int) -> None:
+        self.state, self.left, self.version = state, left, version
+        self.place = Path()
+
+    def begin(self, place: Path) -> None:
+        self.place = place
+
+    def end(self) -> SavedModel:
+        stock = self.left.stock
+        try:
+            written = write_part(self.state, self.left, self.place, *parts([stock]))
+        finally:
+            self.free()
+        if written.failure:
+            raise OSError(0, written.failure)
+        if written.odd:
+            raise Diverged(written.odd)
+        return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past)
+
+    def free(self) -> None:
+        release(self.state)
 
 
 def _after(frame: Frame, made: Made) -> Frame:

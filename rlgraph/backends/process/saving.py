@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
-from rlgraph.engines.base import EngineError, Keeps
+from rlgraph.engines.base import EngineError, Keeps, State
 from rlgraph.engines.moments import Moments
 from rlgraph.engines.optimizer import STEP
-from rlgraph.engines.stored import Stored, chosen, extents, write
+from rlgraph.engines.stored import Stored, View, chosen, extents, write
 from rlgraph.engines.weights import fill, locals_of
 from rlgraph.ir.layout import Box, Local
 from rlgraph.ir.transfer import TensorBox
@@ -58,10 +60,45 @@ class Part:
     """Of its files, where others write more of them."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a change has left of a model in a process: tensors that the next change writes into. Whatever the engine
+    does meanwhile with its own (it computes with older weights in their place, moves its model to the host), they name
+    what was left."""
+
+    stock: Stock
+    tensors: Mapping[str, Tensor]
+    moments: Moments
+    past: Mapping[int, State] = field(default_factory=dict)
+
+
+def left_of(state: ModelState, before: Left | None = None) -> Left:
+    """Asked in the thread that works with the engine. before: of an earlier change."""
+    own = {name: tensor.detach() for name, tensor in state.engine.tensors().items()}
+    layout = before.stock.weights if before else tuple(locals_of(state.engine.layout(), own))
+    moments = moments_of(state)
+    kinds = {kind: {name: each.detach() for name, each in kept.items()} for kind, kept in moments.kinds.items()}
+    stock = Stock(state.updates, state.past.changed, (), layout, moments.layout)
+    return Left(stock, own, replace(moments, kinds=kinds))
+
+
+def hold(state: ModelState, left: Left, number: int) -> Left:
+    """What step `number` has left, with older weights that later ones may read: until `release` nobody changes it. Of a
+    model that a later step has begun to change nothing is held, nor of one that none has changed."""
+    with state.gate:
+        changed, past = state.past.changed, state.past.kept(number)
+        state.held = 0 < changed <= number
+    return replace(left, stock=replace(left.stock, changed=changed, past=tuple(sorted(past))), past=past)
+
+
+def release(state: ModelState) -> None:
+    with state.gate:
+        state.held = False
+        state.gate.notify_all()
+
+
 def stock_of(state: ModelState) -> Stock:
-    weights = locals_of(state.engine.layout(), state.engine.tensors())
-    past = tuple(sorted(state.past.kept()))
-    return Stock(state.updates, state.past.changed, past, tuple(weights), moments_of(state).layout)
+    return left_of(state).stock
 
 
 def need_same(held: Iterable[Sequence[Local]], saved: SavedModel) -> None:
@@ -93,12 +130,13 @@ class Written:
 
 
 @torch.no_grad()
-def write_part(state: ModelState, place: Path, part: Part) -> Written:
-    """Into a folder of a checkpoint, which need not be there yet."""
-    own, moments, odd = state.engine.tensors(), moments_of(state), ""
-    layout, files = locals_of(state.engine.layout(), own), dict[str, int]()
-    kinds = {"weights": own, **{f"past-{version}": tensors for version, tensors in state.past.kept().items()}}
-    kept = {
+def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Written:
+    """Into a folder of a checkpoint, which need not be there yet; beside whatever reads the model."""
+    moments, odd, files = left.moments, "", dict[str, int]()
+    rest = getattr(state.engine, "rest", None)
+    reading = nullcontext if rest is None else rest.reading
+    kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
+    kept: dict[str, Tensor | View] = {
         f"{kind}:{name}": tensor
         for kind, tensors in moments.kinds.items()
         for name, tensor in chosen(tensors, moments.layout, part.moments, part.whole_of).items()
@@ -110,10 +148,11 @@ def write_part(state: ModelState, place: Path, part: Part) -> Written:
         place.mkdir(parents=True, exist_ok=True)
         for kind, tensors in kinds.items():
             file = place / f"{kind}{part.mark}.safetensors"
-            odd = write(file, chosen(tensors, layout, part.weights, part.whole_of)) or odd
+            own = chosen(tensors, left.stock.weights, part.weights, part.whole_of)
+            odd = write(file, own, reading=reading) or odd
             files[file.name] = file.stat().st_size
         file = place / f"{MOMENTS}{part.mark}.safetensors"
-        write(file, kept)
+        write(file, kept, reading=reading)
         files[file.name] = file.stat().st_size
     except OSError as error:
         return Written(files, odd, error.strerror or str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class Settings:
     """An update whose gradient is not finite is left out, and the run goes on."""
     device: str | None = None
     """Of the models, where they are all in this process, as torch names it; None: the engine chooses."""
+    saves: bool = False
+    """What steps leave of models is written while others go on."""
 
     @property
     def folders(self) -> Folders:
@@ -87,6 +90,9 @@ class ModelState:
     """Rows of the micro-batches of an update whose loss is not finite, for a message."""
     gathers: Step | None = None
     """The step of which gradients have been added up."""
+    gate: threading.Condition = field(default_factory=threading.Condition)
+    held: bool = False
+    """Its weights are being written to the disk: who would change them waits at the gate."""
 
     @property
     def longest(self) -> int | None:
@@ -229,9 +235,12 @@ class Session:
         return next((engine for engine in held if hasattr(engine, "tensors")), None)
 
     def changing(self, name: str, step: Step) -> None:
-        """A model's weights are about to change; its past ones are kept as long as they are needed."""
+        """A model's weights are about to change, once nobody holds them; its past ones are kept as long as they are
+        needed."""
         state = self.models[name]
-        state.past.changing(step, state.engine.state)
+        with state.gate:
+            state.gate.wait_for(lambda: not state.held)
+            state.past.changing(step, state.engine.state)
 
     def finish(self, step: Step) -> None:
         """This step and those before are over: what only they needed is forgotten."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.clocks import InLine, Threads
@@ -16,7 +15,7 @@ from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.remote import PieceRef, Single
 from rlgraph.backends.ray.saves import Saves
 from rlgraph.backends.ray.transport import RayTransport
-from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.saved import Kept, SavedModel
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.backends.turns import Queues
 from rlgraph.enginespec.registry import embedded
@@ -72,7 +71,7 @@ class RayBackend(Placed):
         self.notes = Notes(program)
         self.endings = Endings(settings.record, settings.replay)
         queues = Queues(plan, clock)
-        self.saves, self._broken = Saves(plan, self.processes, queues), False
+        self.saves, self._broken = Saves(plan, self.processes), False
         super().__init__(
             program,
             plan,
@@ -105,12 +104,12 @@ class RayBackend(Placed):
         except RunError:
             return False
 
-    def keep(self, model: str, place: Path) -> SavedModel | None:
-        """Has what the last step left of a model written into a folder, which all machines have; None: it is as it was
-        loaded. Raises OSError, Diverged, RunError."""
+    def keep(self, model: str) -> Kept | None:
+        """What the last step left of a model, in the processes that have it; None: it is as it was loaded. Raises Torn,
+        RunError."""
         if model not in dict(self.plan.owners):
             return None
-        return self.saves.keep(model, self.plan.owner(model), self.versions.after(model, self.done), place)
+        return self.saves.keep(model, self.plan.owner(model), self.done, self.versions.after(model, self.done))
 
     def kept(self, name: str) -> Any:
         return self.saves.fetched(super().kept(name))

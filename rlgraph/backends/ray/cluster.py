@@ -14,7 +14,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import apart, own_signals
-from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -133,7 +133,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         part = math.floor(1e4 / sharing) / 1e4
         kind = "CPU" if group.code else kind
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
-    actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: 1, SAMPLES: 2 * TOGETHER})(Worker)
+    actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: 1, SAVES: 1, SAMPLES: 2 * TOGETHER})(Worker)
     return actor.options(
         num_cpus=part if kind == "CPU" else 0,
         num_gpus=part if kind == "GPU" else 0,

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
-from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Plan
@@ -105,10 +105,15 @@ class Processes(ABC):
 
     @abstractmethod
     def get(
-        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+        self,
+        references: Sequence[Reference[T]],
+        request: Request,
+        beside: Sequence[Reference[Any]] = (),
+        *,
+        alone: bool = False,
     ) -> list[T]:
         """The answers; raises RunError where a process failed, is gone, or does not answer. beside: answers that are
-        not waited for, but a failure ends the wait."""
+        not waited for, but a failure ends the wait. alone: what others wait for may be given up meanwhile."""
 
     @abstractmethod
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
@@ -148,6 +153,8 @@ def _rounds(plan: Plan) -> list[list[str]]:
 
 _TOGETHER: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
 """Calls in which processes wait for each other."""
+_WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.free)
+"""Calls that a process may wait for in the midst of another one."""
 
 
 class InThisProcess(Processes):
@@ -169,6 +176,8 @@ class InThisProcess(Processes):
     ) -> Reference[T]:
         worker = self.workers[who]
         found: T | Future[T] | EngineError
+        if method in _WHILE_IT_WAITS:
+            return cast("Reference[T]", method(worker, *args, **named))
         if who in self._waiting:
             wait([self._waiting.pop(who)])
         if method in _TOGETHER:
@@ -195,7 +204,12 @@ class InThisProcess(Processes):
         return [self.call(who, Worker.parcel, parcel) for parcel in parcels]
 
     def get(
-        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+        self,
+        references: Sequence[Reference[T]],
+        request: Request,
+        beside: Sequence[Reference[Any]] = (),
+        *,
+        alone: bool = False,
     ) -> list[T]:
         found = [each.result() if isinstance(each, Future) else each for each in references]
         for each in found:
@@ -283,7 +297,12 @@ class Actors(Processes):
         return sent if len(parcels) > 1 else [sent]
 
     def get(
-        self, references: Sequence[Reference[T]], request: Request, beside: Sequence[Reference[Any]] = ()
+        self,
+        references: Sequence[Reference[T]],
+        request: Request,
+        beside: Sequence[Reference[Any]] = (),
+        *,
+        alone: bool = False,
     ) -> list[T]:
         import ray
 
@@ -302,7 +321,7 @@ class Actors(Processes):
                 found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
                 return found
             except ray.exceptions.GetTimeoutError:
-                if self.over is not None:
+                if self.over is not None and not alone:
                     raise self.over from None
                 if left <= 0:
                     raise self._first(waiting, request, None) from None
@@ -410,6 +429,8 @@ class Actors(Processes):
 
 _BESIDE: dict[object, str] = {
     **dict.fromkeys((Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh), ROWS),
+    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
+    Worker.checkpoint: SAVES,
     **dict.fromkeys((Worker.sample, Worker.next_sampled), SAMPLES),
 }
 """What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a

@@ -11,16 +11,15 @@ import numpy as np
 from rlgraph.backends.batches import Batch
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.process.sampling import inner_rows
-from rlgraph.backends.process.saving import Part, Stock, need_same, parts
+from rlgraph.backends.process.saving import Part, Stock, Written, need_same, parts
 from rlgraph.backends.ray.failures import Request, shown
-from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.store import Piece, Wire, Wish, from_wire, inner_axes, short, to_wire
 from rlgraph.backends.ray.transfers import ranks
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.saved import Diverged, SavedModel
-from rlgraph.backends.turns import Queues, seats
+from rlgraph.backends.saved import Diverged, Kept, SavedModel, Torn
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -31,8 +30,8 @@ _HOST: Address = (HOST, 0)
 class Saves:
     """What the processes of a plan have, on its way into a checkpoint and back."""
 
-    def __init__(self, plan: Plan, processes: Processes, queues: Queues) -> None:
-        self.plan, self.processes, self.queues = plan, processes, queues
+    def __init__(self, plan: Plan, processes: Processes) -> None:
+        self.plan, self.processes = plan, processes
         self._parts: dict[str, tuple[list[Stock], list[Part]]] = {}
         """Of each model what its ranks had when it was planned who writes what, and that plan."""
 
@@ -48,31 +47,18 @@ class Saves:
 
     # Models
 
-    def keep(self, model: str, owner: Group, version: int, place: Path) -> SavedModel | None:
-        """Each rank writes a part of a model; None: it is as it was loaded. Raises OSError, Diverged, RunError."""
+    def keep(self, model: str, owner: Group, number: int, version: int) -> Kept | None:
+        """What step `number` has left of a model, with that version, on each of its ranks; None: it is as it was
+        loaded. Raises Torn, RunError."""
         request = Request(ranks(owner), f"saving `{model}`")
-        with self.queues.turn(seats(owner)):
-            stocks = self.processes.ask(request, Worker.stock, model)
-            if not stocks[0].changed:
-                return None
-            calls = [
-                self.processes.call(who, Worker.checkpoint, model, str(place.absolute()), part)
-                for who, part in zip(request.who, self._planned(model, stocks), strict=True)
-            ]
-            written = self.processes.get(calls, request)
-        for who, each in zip(request.who, written, strict=True):
-            if each.failure:
-                raise OSError(0, f"{each.failure} ({shown(who)})")
-            for name, size in each.files.items():
-                if not (place / name).is_file() or (place / name).stat().st_size != size:
-                    raise OSError(
-                        0,
-                        f"`{name}`, which {shown(who)} has written, is not here: all machines need the run's folder on "
-                        "a file system that they share",
-                    )
-            if each.odd:
-                raise Diverged(each.odd)
-        return SavedModel(place, stocks[0].updates, stocks[0].changed, version, stocks[0].past)
+        stocks = self.processes.ask(request, Worker.hold, model, number)
+        changed = max(each.changed for each in stocks)
+        kept = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
+        if changed > number:
+            # Some have been told to change it, and others are about to.
+            kept.free()
+            raise Torn(model)
+        return kept if changed else None
 
     def _planned(self, model: str, stocks: list[Stock]) -> list[Part]:
         before = self._parts.get(model)
@@ -179,11 +165,53 @@ class Saves:
             PieceRef((0, 0, name), _HOST, 0 if axis_of(piece.kind) is None else piece.rows) for name, piece in pieces
         ]
         wire: Wire = [(ref.key, range(0), to_wire(piece)) for ref, (_, piece) in zip(refs, pieces, strict=True)]
-        self.processes.ask(Request((_HOST,), "going on"), Worker.hold, wire)
+        self.processes.ask(Request((_HOST,), "going on"), Worker.put, wire)
         return [
             Single(ref) if axis_of(piece.kind) is None else Remote.of(ref)
             for ref, (_, piece) in zip(refs, pieces, strict=True)
         ]
+
+
+class _Kept:
+    """Each rank writes a part of it."""
+
+    def __init__(
+        self, processes: Processes, model: str, request: Request, stock: Stock, version: int, planned: list[Part]
+    ) -> None:
+        self.processes, self.model, self.request = processes, model, request
+        self.stock, self.version, self.planned = stock, version, planned
+        self.place = Path()
+        self.calls: list[Reference[Written]] = []
+
+    def begin(self, place: Path) -> None:
+        self.place = place
+        self.calls = [
+            self.processes.call(who, Worker.checkpoint, self.model, str(place.absolute()), part)
+            for who, part in zip(self.request.who, self.planned, strict=True)
+        ]
+
+    def end(self) -> SavedModel:
+        # What the run is ended by meanwhile is no reason to lose what it has made.
+        written = self.processes.get(self.calls, self.request, alone=True)
+        for who, each in zip(self.request.who, written, strict=True):
+            if each.failure:
+                raise OSError(0, f"{each.failure} ({shown(who)})")
+            for name, size in each.files.items():
+                if not (self.place / name).is_file() or (self.place / name).stat().st_size != size:
+                    raise OSError(
+                        0,
+                        f"`{name}`, which {shown(who)} has written, is not here: all machines need the run's folder on "
+                        "a file system that they share",
+                    )
+            if each.odd:
+                raise Diverged(each.odd)
+        return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past)
+
+    def free(self) -> None:
+        # Who has been told to write it frees it himself.
+        if not self.calls:
+            calls = [self.processes.call(who, Worker.free, self.model) for who in self.request.who]
+            self.processes.get(calls, self.request, alone=True)
 
 
 def _counts(frame: Frame, kind: Any) -> Iterator[np.ndarray | None]:

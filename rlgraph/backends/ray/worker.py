@@ -20,7 +20,18 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
-from rlgraph.backends.process.saving import Part, Stock, Written, read_part, stock_of, write_part
+from rlgraph.backends.process.saving import (
+    Left,
+    Part,
+    Stock,
+    Written,
+    hold,
+    left_of,
+    read_part,
+    release,
+    stock_of,
+    write_part,
+)
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
@@ -62,6 +73,8 @@ ROWS = "rows"
 """The threads of a process that answer while it computes."""
 SAMPLES = "samples"
 """Those that wait for the rows of orders which are sampled together: each for one, here or at the other ranks."""
+SAVES = "saves"
+"""The thread that writes models to the disk: one after the other, so that there is one bucket at a time."""
 ORDERS = "orders"
 """The thread of a process that passes on what the others of its copy have to do, one thing after the other."""
 
@@ -102,6 +115,10 @@ class Worker:
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
         self._changes = 0
+        self.left: dict[str, Left] = {}
+        """What the last change has left of a model, where the run is saved."""
+        self.held: dict[str, Left] = {}
+        """Of these what is being written."""
 
     # Opening
 
@@ -255,7 +272,8 @@ class Worker:
                 return replace(last, start=start, came=came)
             if node.op in TRAINING:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
-                self._changes += NODES[node.op].updates
+                if NODES[node.op].updates:
+                    self._has_changed(frame.values[model_of(node)])
             else:
                 self.refreshing(order, node, frame)
                 made = work(node, frame, session)
@@ -427,7 +445,10 @@ class Worker:
         moved = self.links.run(name, sent, {} if target is None else target.tensors(), average)
         if destination is not None and target is not None:
             target.written()
-            self._changes += 1
+            if update is not None:
+                self._has_changed(destination)
+            else:
+                self._changes += 1
         return moved
 
     def refresh(self, name: str, model: str, version: int, number: int) -> Moved:
@@ -491,16 +512,33 @@ class Worker:
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
     def last_changed(self) -> int:
-        """The last step that changed a model here, or began to."""
+        """The last step that changed a model here, or began to. Answered beside that."""
         return max((state.past.changed for state in self.session.models.values()), default=0)
 
     def stock(self, model: str) -> Stock:
         """What this rank has of a model."""
         return stock_of(self.session.models[model])
 
+    def hold(self, model: str, number: int) -> Stock:
+        """What step `number` has left of a model here: until `checkpoint` has written it, or `free`, nobody changes it.
+        Answered beside the work of the steps that come."""
+        state = self.session.models[model]
+        if not state.past.changed:
+            return Stock(0, 0, (), (), ())
+        self.held[model] = hold(state, self.left[model], number)
+        return self.held[model].stock
+
     def checkpoint(self, model: str, place: str, part: Part) -> Written:
-        """Writes a part of a model into a folder of a checkpoint."""
-        return write_part(self.session.models[model], Path(place), part)
+        """Writes a part of a model that it holds into a folder of a checkpoint, in a thread of its own."""
+        try:
+            return write_part(self.session.models[model], self.held[model], Path(place), part)
+        finally:
+            self.free(model)
+
+    def free(self, model: str) -> None:
+        """Does not hold a model any more."""
+        self.held.pop(model, None)
+        release(self.session.models[model])
 
     def restore(self, model: str, saved: SavedModel) -> None:
         """Goes on with this rank's part of a model, which may sleep: to begin with, all that the plan off-loads do."""
@@ -509,11 +547,11 @@ class Worker:
         if sleeps:
             self.wake(model)
         read_part(self.session.models[model], saved)
+        self._has_changed(model)
         if sleeps:
             self.sleep(model, keep=True)
-        self._changes += 1
 
-    def hold(self, pieces: Wire) -> None:
+    def put(self, pieces: Wire) -> None:
         """Values as they were before the steps that come."""
         for key, _, sent in pieces:
             self.store.put(0, key, from_wire(sent))
@@ -523,7 +561,12 @@ class Worker:
     def take_over(self, step: Step, node: int, target: str, source: str) -> None:
         """Gives a model here the weights of another one here, as an `update` says."""
         take_over(self.nodes[node][1], step, self.session, target, source)
+        self._has_changed(target)
+
+    def _has_changed(self, model: str) -> None:
         self._changes += 1
+        if self.spec.settings.saves:
+            self.left[model] = left_of(self.session.models[model], self.left.get(model))
 
 
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LATEST = "latest"
 _PREFIX = "step-"
 
 
-def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
-    """The checkpoint of a step, which `fill` writes into an empty folder. Raises what `fill` raises, and OSError; then
-    nothing of it is left, and those before it are as they were."""
+@contextmanager
+def draft(folder: Path, step: int) -> Iterator[Path]:
+    """An empty folder, which is the checkpoint of a step when the context ends. Raises OSError; then, or if the context
+    is left otherwise, nothing of it is left, and those before it are as they were."""
     final, draft = folder / name(step), folder / f".{name(step)}"
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        fill(draft)
+        yield draft
         for path in (*draft.rglob("*"), draft):
             _to_disk(path)
         if final.exists():
@@ -39,7 +40,6 @@ def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     replace_text(folder / LATEST, f"{final.name}\n")
-    return final
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from rlgraph.backends.saved import SavedModel
 
+Encoded = tuple[dict[str, Any], "dict[str, Tensor]"]
+"""Values of things as plain data, and their tensors by the names that these have there."""
+
 FORMAT = 1
 MODELS = "models"
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
@@ -56,26 +59,29 @@ class Checkpoint:
     graph: str
 
 
+def encoded(things: Mapping[str, Any]) -> Encoded:
+    """The values of things as they are now. Raises Unsavable."""
+    from rlgraph.runs.checkpoint.values import encoded
+
+    tensors: dict[str, Tensor] = {}
+    return {name: encoded(value, name, tensors) for name, value in things.items()}, tensors
+
+
 def write(
     folder: Path,
     header: Mapping[str, Any],
     program: str,
     graph: str,
-    things: Mapping[str, Any],
-    models: Iterable[tuple[str, SavedModel]],
+    things: Encoded,
+    models: Mapping[str, SavedModel],
 ) -> None:
-    """Into an empty folder; models are written one after the other, while they are asked for. Raises OSError,
-    Unsavable."""
+    """Into a folder that has models, and nothing else. Raises OSError."""
     from safetensors.torch import save_file
 
-    from rlgraph.runs.checkpoint.values import encoded
-
-    tensors: dict[str, Tensor] = {}
-    plain = {name: encoded(value, name, tensors) for name, value in things.items()}
+    plain, tensors = things
     save_file(tensors, folder / THINGS)
-    kept = {}
-    for name, model in models:
-        kept[name] = {field: getattr(model, field) for field in ("updates", "changed", "version", "past")}
+    fields = ("updates", "changed", "version", "past")
+    kept = {name: {field: getattr(model, field) for field in fields} for name, model in models.items()}
     (folder / PROGRAM).write_text(program, "utf-8")
     (folder / GRAPH).write_text(graph, "utf-8")
     sizes = {str(each.relative_to(folder)): each.stat().st_size for each in sorted(folder.rglob("*")) if each.is_file()}

@@ -1,12 +1,20 @@
-"""Writes the checkpoints of a run while it goes on, and when it is interrupted."""
+"""Writes the checkpoints of a run while it goes on, and when it is interrupted.
+
+What a step has left is written by a thread beside the steps that come: they read the models, and whoever would change
+one waits until it is written, so that nobody needs a copy of it. What is small is taken when the step is over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved import Diverged
+from rlgraph.backends.saved import Diverged, Torn
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.runs.checkpoint import disk, document
@@ -16,7 +24,7 @@ from rlgraph.runs.options import KEEP, Options, installed
 
 if TYPE_CHECKING:
     from rlgraph.backends.flight import Things
-    from rlgraph.backends.saved import SavedModel
+    from rlgraph.backends.saved import Kept, SavedModel
 
 
 class Resumable(Protocol):
@@ -33,9 +41,9 @@ class Resumable(Protocol):
         """Whether the models are as the last step that is over left them."""
         ...
 
-    def keep(self, model: str, place: Path) -> SavedModel | None:
-        """Writes what that step left of a model into a folder; None: it is as it was loaded. Raises OSError,
-        Diverged."""
+    def keep(self, model: str) -> Kept | None:
+        """What that step left of a model; None: it is as it was loaded. Raises Torn where a step has begun to change it
+        since then, RunError."""
         ...
 
     def kept(self, name: str) -> Any:
@@ -47,6 +55,22 @@ class Resumable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What a step has left, taken when it was over."""
+
+    number: int
+    header: Mapping[str, Any]
+    things: document.Encoded
+    models: Mapping[str, Kept]
+
+    def free(self) -> None:
+        """Nobody waits any more."""
+        for each in self.models.values():
+            with suppress(RunError):
+                each.free()
+
+
 class Saver:
     """Of one run."""
 
@@ -55,72 +79,142 @@ class Saver:
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
         self.often = read_often(options.save_every)
         self.last = backend.done
-        """The step whose checkpoint is there, or was tried."""
+        """The step whose checkpoint is there, or is under way, or was tried."""
+        self._under_way: tuple[int, Future[None]] | None = None
+        """The step whose checkpoint is being written."""
 
     @property
     def place(self) -> Path:
         return self.folder.path / CHECKPOINTS
 
     def step(self, number: int) -> None:
-        """A step is over. Raises RunError where its checkpoint cannot be written."""
+        """A step is over. Raises RunError where a checkpoint cannot be written, be it that of a step before."""
+        if self._under_way is not None and self._under_way[1].done():
+            self.wait()
         if self.often.due(number):
-            self.save()
+            self.begin()
 
-    def save(self) -> Path | None:
-        """What the last step has left, unless that is saved, or weights have changed since then. Raises RunError; the
-        checkpoints before it are as they were."""
+    def save(self) -> None:
+        """Saves what the last step has left, and waits until it is written. Raises RunError."""
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Begins to write what the last step has left, unless that is saved, or weights have changed since then. Raises
+        RunError; the checkpoints before it are as they were."""
+        self.wait()
         number = self.backend.done
         if number == self.last or not self.backend.whole():
-            return None
-        self.last = number
+            return
         try:
-            # Metrics are there before the checkpoint that they lead to.
-            self.folder.to_disk()
-            written = disk.write(self.place, number, self._fill)
-            disk.prune(self.place, self.options.keep or KEEP)
-        except RunError:
-            raise
+            taken = self._taken(number)
+        except Torn:
+            return
         except Exception as error:  # each library has its own way to say that a disk is full
-            raise RunError(self._failed(number, error)) from None
+            self.last = number
+            raise self._told(number, error) from None
+        self.last, self._under_way = number, (number, _beside(lambda: self._write(taken)))
         self.often.saved()
-        return written
 
-    def _fill(self, folder: Path) -> None:
-        program, source = self.compiled.program, self.compiled.source.text
+    def wait(self) -> None:
+        """Until nothing is being written. Raises RunError where that failed; it is not tried again."""
+        if self._under_way is None:
+            return
+        number, written = self._under_way
+        error = written.exception()
+        self._under_way = None
+        if error is not None:
+            self.last = self.backend.done
+            raise self._told(number, error) from None
+
+    def leave(self) -> None:
+        """The run ends here, because of something else."""
+        with suppress(RunError):
+            self.wait()
+
+    def _taken(self, number: int) -> _Taken:
+        program = self.compiled.program
+        models: dict[str, Kept] = {}
         header = {
-            "step": self.backend.done,
+            "step": number,
             "seed": self.options.seed,
             "phases": [[phase.name, phase.steps] for phase in program.phases],
             "rows": self.backend.rows(),
             "set": dict(self.compiled.set),
             "versions": installed(),
         }
-        things = {name: self.backend.kept(name) for name in document.living(program)}
-        document.write(folder, header, source, self.compiled.text(), things, self._models(folder))
+        things = document.encoded({name: self.backend.kept(name) for name in document.living(program)})
+        taken = _Taken(number, header, things, models)
+        try:
+            for model in program.models:
+                kept = self.backend.keep(model.name)
+                if kept is not None:
+                    models[model.name] = kept
+        except BaseException:
+            taken.free()
+            raise
+        return taken
 
-    def _models(self, folder: Path) -> Iterator[tuple[str, SavedModel]]:
-        for model in self.compiled.program.models:
+    def _write(self, taken: _Taken) -> None:
+        try:
+            # Metrics are there before the checkpoint that they lead to.
+            self.folder.to_disk()
+            with disk.draft(self.place, taken.number) as folder:
+                models = self._models(taken, folder / document.MODELS)
+                source, graph = self.compiled.source.text, self.compiled.text()
+                document.write(folder, taken.header, source, graph, taken.things, models)
+            disk.prune(self.place, self.options.keep or KEEP)
+        finally:
+            taken.free()
+
+    def _models(self, taken: _Taken, place: Path) -> dict[str, SavedModel]:
+        for name, kept in taken.models.items():
+            kept.begin(place / name)
+        found: dict[str, SavedModel] = {}
+        failures: list[Exception] = []
+        for name, kept in taken.models.items():
             try:
-                saved = self.backend.keep(model.name, folder / document.MODELS / model.name)
+                found[name] = kept.end()
             except Diverged as error:
                 # Weights that are lost do not take the place of those that are not.
-                message = (
-                    f"`{model.name}` has diverged in step {self.backend.done}: {error} has NaN or infinite weights"
-                )
+                message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
                 hint = f"no checkpoint of it is written{self._before()}; lower `lr`, or set `clip_norm`"
-                raise RunError(Diagnostic("E0831", message, NO_SPAN, hint)) from None
-            if saved is not None:
-                yield model.name, saved
+                failures.append(RunError(Diagnostic("E0831", message, NO_SPAN, hint)))
+            except Exception as error:
+                # Others may be at work in the folder: it stays as long as they are.
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return found
 
     def _before(self) -> str:
         found = disk.newest(self.place)
         return f", the last one is `{found}`" if found else ""
 
-    def _failed(self, number: int, error: Exception) -> Diagnostic:
+    def _told(self, number: int, error: BaseException) -> RunError:
+        if isinstance(error, RunError):
+            return error
         said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         hint = "make room, or go on in another folder"
         if type(error).__name__ == "Unsavable":
             hint = "keep such values out of the data, as a text or a number"
         before = self._before().removeprefix(", ")
         hint = f"{hint}; {before}" if before else hint
-        return Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {said}", NO_SPAN, hint)
+        return RunError(
+            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {said}", NO_SPAN, hint)
+        )
+
+
+def _beside(work: Callable[[], None]) -> Future[None]:
+    """Does something in a thread of its own, which does not keep a process that ends: who is to end at once does."""
+    future = Future[None]()
+
+    def do() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="checkpoint", daemon=True).start()
+    return future
