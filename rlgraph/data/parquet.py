@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
-from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign.files import Folders, find_file
 from rlgraph.foreign.spec import UNREADABLE, Spec, need, one_text, only_options
 
 NOT_LOADED = "E0710"
+NO_VALUE = "E0715"
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows:
     """The rows of a pyarrow table."""
 
+    path: str
+    """As the program names it."""
+    span: Span
     table: Any = field(repr=False)
 
     def __len__(self) -> int:
@@ -27,7 +31,15 @@ class ParquetRows:
 
     def __getitem__(self, index: int) -> Row:
         names = self.table.column_names
-        return {name: self.table.column(place)[index].as_py() for place, name in enumerate(names)}
+        return {name: self._value(name, self.table.column(place), index) for place, name in enumerate(names)}
+
+    def _value(self, name: str, column: Any, index: int) -> Any:
+        try:
+            return column[index].as_py()
+        except (ValueError, OverflowError) as error:  # a date before the year 1, a text that is not in UTF-8
+            message = f"`{name}` of row {index} of '{self.path}' ({column.type}) is nothing that Python has: {error}"
+            hint = "leave the column out of the file, or write it as a text or as whole numbers"
+            raise RunError(Diagnostic(NO_VALUE, message, self.span, hint)) from None
 
 
 def check(spec: Spec) -> None:
@@ -54,7 +66,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
         hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0), hint)) from None
-    return make_source(spec, ParquetRows(table), f"'{path}'")
+    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'")
 
 
 def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 
 from rlgraph.errors import NOWHERE, Source
 from rlgraph.ir.graph import Program
 from rlgraph.viz import fonts, lanes_svg
 from rlgraph.viz.boxes import Scene
+from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lanes
 from rlgraph.viz.layout import to_drawing
 from rlgraph.viz.marks import NAMESPACE

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from rlgraph.cost.peak import TIGHT
 from rlgraph.viz import marks
+from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lane, Lanes, Work
 from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, Path, Place, Placed, place, words
 from rlgraph.viz.legend import MODELS, Entry, packed

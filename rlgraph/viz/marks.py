@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 
 from rlgraph.viz import fonts
 from rlgraph.viz.boxes import Role
+from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import FAMILY, WEIGHT, width
 from rlgraph.viz.theme import INK, MUTED, NOTE, PAPER, ROLES, Paint, Style
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from math import floor, log10
 
 from rlgraph.viz import marks
+from rlgraph.viz.escape import escape
 from rlgraph.viz.gantt import tick
 from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide

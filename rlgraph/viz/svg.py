@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from rlgraph.ir.graph import Program
 from rlgraph.viz import marks
 from rlgraph.viz.boxes import Box
+from rlgraph.viz.escape import escape
 from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
 from rlgraph.viz.legend import Entry, entries
 from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines

@@ -202,6 +202,21 @@ def test_a_column_that_is_no_number(folder: Path) -> None:
     assert "error[E0735]" in text and "'a'" in text and "^" in text
 
 
+def test_numbers_of_other_libraries_and_one_that_is_too_large(tmp_path: Path) -> None:
+    text = "from decimal import Decimal\nimport numpy as np\ndef rows(price):\n    prices = {prices}\n"
+    text += "    return [{'prompt': 'ab', 'price': each} for each in prices[price]]\n"
+    prices = "{0: [Decimal('1.25'), np.int64(3), np.float32(0.5), 2**64 - 1], 1: [1.0, 10**400]}"
+    (tmp_path / "rows.py").write_text(text.replace("{prices}", prices))
+    head = (
+        f'algorithm t\n{MODEL}data prompts = python("rows.py:rows", price=PRICE, batch=COUNT, shuffle=false)\nstep:\n'
+    )
+    lines = "    rollout = actor.generate(prompts, max_tokens=1)\n    report a = sum(prompts.price)\n"
+    seen = step(lines, tmp_path, head.replace("PRICE", "0").replace("COUNT", "4"))
+    assert seen.metrics["a"] == pytest.approx(1.25 + 3 + 0.5 + 2.0**64)
+    told = failure(lines, tmp_path, head.replace("PRICE", "1").replace("COUNT", "2"))
+    assert "error[E0735]: `prompts.price` of prompts row 1 is more than a number can be: 1000" in told
+
+
 def test_a_column_that_is_not_there(folder: Path) -> None:
     text = failure("    report a = mean(rollout.palce)\n", folder)
     assert "error[E0711]: prompts row 0" in text and "has no column `palce`" in text and "`place`" in text

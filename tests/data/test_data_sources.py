@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
 import types
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,29 @@ def test_parquet(declare: Declare, tmp_path: Path) -> None:
     spec = declare('data d = parquet("d.parquet")')
     assert first(spec, tmp_path) == rows
     assert columns(spec, Folders(tmp_path)) == ("prompt", "answer")
+
+
+def test_parquet_of_values_that_python_has_and_that_it_has_not(declare: Declare, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    def written(values: Any) -> list[Any]:
+        pyarrow.parquet.write_table(pyarrow.table({"x": values}), tmp_path / "d.parquet")
+        return [row["x"] for row in first(declare('data d = parquet("d.parquet")'), tmp_path)]
+
+    assert written(pyarrow.array([2**64 - 1], pyarrow.uint64())) == [2**64 - 1]
+    assert written(pyarrow.array(["a", "b", "a"]).dictionary_encode()) == ["a", "b", "a"]
+    assert written(pyarrow.array([[[1, 2], []], [[3]]])) == [[[1, 2], []], [[3]]]
+    assert written(pyarrow.array([Decimal("1.25")], pyarrow.decimal128(10, 2))) == [Decimal("1.25")]
+    # A day two million years ago, and bytes that are said to be a text.
+    latin = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(struct.pack("<2i", 0, 1)), pyarrow.py_buffer(b"\xff"))
+    for values, kind in (
+        (pyarrow.array([-(2**30)], pyarrow.int32()).cast(pyarrow.date32()), "date32"),
+        (latin, "string"),
+    ):
+        with pytest.raises(RunError, match=rf"E0715.*`x` of row 0 of 'd.parquet' \({kind}") as told:
+            written(values)
+        assert "^" in str(told.value)
 
 
 def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:

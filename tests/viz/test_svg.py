@@ -13,6 +13,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.viz.boxes import walk
 from rlgraph.viz.layout import Drawing, Shape, to_drawing
 from rlgraph.viz.marks import NAMESPACE
+from rlgraph.viz.png import render
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import to_svg
 from tests.counting import grows_with_its_size
@@ -130,6 +131,12 @@ def test_signs_are_escaped() -> None:
     svg = to_svg(program(AWKWARD))
     assert "<script" not in svg and "&lt;script&gt;alert(1)&lt;/script&gt;" in svg
     assert r"<a>&\"b\"" in "".join(ET.fromstring(svg).itertext())
+
+
+def test_signs_that_no_xml_can_have_are_replaced() -> None:
+    svg = to_svg(program(AWKWARD.replace("<a>", "<a>\uffff")), embed=False)
+    assert "<a>\ufffd&" in "".join(ET.fromstring(svg).itertext())
+    assert render(svg).startswith(b"\x89PNG")
 
 
 def test_it_names_what_waits_and_why() -> None:

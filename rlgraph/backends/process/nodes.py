@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -224,14 +226,21 @@ def _number(name: str, node: Node, frame: Frame, dtype: torch.dtype) -> Any:
     assert isinstance(kind, TensorType)
     if kind.dtype == "text":
         return value
+    found = []
     for place, item in enumerate(value):
-        if isinstance(item, (int, float)):
-            continue
-        if any(_compared(let.expr, name) for let in node.body):
+        # A table's columns of decimals, and NumPy's numbers, are numbers too.
+        if isinstance(item, (Real, Decimal)):
+            try:
+                found.append(float(item))
+                continue
+            except OverflowError:
+                pass
+        elif any(_compared(let.expr, name) for let in node.body):
             return value
         who = frame.rows[kind.axis.key].who(place) if kind.axis else f"row {place}"
-        raise RunError(Diagnostic("E0735", f"`{name}` of {who} is no number: {item!r:.60}", node.span))
-    return torch.tensor([float(item) for item in value], dtype=dtype)
+        what = "more than a number can be" if isinstance(item, (Real, Decimal)) else "no number"
+        raise RunError(Diagnostic("E0735", f"`{name}` of {who} is {what}: {item!r:.60}", node.span))
+    return torch.tensor(found, dtype=dtype)
 
 
 def _compared(expr: Expr, name: str) -> bool:
