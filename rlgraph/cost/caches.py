@@ -24,6 +24,10 @@ class _Reserving(MemoryModel):
         self.cache = cache
         self.slots = [slots(config, deployment, batch) for batch in batches]
 
+    @property
+    def loads(self) -> object:
+        return tuple(self.slots)
+
     def load(self, copies: int) -> Load:
         pairs = zip(self.slots, self.batches, strict=True)
         return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
@@ -65,6 +69,10 @@ class _Growing(MemoryModel):
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
         super().__init__(config, deployment, batches)
         self.cache = cache
+
+    @property
+    def loads(self) -> object:
+        return self.deployment.threads
 
     def load(self, copies: int) -> Load:
         return tuple(self._together(batch, copies) for batch in self.batches)

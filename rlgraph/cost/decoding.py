@@ -21,17 +21,49 @@ SLOTS = 256
 def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
     """Rows that are sampled: what samples share of their prompts is read once, then all rows that fit are decoded
     together."""
-    rates = constants.rates[deployment.engine, "generate"]
-    rows = batch.share(deployment.dp * deployment.threads)
-    if rows == 0:
-        return Cost(overhead=rates.call)
-    decoded = _decode(DecodeStep(config, deployment, constants, batch), batch, rows, slots(config, deployment, batch))
-    found = prefill(config, deployment, constants, batch, rows / batch.samples) + decoded
-    found = found.times(crowded(deployment, rates)) + Cost(overhead=rates.call)
-    if batch.answers:
-        busiest = batch.answers * math.ceil(rows / batch.workers)
-        found += Cost(overhead=constants.host.node + constants.host.function_row * busiest)
-    return found
+    return Generation(config, deployment, constants, batch).cost(deployment.dp)
+
+
+class Generation:
+    """The same, by the number of copies; `deployment` is of one. What does not depend on the copies is worked out
+    once."""
+
+    __slots__ = ("_known", "batch", "config", "constants", "deployment", "rates", "slots", "step")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        deployment: Deployment,
+        constants: Constants,
+        batch: Batch,
+        alike: Generation | None = None,
+    ) -> None:
+        """alike: of the same but for the size of the cache: rows that both have room for take the same."""
+        self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
+        self.rates = constants.rates[deployment.engine, "generate"]
+        self.slots = slots(config, deployment, batch)
+        self.step: DecodeStep = alike.step if alike else DecodeStep(config, deployment, constants, batch)
+        self._known: dict[tuple[float, float, bool], Cost] = alike._known if alike else {}
+        """By the rows of a copy, those that it decodes together, and whether it is alone."""
+
+    def cost(self, copies: int) -> Cost:
+        rows = self.batch.share(copies * self.deployment.threads)
+        key = (rows, min(rows, self.slots), copies == 1)
+        if key not in self._known:
+            self._known[key] = self._cost(rows, crowded(self.deployment.copied(copies), self.rates))
+        return self._known[key]
+
+    def _cost(self, rows: float, slower: float) -> Cost:
+        batch, call = self.batch, Cost(overhead=self.rates.call)
+        if rows == 0:
+            return call
+        read = prefill(self.config, self.deployment, self.constants, batch, rows / batch.samples)
+        found = read + _decode(self.step, batch, rows, self.slots)
+        found = found.times(slower) + call
+        if batch.answers:
+            busiest, host = batch.answers * math.ceil(rows / batch.workers), self.constants.host
+            found += Cost(overhead=host.node + host.function_row * busiest)
+        return found
 
 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:

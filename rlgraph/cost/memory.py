@@ -90,7 +90,13 @@ class MemoryModel(ABC):
 
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         self.config, self.deployment, self.batches = config, deployment, batches
-        self._known: dict[Load, Needs] = {}
+        self._known: dict[tuple[bool, Load], Needs] = {}
+        """By recomputation, and the load."""
+
+    @property
+    @abstractmethod
+    def loads(self) -> object:
+        """What loads depend on, beside the copies."""
 
     @abstractmethod
     def load(self, copies: int) -> Load:
@@ -102,24 +108,29 @@ class MemoryModel(ABC):
 
     def at(self, copies: int) -> Footprint:
         """Of one of so many copies."""
-        return self._needs(copies).at(copies)
+        return self._needs(self.load(copies)).at(copies)
 
     def totals(self, copies: int) -> tuple[float, float]:
         """Bytes that stay, and that the work needs beside them: those of `at`, to rounding. The search asks for nothing
         else, and often."""
-        stays, work, shared, update = self._needs(copies).totals
+        stays, work, shared, update = self._needs(self.load(copies)).totals
         return stays + shared / copies, max(work, update / copies)
 
-    def least(self, copies: int) -> float:
-        """Bytes that at most so many copies need at least, whatever rows they have."""
-        stays, work, shared, update = self.needs(tuple(min(1.0, each) for each in self.load(copies))).totals
-        return stays + shared / copies + max(work, update / copies)
+    def floor(self, copies: int) -> tuple[float, float]:
+        """The same at least, whatever rows they have."""
+        stays, work, shared, update = self._least
+        return stays + shared / copies, max(work, update / copies)
 
-    def _needs(self, copies: int) -> Needs:
-        load = self.load(copies)
-        if load not in self._known:
-            self._known[load] = self.needs(load)
-        return self._known[load]
+    @cached_property
+    def _least(self) -> tuple[float, float, float, float]:
+        """With the least that a copy can have to do, as long as it has anything."""
+        return self._needs(tuple(min(1.0, each) for each in self.load(1))).totals
+
+    def _needs(self, load: Load) -> Needs:
+        key = (self.deployment.recompute, load)
+        if key not in self._known:
+            self._known[key] = self.needs(load)
+        return self._known[key]
 
 
 class _Feeding:
@@ -171,8 +182,17 @@ _feeding = lru_cache(1024)(_Feeding)
 class _Fed(MemoryModel):
     """Rows are fed in micro-batches. A load is the rows of a micro-batch, and how many of these a copy has."""
 
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        deployment: Deployment,
+        batches: Sequence[Batch],
+        alike: MemoryModel | None = None,
+    ) -> None:
+        """alike: of the same split, whose micro-batches are of another size, so that the same load needs the same."""
         super().__init__(config, deployment, batches)
+        if alike:
+            self._known = alike._known
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
         self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks)
         self.weights = held(config, deployment)
@@ -181,6 +201,10 @@ class _Fed(MemoryModel):
         """Those of them, and of adapters, that training changes."""
         self.held = self.weights * config.item + config.adapter_bytes
         self.state = optimizer_bytes(config.optimizer, config.trained_item)
+
+    @property
+    def loads(self) -> object:
+        return self.feeding
 
     def load(self, copies: int) -> Load:
         return self.feeding.load(copies)
@@ -193,6 +217,10 @@ class _Fed(MemoryModel):
 class Training(_Fed):
     """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
     (arXiv 1910.02054). A load also says whether there is another copy to add up gradients with: 1 or 2."""
+
+    @property
+    def loads(self) -> object:
+        return self.feeding, self.deployment.spec.memory.gradients_stay
 
     def load(self, copies: int) -> Load:
         found = super().load(copies)

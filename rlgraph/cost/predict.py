@@ -27,8 +27,8 @@ class TaskModel:
     rows, an optimizer step on them, or rows that are sampled. What does not depend on the copies is worked out once."""
 
     __slots__ = (
-        *("_each_rank", "_each_token", "_fixed", "batches", "config", "constants", "deployment", "one", "passes"),
-        *("rows", "sampled", "tokens", "update"),
+        *("_common", "_each_rank", "_each_token", "_fixed", "batches", "constants", "deployment", "generation", "one"),
+        *("passes", "rows", "tokens", "update"),
     )
 
     def __init__(
@@ -38,8 +38,26 @@ class TaskModel:
         deployment: Deployment,
         constants: Constants,
         batches: Sequence[Batch],
+        alike: TaskModel | None = None,
     ) -> None:
-        self.config, self.deployment, self.constants, self.batches = config, deployment, constants, batches
+        """alike: of the same task on the same split, whose micro-batches or cache are of another size."""
+        self.deployment, self.constants, self.batches = deployment, constants, batches
+        op = NODES[operation]
+        kind: Literal["forward", "train"] = "train" if op.trains else "forward"
+        reads = op.scores or op.region
+        self.passes = time.latency(kind, config, deployment, constants, batches) if reads else None
+        """Of a copy; None: it samples, or only takes a step."""
+        self.generation: decoding.Generation | None = None
+        """None: it samples nothing."""
+        if self.passes is None and batches:
+            known = alike.generation if alike else None
+            self.generation = decoding.Generation(config, deployment, constants, batches[0], known)
+        if alike:
+            for name in ("_common", "_each_rank", "_each_token", "_fixed", "one", "rows", "tokens", "update"):
+                setattr(self, name, getattr(alike, name))
+            return
+        self._common: dict[int, tuple[float, float, float]] = {}
+        """By the copies: seconds until the work begins, rows of a copy, seconds of the optimizer's step."""
         self.one = deployment.mesh.copy_size
         self.tokens = sum(batch.tokens().tokens for batch in batches)
         self.rows = sum(batch.rows for batch in batches)
@@ -48,19 +66,12 @@ class TaskModel:
         self._fixed = ordered + sent
         self._each_rank = order(1, constants).seconds - ordered
         self._each_token = rows(1.0, deployment.island, constants).seconds - sent
-        op = NODES[operation]
-        kind: Literal["forward", "train"] = "train" if op.trains else "forward"
-        reads = op.scores or op.region
-        self.passes = time.latency(kind, config, deployment, constants, batches) if reads else None
-        """Of a copy; None: it samples, or only takes a step."""
         self.update = time.update(config, deployment, constants) if op.updates else None
-        self.sampled: dict[float, Cost] = {}
-        """By the rows of a copy."""
 
     def work(self, copies: int) -> Cost:
         """The work alone, of all copies."""
         rows = self._share(copies)
-        found = self.passes.cost(rows) if self.passes else self._sample(rows, copies)
+        found = self.passes.cost(rows) if self.passes else self._sample(copies)
         return found + self.update.cost(copies) if self.update else found
 
     def cost(self, copies: int) -> Cost:
@@ -69,13 +80,18 @@ class TaskModel:
 
     def seconds(self, copies: int) -> float:
         """Those of `cost`, to rounding: the search asks for nothing else, and often."""
+        if copies not in self._common:
+            self._common[copies] = self._beside(copies)
+        begins, rows, updates = self._common[copies]
+        return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
+
+    def _beside(self, copies: int) -> tuple[float, float, float]:
         rows = self._share(copies)
         mine = rows if self.deployment.threads == 1 else self._share(copies, 1)
         found = self._fixed + self._each_rank * self.one * copies
         if self.rows:
             found += self._each_token * self.tokens * mine / self.rows
-        found += self.passes.seconds(rows) if self.passes else self._sample(rows, copies).seconds
-        return found + self.update.seconds(copies) if self.update else found
+        return found, rows, self.update.seconds(copies) if self.update else 0.0
 
     def _share(self, copies: int, threads: int = 0) -> float:
         """The rows of the copy, and the thread, that has most of them. threads: 0: as many as there are."""
@@ -84,13 +100,8 @@ class TaskModel:
             found += batch.share(parts)
         return found
 
-    def _sample(self, rows: float, copies: int) -> Cost:
-        if not self.batches:
-            return Cost()
-        if rows not in self.sampled:
-            deployment = self.deployment.copied(copies)
-            self.sampled[rows] = decoding.generate(self.config, deployment, self.constants, self.batches[0])
-        return self.sampled[rows]
+    def _sample(self, copies: int) -> Cost:
+        return self.generation.cost(copies) if self.generation else Cost()
 
     def _order(self, copies: int) -> Cost:
         return order(self.one * copies, self.constants)
@@ -106,15 +117,19 @@ def footprint(operation: str, config: ModelConfig, deployment: Deployment, batch
 
 
 def memory_model(
-    operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]
+    operation: str,
+    config: ModelConfig,
+    deployment: Deployment,
+    batches: Sequence[Batch],
+    alike: memory.MemoryModel | None = None,
 ) -> memory.MemoryModel:
-    """The memory of the work on a split, by the number of copies."""
+    """The memory of the work on a split, by the number of copies. alike: of the same work on the same split, whose
+    micro-batches or cache are of another size."""
     op = NODES[operation]
     if op.generates:
         return caches.generating(config, deployment, batches)
-    if not op.trains:
-        return memory.Reading(config, deployment, batches)
-    return (memory.Accumulating if op.part_of else memory.Training)(config, deployment, batches)
+    fed = memory.Reading if not op.trains else memory.Accumulating if op.part_of else memory.Training
+    return fed(config, deployment, batches, alike)
 
 
 def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:

@@ -81,6 +81,10 @@ class Shape:
     adapters: Adapters | None = None
     """Where they are trained, and not the model itself."""
 
+    def __hash__(self) -> int:
+        # Every table of the cost model is asked by the shape, and these numbers tell one from another.
+        return hash((self.vocab, self.hidden, self.ffn, self.layers, self.heads))
+
 
 _LLAMA = {
     "hidden_size": 4096,

@@ -279,6 +279,16 @@ def compare(case: Case) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 5))
+def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
+    """What another option beats by its floor alone is dropped before its bytes are counted."""
+    problem = random_case(seed).problem
+    for number, component in enumerate(problem.components):
+        for island in problem.cluster.islands:
+            for option in problem.options.all(number, component, island, island.devices):
+                assert all(low <= high for low, high in zip(option.floor, option.key, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_the_gap_is_kept(seed: int) -> None:
     case = random_case(seed)
     found = Search(case.problem, case.candidates, 0.1).run()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from operator import attrgetter, le, lt
 
@@ -12,17 +13,30 @@ from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.predict import TaskModel
 from rlgraph.ir.mesh import Mesh
 
+Key = tuple[float, ...]
+
 Split = tuple[str, int, Mesh, int]
 """Engine, island, the mesh of a copy, and copies."""
 
 
 class Option:
-    """A component's work done on some devices."""
+    """A component's work done on some devices. Its bytes are counted when somebody asks: most options are dropped
+    before."""
 
     __slots__ = (
-        *("_deployment", "active", "copies", "key", "kind", "offload", "order", "peak", "resident", "seconds"),
-        *("split", "strategy"),
+        *("_deployment", "active", "beaten", "copies", "floor", "key", "kind", "offload", "order", "peak"),
+        *("resident", "seconds", "sent", "split", "strategy", "total"),
     )
+
+    resident: float
+    """Bytes on each device while the pool does other work."""
+    active: tuple[float, ...]
+    """More bytes, during each of its tasks."""
+    peak: float
+    key: Key
+    """Of options of one kind the one that is the lesser in each number is at least as good."""
+    order: tuple[float, bool, float, tuple[float, ...]]
+    """Fastest first."""
 
     def __init__(
         self,
@@ -31,27 +45,37 @@ class Option:
         split: Split,
         offload: bool,
         seconds: tuple[float, ...],
-        resident: float,
-        active: tuple[float, ...],
         kind: object,
         sent: tuple[float, ...],
     ) -> None:
         """kind, sent: what decides how fast weights and rows come from here, or to here."""
         self.strategy, self.copies, self.offload = strategy, copies, offload
-        self.seconds = seconds
+        self.seconds, self.total = seconds, sum(seconds)
         """Of each of the component's tasks, as often as it is done in a step."""
-        self.resident = resident
-        """Bytes on each device while the pool does other work."""
-        self.active = active
-        """More bytes, during each of its tasks."""
-        self.peak = resident + max(active, default=0.0)
         self.split = split
         """What a transfer of its weights depends on; options of one split have the same object."""
-        self.kind, self.key = kind, (resident, *active, *seconds, *sent)
-        """Of options of one kind the one that is the lesser in each number is at least as good."""
-        self.order = (sum(seconds), offload, resident, active)
-        """Fastest first."""
+        self.kind, self.sent = kind, sent
+        resident, active = self._bytes(*strategy.floor(copies))
+        self.floor: Key = (resident, *active, *seconds, *sent)
+        """No number of the key is less than these, which are known earlier."""
+        self.beaten: Option | None = None
+        """By this one, wherever it is there."""
         self._deployment: Deployment | None = None
+
+    def __getattr__(self, name: str) -> object:
+        # Of a slot that is still empty.
+        if name not in Option.__annotations__:
+            raise AttributeError(name)
+        self.resident, self.active = self._bytes(*self.strategy.needs(self.copies))
+        self.peak = self.resident + max(self.active, default=0.0)
+        self.key = (self.resident, *self.active, *self.seconds, *self.sent)
+        self.order = (self.total, self.offload, self.resident, self.active)
+        return object.__getattribute__(self, name)
+
+    def _bytes(self, held: float, active: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
+        """What stays and what comes beside it, where a model needs so much. A process is there all the time."""
+        process = self.strategy.held(self.copies)
+        return (float(process), tuple(held + each for each in active)) if self.offload else (held + process, active)
 
     @property
     def deployment(self) -> Deployment:
@@ -74,7 +98,10 @@ class Option:
 class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
-    __slots__ = ("deployment", "idle", "made", "memory", "near", "paying", "process", "size", "tasks")
+    __slots__ = (
+        *("_floors", "deployment", "fewer", "idle", "made", "memory", "near", "paying", "process", "sent", "size"),
+        "tasks",
+    )
 
     def __init__(
         self,
@@ -83,8 +110,10 @@ class Strategy:
         memory: Sequence[MemoryModel],
         idle: Sequence[MemoryModel] = (),
         process: tuple[int, int] = (0, 0),
+        alike: Strategy | None = None,
     ) -> None:
-        """process: bytes of a device that it takes beside tensors, with one copy and with several."""
+        """process: bytes of a device that it takes beside tensors, with one copy and with several. alike: of the same
+        split with other settings."""
         self.deployment, self.process = deployment, process
         self.size = deployment.size
         """Devices of a copy."""
@@ -98,6 +127,12 @@ class Strategy:
         """The options that were worked out, by their copies."""
         self.paying: dict[int, list[int]] = {}
         """Numbers of copies that are worth it, by the most that there may be."""
+        self._floors: dict[tuple[int, bool, int], tuple[float, tuple[float, ...]]] = alike._floors if alike else {}
+        """By the copies, and the settings that matter."""
+        self.sent: dict[int, tuple[Split, object, Key]] = alike.sent if alike else {}
+        """What decides how fast its weights travel, by the copies."""
+        self.fewer: list[int] | None = None
+        """`lighter` of all numbers that there may be, once it is known."""
 
     def room(self, devices: int) -> int:
         """How many copies so many devices in a row have room for."""
@@ -107,18 +142,20 @@ class Strategy:
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Bytes that stay on each device of so many copies unless the model is off-loaded, and more of them during each
         of the component's tasks."""
-        held, active = 0.0, []
-        for each in self.memory:
-            stays, more = each.totals(copies)
-            active.append(more)
-            held = max(held, stays)
-        for each in self.idle:
-            held = max(held, each.totals(copies)[0])
-        return held, tuple(active)
+        return _together([each.totals(copies) for each in self.memory], [each.totals(copies) for each in self.idle])
+
+    def floor(self, copies: int) -> tuple[float, tuple[float, ...]]:
+        """What they need at least, which takes less to know."""
+        key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
+        if key not in self._floors:
+            self._floors[key] = _together(
+                [each.floor(copies) for each in self.memory], [each.floor(copies) for each in self.idle]
+            )
+        return self._floors[key]
 
     def least(self, copies: int) -> float:
         """Bytes of a device that at most so many copies need at least."""
-        return self.process[0] + max((each.least(copies) for each in self.memory), default=0.0)
+        return self.process[0] + max((sum(each.floor(copies)) for each in self.memory), default=0.0)
 
     def held(self, copies: int) -> int:
         """Bytes that a process of so many copies has beside tensors. Two components that are split alike share their
@@ -136,19 +173,48 @@ class Strategy:
         ]
 
 
-def undominated(found: Sequence[Option]) -> list[Option]:
-    """Those that no other one beats in every task's time and memory, in how fast the model's weights come if they are
-    brought from here or to here, and in how many links rows have to other islands; fastest first."""
-    kept: list[Option] = []
-    keys: dict[object, list[tuple[float, ...]]] = {}
-    for option in sorted(found, key=attrgetter("order")):
-        others, key = keys.setdefault(option.kind, []), option.key
-        for at, other in enumerate(others):
-            if all(map(le, other, key)):
-                # What beats one option often beats the next.
-                others.insert(0, others.pop(at))
-                break
-        else:
+def _together(
+    memory: Sequence[tuple[float, float]], idle: Sequence[tuple[float, float]]
+) -> tuple[float, tuple[float, ...]]:
+    """What stays of all that is done with a model, and what comes beside it during each of its tasks."""
+    held = 0.0
+    for stays, _ in (*memory, *idle):
+        if stays > held:
+            held = stays
+    return held, tuple([more for _, more in memory])
+
+
+def undominated(found: Iterable[Option], fit: float) -> list[Option]:
+    """Of those with so many bytes at most the ones that no other one beats in every task's time and memory, in how fast
+    the model's weights come if they are brought from here or to here, and in how many links rows have to other islands;
+    fastest first."""
+    left: dict[Option, None] = {}
+    kinds: dict[object, list[Option]] = defaultdict(list)
+    for option in sorted(found, key=attrgetter("total")):
+        best = option.beaten
+        while best and best not in left:
+            best = best.beaten
+        others = kinds[option.kind]
+        # What a faster one beats whatever it needs is not asked for its bytes.
+        if best or _beaten(option, option.floor, others) or option.peak > fit or _beaten(option, option.key, others):
+            continue
+        left[option] = None
+        others.append(option)
+    kept = []
+    kinds.clear()
+    for option in sorted(left, key=attrgetter("order")):
+        if not _beaten(option, option.key, kinds[option.kind]):
             kept.append(option)
-            others.append(key)
+            kinds[option.kind].append(option)
     return kept
+
+
+def _beaten(option: Option, key: Key, others: list[Option]) -> bool:
+    """Whether one of the others is at least as good as an option with this key."""
+    for at, other in enumerate(others):
+        if all(map(le, other.key, key)):
+            # What beats one option often beats the next.
+            others.insert(0, others.pop(at))
+            option.beaten = other
+            return True
+    return False

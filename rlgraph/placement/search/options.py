@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain, groupby, product
-from operator import lt
+from itertools import chain, groupby, product, zip_longest
+from operator import lt, mul
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
@@ -75,11 +75,10 @@ class Options:
             rooms = [self.room(component, island, own[0].room(devices)) for own in known]
             front = (number, id(island), *rooms)
             if front not in self._fronts:
-                found: list[Option] = []
-                for room, own in zip(rooms, known, strict=True):
-                    for strategy in own:
-                        found += self.fitting(number, component, strategy, room)
-                self._fronts[front] = tuple(undominated(found))
+                found = chain.from_iterable(
+                    self.fitting(number, component, own, room) for room, own in zip(rooms, known, strict=True)
+                )
+                self._fronts[front] = tuple(undominated(found, usable(island, self.constants)))
             self._found[key] = self._fronts[front]
         return self._found[key]
 
@@ -88,16 +87,15 @@ class Options:
         few = max(EACH, island.per_node) + 1
         return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
 
-    def fitting(self, number: int, component: Component, strategy: Strategy, most: int) -> list[Option]:
-        """Those of a strategy that a device holds, where there is room for so many copies."""
-        key = (id(strategy), most)
+    def fitting(self, number: int, component: Component, own: list[Strategy], most: int) -> list[Option]:
+        """The same of the strategies of one split, where there is room for so many copies."""
+        key = (id(own), most)
         if key not in self._fitting:
-            fit = usable(strategy.deployment.island, self.constants)
             self._fitting[key] = [
                 option
+                for strategy in own
                 for copies in self.numbers(number, component, strategy, most)
                 for option in self.made(component, strategy, copies)
-                if option.peak <= fit
             ]
         return self._fitting[key]
 
@@ -158,12 +156,13 @@ class Options:
 
     def lighter(self, number: int, component: Component, strategy: Strategy) -> list[int]:
         """Numbers of copies that may need less memory than more copies do."""
-        deployment = strategy.deployment
-        # All that the loads of copies depend on.
-        key = (number, id(deployment.island), deployment.engine, deployment.mesh, deployment.micro_tokens)
-        if key not in self._lighter:
-            self._lighter[key] = strategy.lighter(self.copies(component, deployment.island.devices))
-        return self._lighter[key]
+        if strategy.fewer is None:
+            island = strategy.deployment.island
+            key = (number, id(island), strategy.process, *(each.loads for each in strategy.memory))
+            if key not in self._lighter:
+                self._lighter[key] = strategy.lighter(self.copies(component, island.devices))
+            strategy.fewer = self._lighter[key]
+        return strategy.fewer
 
     # What does not depend on the number of devices
 
@@ -171,8 +170,10 @@ class Options:
         """Every engine, every legal tp and pp, every setting."""
         fit = usable(island, self.constants)
         for deployment in self.splits(component, island):
+            alike: Strategy | None = None
             for full in self.knobs(component, deployment):
-                strategy = self.strategy(component, full)
+                strategy = self.strategy(component, full, alike)
+                alike = alike or strategy
                 most = strategy.room(island.devices)
                 if most and strategy.least(most) <= fit:
                     yield strategy
@@ -220,19 +221,23 @@ class Options:
             for recompute in again:
                 yield replace(deployment, micro_tokens=tokens, recompute=recompute)
 
-    def strategy(self, component: Component, deployment: Deployment) -> Strategy:
-        done = list(component.batches(self.tasks))
-        found = [TaskModel(op, component.config, deployment, self.constants, batches) for op, batches in done]
+    def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+        """alike: the first one of the same split."""
+        config, done = component.config, list(component.batches(self.tasks))
         early = self.streams and deployment.spec.accumulates
 
-        def needs(op: str, batches: Sequence[Batch]) -> MemoryModel:
-            kept = "accumulate" if early and NODES[op].trains else op
-            return memory_model(kept, component.config, deployment, batches)
+        def needs(op: str, batches: Sequence[Batch], known: MemoryModel | None) -> MemoryModel:
+            return memory_model("accumulate" if early and NODES[op].trains else op, config, deployment, batches, known)
 
-        memory = [needs(op, batches) for op, batches in done]
-        idle = [needs(op, ()) for op in component.operations if op not in dict(done)]
+        resting = [op for op in component.operations if op not in dict(done)]
+        found = [
+            TaskModel(op, config, deployment, self.constants, batches, own)
+            for (op, batches), own in zip_longest(done, alike.tasks if alike else ())
+        ]
+        memory = [needs(op, batches, own) for (op, batches), own in zip_longest(done, alike.memory if alike else ())]
+        idle = [needs(op, (), own) for op, own in zip_longest(resting, alike.idle if alike else ())]
         held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
-        return Strategy(deployment, found, memory, idle, held)
+        return Strategy(deployment, found, memory, idle, held, alike)
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
@@ -249,25 +254,22 @@ class Options:
     def options(self, component: Component, strategy: Strategy, copies: int) -> Iterator[Option]:
         """With the model staying there, and with the model in the host's memory in between."""
         deployment = strategy.deployment
-        resident, active = strategy.needs(copies)
-        synced = component.work == "generate" and component.trained
+        once = [found.seconds(copies) for found in strategy.tasks]
+        times = [self.tasks[number].times for number in component.tasks]
+        if copies not in strategy.sent:
+            split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
+            split = self._splits.setdefault(split, split)
+            kind, sent = _sent(component, deployment, split)
+            strategy.sent[copies] = split, kind, (*sent, -copies) if self.apart else sent
+        split, kind, sent = strategy.sent[copies]
+        yield Option(strategy, copies, split, False, tuple(map(mul, once, times)), kind, sent)
         # What is called a CPU's device memory is its host's.
-        away = self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
-        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds if away else 0.0
-        seconds, again = [], []
-        for number, found in zip(component.tasks, strategy.tasks, strict=True):
-            once, times = found.seconds(copies), self.tasks[number].times
-            seconds.append(once * times)
-            again.append((once + moved) * times)
-        split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
-        split = self._splits.setdefault(split, split)
-        kind, sent = _sent(component, deployment, split)
-        more = (kind, (*sent, -copies) if self.apart else sent)
-        process = strategy.held(copies)
-        yield Option(strategy, copies, split, False, tuple(seconds), resident + process, active, *more)
-        if away:
-            held = tuple(resident + each for each in active)
-            yield Option(strategy, copies, split, True, tuple(again), float(process), held, *more)
+        if self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu":
+            synced = component.work == "generate" and component.trained
+            resident, _ = strategy.needs(copies)
+            moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds
+            again = [each + moved for each in once]
+            yield Option(strategy, copies, split, True, tuple(map(mul, again, times)), kind, sent)
 
 
 def _said(component: Component) -> tuple[tuple[str, int], ...]:
