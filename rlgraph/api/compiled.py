@@ -162,6 +162,7 @@ class Compiled(Compilation):
         on_nonfinite: Literal["stop", "skip"] | None = None,
         save_every: int | str | None = None,
         keep: int | None = None,
+        keep_best: str | None = None,
         max_restarts: int = RESTARTS,
         resume: str | Path | None = None,
         changed: bool = False,
@@ -174,18 +175,19 @@ class Compiled(Compilation):
         earlier run, which is removed. device: of the models with `local`, as torch names it ("cpu", "cuda:1"); None
         takes a GPU if there is one; on it models are bfloat16 whose dtype neither the program nor a cluster says.
         threads: None takes every core. block: rows of its unit that every node works on at a time, in place of what the
-        schedule streams. token_budget: padded tokens of a micro-batch. backend: `local` is
-        this process, `ray` the processes of the plan, on the cluster at `address` or else on one that is started on
-        this machine; with `debug` they are objects in this process, so that breakpoints work. timeout: seconds after
-        which a process that does not answer is given up. record: a folder, new or empty, for all that is sampled.
-        replay: such a folder, or that of a recorded run, whose rows take the place of sampling. trace: a file for a
-        timeline that ui.perfetto.dev shows. on_nonfinite: where a gradient is NaN or infinite the run stops (None,
-        too), or skips the update and reports how many. save_every: a checkpoint in `out` after so many steps (20) or
-        so much time ("10m", "2h"), at the end, and where the run is interrupted; the newest `keep` of them stay (2).
-        max_restarts: how often such a run goes back to the last of them where it has lost a process. resume: the folder
-        of a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was there.
-        changed: the program may be another one than was saved. progress: on stderr. None of these changes what is
-        computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
+        schedule streams. token_budget: padded tokens of a micro-batch. backend: `local` is this process, `ray` the
+        processes of the plan, on the cluster at `address` or else on one that is started on this machine; with `debug`
+        they are objects in this process, so that breakpoints work. timeout: seconds after which a process that does not
+        answer is given up. record: a folder, new or empty, for all that is sampled. replay: such a folder, or that of a
+        recorded run, whose rows take the place of sampling. trace: a file for a timeline that ui.perfetto.dev shows.
+        on_nonfinite: where a gradient is NaN or infinite the run stops (None, too), or skips the update and reports how
+        many. save_every: a checkpoint in `out` after so many steps (20) or so much time ("10m", "2h"), at the end, and
+        where the run is interrupted; the newest `keep` of them stay (2), and the one with the highest `keep_best` of
+        what the program reports ("kl:min": the lowest). max_restarts: how often such a run goes back to the last of
+        them where it has lost a process. resume: the folder of a run that was saved so, and goes on in it to `steps`
+        steps, with its seed; what is None is as it was there. changed: the program may be another one than was saved.
+        progress: on stderr. None of these changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed`
+        and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
@@ -211,6 +213,7 @@ class Compiled(Compilation):
             on_nonfinite=on_nonfinite,
             save_every=None if save_every is None else str(save_every),
             keep=keep,
+            keep_best=keep_best,
             restarts=max_restarts,
             resume=resume,
             changed=changed,

@@ -31,6 +31,11 @@ save_every_option = click.option(
 keep_option = click.option(
     "--keep", type=click.IntRange(1), help=f"So many of its checkpoints, the newest.  [default: {KEEP}]"
 )
+keep_best_option = click.option(
+    "--keep-best",
+    metavar="METRIC",
+    help="And the one with the highest value of what the program reports; kl:min for the lowest.",
+)
 restarts_option = click.option(
     "--max-restarts",
     "restarts",
@@ -103,6 +108,7 @@ changed_option = click.option("--changed", is_flag=True, help="The program may b
 )
 @save_every_option
 @keep_option
+@keep_best_option
 @restarts_option
 @click.option(
     "--resume",
@@ -137,6 +143,7 @@ def run(
     on_nonfinite: Literal["stop", "skip"] | None,
     save_every: str | None,
     keep: int | None,
+    keep_best: str | None,
     restarts: int,
     resume: Path | None,
     changed: bool,
@@ -169,6 +176,7 @@ def run(
         on_nonfinite=on_nonfinite,
         save_every=save_every,
         keep=keep,
+        keep_best=keep_best,
         restarts=restarts,
         resume=resume,
         changed=changed,
@@ -197,6 +205,7 @@ def run(
 @click.option("--steps", type=click.IntRange(1), help="How often the main step runs, with the steps that are done.")
 @save_every_option
 @keep_option
+@keep_best_option
 @restarts_option
 @changed_option
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
@@ -206,6 +215,7 @@ def resume(
     steps: int | None,
     save_every: str | None,
     keep: int | None,
+    keep_best: str | None,
     restarts: int,
     changed: bool,
     trace: Path | None,
@@ -235,6 +245,7 @@ def resume(
             trace=trace,
             save_every=save_every,
             keep=keep,
+            keep_best=keep_best,
             restarts=restarts,
             resume=run,
             changed=changed,

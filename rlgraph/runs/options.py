@@ -112,6 +112,9 @@ class Options:
     """How often the run is saved, as `rlgraph.runs.checkpoint.often` reads it; None: never."""
     keep: int | None = None
     """How many of its checkpoints are kept; None: `KEEP`."""
+    keep_best: str | None = None
+    """What makes a checkpoint stay though newer ones are there, as `rlgraph.runs.checkpoint.best` reads it: a name that
+    the program reports; None: nothing."""
     restarts: int = RESTARTS
     """How often a run that is saved, and has lost a process, goes back to its last checkpoint by itself."""
     resume: Path | None = None
@@ -134,4 +137,7 @@ class Options:
         if (self.save_every or self.resume) and self.replay:
             message = "a run that is replayed cannot be saved on the way, or gone on with"
             raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "replay it from its beginning"))
+        if self.keep_best and not (self.save_every or self.resume):
+            message = "a run without checkpoints has no best one"
+            raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, "say how often to save one: `--save-every 20`"))
         need_installed(LOCAL if self.debug else spec)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.backends import open_backend
+from rlgraph.runs.checkpoint.best import read_best
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.checkpoint.often import read_often
 from rlgraph.runs.checkpoint.resuming import as_before, left, newest, newest_step, restore
@@ -169,6 +170,8 @@ def _claimed(
     if options.save_every is not None:
         read_often(options.save_every)
         _need_folder(folder)
+    if options.keep_best is not None:
+        read_best(options.keep_best, compiled.program)
     if options.trace:
         check_writable(options.trace)
     if options.replay:
@@ -215,7 +218,7 @@ def _steps(
                     folder.step(made.metrics[-1], step.trace)
                 watch.step(step)
                 if saver:
-                    saver.step(step.number)
+                    saver.step(step.number, made.metrics[-1])
             if saver:
                 saver.save()
             _count_updates(made, backend.trained())

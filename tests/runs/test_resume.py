@@ -226,6 +226,55 @@ def test_a_run_gets_more_steps(folder: Path, capsys: pytest.CaptureFixture[str])
     assert numbers("a")[:5] == [{k: v for k, v in step.items() if k != "seconds"} for step in whole.metrics]
 
 
+BEST = """\
+algorithm best
+data prompts = jsonl("prompts.jsonl", batch=1, shuffle=false)
+step:
+    every 2:
+        report rare = mean(prompts.value)
+    report value = mean(prompts.value), odd = mean(prompts.value) / 0.0
+"""
+
+
+def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the program reports, of equal ones the first; a run goes on from the newest."""
+    values = [2.0, 5.0, -1.0, 5.0, 3.0, 0.0, 9.0]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"value": each}) + "\n" for each in values))
+    (folder / "best.rlf").write_text(BEST)
+
+    def left(out: str) -> list[str]:
+        place = Path(out, "checkpoints")
+        found = [str(disk.step_of(path)) for path in disk.complete(place)]
+        best = (place / "best").read_text().strip() if (place / "best").exists() else "-"
+        return [*found, best.lstrip("step-0") or best]
+
+    for text, wanted in (
+        ("value", ["2", "5", "6", "2"]),
+        ("value:max", ["2", "5", "6", "2"]),
+        ("value:min", ["3", "5", "6", "3"]),
+        ("odd", ["5", "6", "-"]),
+    ):
+        ran(6, text.replace(":", ""), "best.rlf", save_every=1, keep=2, keep_best=text)
+        assert left(text.replace(":", "")) == wanted
+    # Of what was not reported in its step, what was since the checkpoint before.
+    ran(6, "rare", "best.rlf", save_every=3, keep=1, keep_best="rare")
+    assert left("rare") == ["3", "6", "3"]
+    # It is as it was begun.
+    assert told(capsys, "resume", "value", "--steps", "7")[0] == 0
+    assert left("value") == ["6", "7", "7"]
+    for words, said in (
+        (["--keep-best", "vlue"], "does not report `vlue`\nhelp: did you mean `value`? it reports `rare`, `value` and"),
+        (
+            ["--keep-best", "value:least"],
+            "`value:least` does not say what is best\nhelp: write `value:max` or `value:m",
+        ),
+    ):
+        code, err = told(capsys, "run", "best.rlf", "--out", "none", "--save-every", "1", *words)
+        assert code == 2 and said in err and "E0833" in err and not Path("none").exists(), err
+    code, err = told(capsys, "run", "best.rlf", "--out", "none", "--keep-best", "value")
+    assert code == 2 and "E0833]: a run without checkpoints has no best one" in err
+
+
 def test_tensorboard_forgets_what_is_done_again(folder: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     ran(3, "a", save_every=2)

@@ -57,10 +57,11 @@ def replace_text(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints, and what was left half-written."""
+def prune(folder: Path, keep: int, best: Path | None = None) -> None:
+    """Removes all checkpoints but the newest and the best one, and what was left half-written."""
     for old in complete(folder)[:-keep]:
-        remove(old)
+        if old != best:
+            remove(old)
     for left in folder.glob(f".{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
 

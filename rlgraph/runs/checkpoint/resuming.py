@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from rlgraph.backends.saved import SavedModel
     from rlgraph.runs.checkpoint.saving import Resumable
 
-_AS_BEFORE = ("threads", "block", "token_budget", "device", "record", "save_every", "keep", "on_nonfinite")
+_AS_BEFORE = (
+    "threads",
+    "block",
+    "token_budget",
+    "device",
+    "record",
+    "save_every",
+    "keep",
+    "keep_best",
+    "on_nonfinite",
+)
 """Options that are those of the run where nothing else is said: numbers depend on some of them by roundings."""
 
 

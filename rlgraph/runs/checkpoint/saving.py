@@ -18,6 +18,7 @@ from rlgraph.backends.saved import Diverged, Torn
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.runs.checkpoint import disk, document
+from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
 from rlgraph.runs.checkpoint.often import read_often
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
 from rlgraph.runs.options import KEEP, Options, installed
@@ -80,6 +81,9 @@ class Saver:
         self.often = read_often(options.save_every)
         self.last = backend.done
         """The step whose checkpoint is there, or is under way, or was tried."""
+        self.best = read_best(options.keep_best, compiled.program) if options.keep_best else None
+        self._value: float | None = None
+        """What was reported last since the checkpoint before, of what makes one the best."""
         self._under_way: tuple[int, Future[None]] | None = None
         """The step whose checkpoint is being written."""
 
@@ -87,8 +91,11 @@ class Saver:
     def place(self) -> Path:
         return self.folder.path / CHECKPOINTS
 
-    def step(self, number: int) -> None:
-        """A step is over. Raises RunError where a checkpoint cannot be written, be it that of a step before."""
+    def step(self, number: int, metrics: Mapping[str, Any]) -> None:
+        """A step is over, and has reported this. Raises RunError where a checkpoint cannot be written, be it that of a
+        step before."""
+        if self.best is not None and (value := self.best.value(metrics)) is not None:
+            self._value = value
         if self._under_way is not None and self._under_way[1].done():
             self.wait()
         if self.often.due(number):
@@ -115,6 +122,7 @@ class Saver:
             raise self._told(number, error) from None
         self.last, self._under_way = number, (number, _beside(lambda: self._write(taken)))
         self.often.saved()
+        self._value = None
 
     def wait(self) -> None:
         """Until nothing is being written. Raises RunError where that failed; it is not tried again."""
@@ -135,7 +143,7 @@ class Saver:
     def _taken(self, number: int) -> _Taken:
         program = self.compiled.program
         models: dict[str, Kept] = {}
-        header = {
+        header: dict[str, Any] = {
             "step": number,
             "seed": self.options.seed,
             "phases": [[phase.name, phase.steps] for phase in program.phases],
@@ -143,6 +151,8 @@ class Saver:
             "set": dict(self.compiled.set),
             "versions": installed(),
         }
+        if self.best is not None and self._value is not None:
+            header[REPORTED] = {self.best.metric: self._value}
         things = document.encoded({name: self.backend.kept(name) for name in document.living(program)})
         taken = _Taken(number, header, things, models)
         try:
@@ -163,7 +173,10 @@ class Saver:
                 models = self._models(taken, folder / document.MODELS)
                 source, graph = self.compiled.source.text, self.compiled.text()
                 document.write(folder, taken.header, source, graph, taken.things, models)
-            disk.prune(self.place, self.options.keep or KEEP)
+            best = None if self.best is None else self.best.of(self.place)
+            if best is not None:
+                disk.replace_text(self.place / BEST, f"{best.name}\n")
+            disk.prune(self.place, self.options.keep or KEEP, best)
         finally:
             taken.free()
 
