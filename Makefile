@@ -5,6 +5,13 @@ VENV   ?= .venv
 TORCH  ?= $(shell $(PYTHON) tools/torch_for_here.py 2.13.0)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Of the 29,000 files that are installed few are imported. To compile all of them takes 90 seconds; each that is imported
+# is compiled then, and kept, where that is not forbidden.
+ifndef PYTHONDONTWRITEBYTECODE
+export PIP_COMPILE := 0
+endif
+# The tests start hundreds of processes, each of which would compile rlgraph anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Colours go through `tee` where the screen has them.
 PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
 

@@ -64,11 +64,15 @@ def debugged(
         backend.close()
 
 
-CASES = [(apart, None), (apart, 1), (apart, 3), (together, None), (together, 2)]
+USUAL = [(apart, None), (apart, 3), (together, 2)]
+OTHERS = [(apart, 1), (together, None)]
+CASES = [
+    *((name, *case) for name in PROGRAMS for case in USUAL),
+    *((name, *case) for name in ("ppo", "agent") for case in OTHERS),
+]
 
 
-@pytest.mark.parametrize(("schedule", "block"), CASES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "schedule", "block"), CASES)
 def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], str], block: int | None) -> None:
     steps, weights = local(name, folder, block)
     found, others = debugged(name, folder, block, schedule)

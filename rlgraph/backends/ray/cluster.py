@@ -160,6 +160,8 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
         else:
             # Nobody is told how Ray is used from here, unless the user has said so.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # Ray would start a process for each core, none of which has the environment of those that are asked for.
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
             with own_signals(), apart():
                 ray.init("local", include_dashboard=False, **room, **common)

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from benchmarks.delays import Kept, known
 from tests.enginespec.packages import installed
+
+# As where rlgraph starts Ray.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 SLEEP = 0.02
 """Seconds that engines which are late usually sleep, at most."""
