@@ -63,12 +63,17 @@ class View:
 
 
 def write(
-    file: Path, tensors: Mapping[str, Tensor | View], bucket: int = BUCKET, reading: Reading = nullcontext
+    file: Path,
+    tensors: Mapping[str, Tensor | View],
+    bucket: int = BUCKET,
+    reading: Reading = nullcontext,
+    *,
+    looks: bool = True,
 ) -> str:
     """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No
     more than a bucket of them is copied at a time, and none of what lies on the host in one piece: safetensors' own
     writer wants all of them so, which parts of others are not. May be called beside what reads the tensors, which may
-    move them with `reading`. Raises OSError."""
+    move them with `reading`. looks: for NaN and infinity. Raises OSError."""
     header, end, odd = {}, 0, ""
     views = {name: each if isinstance(each, View) else _all(each) for name, each in sorted(tensors.items())}
     for name, view in views.items():
@@ -80,7 +85,7 @@ def write(
         out.write(len(said).to_bytes(8, "little") + said)
         for name, view in views.items():
             cuts = _cuts(view.shape, view.of.element_size(), bucket)
-            finite = [_copied(out, view, cut, reading) for cut in cuts]
+            finite = [_copied(out, view, cut, reading, looks) for cut in cuts]
             odd = odd if all(finite) or odd else name
         out.flush()
         os.fsync(out.fileno())
@@ -109,13 +114,13 @@ def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
         yield from ((slice(start, start + rows),) for start in range(0, shape[0], rows))
 
 
-def _copied(out: IO[bytes], view: View, cut: Cut, reading: Reading) -> bool:
+def _copied(out: IO[bytes], view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
     """Whether all of a piece is finite."""
     with reading(view.of) as there, _beside(there):
         here = there.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
         # As an array of numpy its storage could not be emptied any more, when its model is put to sleep.
         out.write((c_ubyte * (here.numel() * here.element_size())).from_address(here.data_ptr()))
-        return not here.is_floating_point() or all(map(_finite, here.split(_LOOKED_AT)))
+        return not looks or not here.is_floating_point() or all(map(_finite, here.split(_LOOKED_AT)))
 
 
 @contextmanager

@@ -152,7 +152,8 @@ def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Writte
             odd = write(file, own, reading=reading) or odd
             files[file.name] = file.stat().st_size
         file = place / f"{MOMENTS}{part.mark}.safetensors"
-        write(file, kept, reading=reading)
+        # Moments are finite where weights stay so.
+        write(file, kept, reading=reading, looks=False)
         files[file.name] = file.stat().st_size
     except OSError as error:
         return Written(files, odd, error.strerror or str(error))
