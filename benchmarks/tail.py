@@ -3,6 +3,7 @@
     python benchmarks/tail.py
     python benchmarks/tail.py --share 0.1 0.2 0.3 --on 8 16 --seeds 3
     python benchmarks/tail.py --scoring 0.6
+    python benchmarks/tail.py --measured
 
     share     of the rows that have not ended when they move
     on        copies that go on with them
@@ -14,6 +15,15 @@
 sampled with it, answers are log-normal with a sigma of 1 and a median of 500 tokens, cut at `--limit`, and to read a
 token again takes 65 us, as a model of 13 billion weights does. These are seconds of no machine: who asks for those
 says `rlgraph simulate PROGRAM.rlf SCHEDULE.rls --cluster ...`.
+
+With `--measured`: on Ray, 64 answers of log-normal lengths (sigma 1, a median of 40 tokens, cut at 240) by two copies
+of vLLM, scored by a model of the same size on the same two devices, processes of one thread each; the median of some
+steps of the seconds from the first token until the last row is scored.
+
+    whole     rows go on when all have ended
+    streamed  as they end, to the copy that sampled them
+    under R   so, and one copy goes on when fewer than this share are left
+    apart     metrics of a step, beside those of the first line: the most
 """
 
 from __future__ import annotations
@@ -111,7 +121,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=4096, help="longest answer, in tokens")
     parser.add_argument("--scoring", type=float, default=2.0, help="seconds in which a copy scores a row")
+    parser.add_argument("--measured", action="store_true", help="on Ray, on this machine")
+    parser.add_argument("--steps", type=int, default=8, help="of a measured run")
+    parser.add_argument("--rows", type=int, default=64, help="of a measured step")
     asked = parser.parse_args()
+    if asked.measured:
+        from moving import measured
+
+        print(f"{'plan':>12} {'step':>8} {'speedup':>8} {'apart':>8}")
+        whole = 0.0
+        for each in measured(asked.rows, asked.steps, [(share, 1) for share in asked.share]):
+            whole = whole or each["step_s"]
+            speedup = whole / each["step_s"]
+            print(f"{each['plan']:>12} {each['step_s']:>6.2f} s {speedup:>7.2f}x {each['apart']:>8.1e}", flush=True)
+        return
     with tempfile.TemporaryDirectory() as folder:
         text = PROGRAM.replace("LIMIT", str(asked.limit))
         plain = _compiled(Path(folder), text, "stream rollout(block=1)\n")

@@ -40,6 +40,11 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         found = choose(replace(asked, search_seconds=left))
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
+    if any(line.under is None or line.on is None for line in schedule.tails):
+        # It needs the simulator.
+        from rlgraph.compilation.tails import with_tails
+
+        return with_tails(found)
     return found
 
 

@@ -48,7 +48,7 @@ def placed(program: Program, schedule: Schedule, folders: Folders, machine: Mach
 
 def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Of what a schedule asks for, what the plan has no use for."""
-    return [*_idle(plan, schedule), *_gone(program, schedule)]
+    return [*_idle(plan, schedule), *_gone(program, schedule), *_ended(plan, schedule)]
 
 
 def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
@@ -79,6 +79,16 @@ def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
         for placement in schedule.placements
         for work in placement.work
         if (work.operation not in left[work.model] if work.operation else not left.get(work.model, run.get(work.model)))
+    ]
+
+
+def _ended(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Tables whose last rows could move, and whose plan found nothing in it."""
+    hint = "leave the line out, or say how many rows move to how many copies: `tail TABLE(under=0.2, on=2)`"
+    return [
+        Diagnostic("W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, hint)
+        for line in schedule.tails
+        if plan.tail(line.table) is None
     ]
 
 

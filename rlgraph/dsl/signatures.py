@@ -313,8 +313,13 @@ STATEMENTS = _table(
     Signature(
         "tail",
         options=(
-            Attribute("under", "float", REQUIRED, doc="rows that have not ended, as a number or a share of all"),
-            Attribute("on", "int", REQUIRED, 1, None, "copies of the model that go on with them"),
+            Attribute(
+                "under",
+                "float",
+                None,
+                doc="rows that have not ended, as a number or a share of all; chosen if it is not said",
+            ),
+            Attribute("on", "int", None, 1, None, "copies of the model that go on with them; chosen if it is not said"),
         ),
         doc="What becomes of the last rows of a table, when fewer than so many have not ended.",
     ),

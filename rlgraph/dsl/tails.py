@@ -23,9 +23,9 @@ def check_tail(
 ) -> Tail:
     """What a line says of a table of the program, beside the schedule's other lines."""
     under, on = options["under"], options["on"]
-    assert isinstance(under, float)
-    assert isinstance(on, int)
-    if not (0 < under < 1 or under >= 2 and under == int(under)):
+    assert under is None or isinstance(under, float)
+    assert on is None or isinstance(on, int)
+    if under is not None and not (0 < under < 1 or under >= 2 and under == int(under)):
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
         raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")

@@ -247,6 +247,26 @@ class Refresh(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What there is of a row that somebody has begun and given up."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    over: bool = False
+    """It has ended, or nobody wants more of it."""
+    finished: bool = False
+    """It ended by itself, not at `max_tokens`."""
+
+
+class GivenUp(Exception):
+    """The rows of a call that have not ended go on elsewhere."""
+
+    def __init__(self, rows: Mapping[int, Begun]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 @dataclass(eq=False)
 class Admission:
     """How the rows of a call come among those that an engine samples, where it `admits`."""
@@ -259,6 +279,14 @@ class Admission:
     """When its rows have ended others of the same number may follow, until it is dismissed."""
     beside: int = 0
     """Most rows of other calls that a token was sampled for together with rows of this one: the engine counts them."""
+    leaves: bool = False
+    """It may be given up: `parts` does it, of a single part, too."""
+    begun: Sequence[Begun] | None = None
+    """For each row what there is of it: it goes on from there. Rows that others have begun are sampled beside those of
+    other calls, not in their places."""
+    left: Mapping[int, Sequence[Begun]] = field(default_factory=dict)
+    """Of `parts`, when the call was given up (`Admits.leave`): for each part that has not ended what there is of its
+    rows. The engine says it."""
 
 
 class Generates(HasWeights, Protocol):
@@ -313,6 +341,11 @@ class Admits(Streams, Protocol):
         """Samples until the rows of the call of this number have ended, once they are handed over, or where `more` may
         follow until it is dismissed; rows of calls that join come in between two tokens. All ranks of a copy drive the
         same calls in the same order, and begin each before the same token."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """Has the call of this number, which is a call of `parts`, give up the rows that have not ended: what there is
+        of them its admission has. Called at all ranks of a copy; the rows leave before the same token."""
         ...
 
     def dismiss(self, number: int) -> None:

@@ -74,10 +74,10 @@ class Tail:
     next."""
 
     table: str
-    under: float
-    """When fewer rows than this have not ended; below 1 a share of those that are sampled."""
-    on: int
-    """Copies."""
+    under: float | None = None
+    """When fewer rows than this have not ended; below 1 a share of those that are sampled. None: whatever is best."""
+    on: int | None = None
+    """Copies. None: as many as are best."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 

@@ -28,7 +28,7 @@ from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Related, listed
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role, Tail
+from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
 from rlgraph.ir.types import Handle
 from rlgraph.models.families import ModelKind
@@ -37,7 +37,7 @@ from rlgraph.ops.bases import bases, has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
-from rlgraph.placement.tails import tail_problems
+from rlgraph.placement.tails import tail_problems, tails_of
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """What is known of each model; nothing, where its configuration is out of reach."""
@@ -71,6 +71,7 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     placer.sit()
     _refuse(placer.problems())
     plan = placer.plan()
+    plan = replace(plan, tails=tails_of(schedule, plan, program))
     _refuse([*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)])
     return plan
 
@@ -339,7 +340,6 @@ class _Placer:
             tuple((model, owners[model]) for model in self.work if model in owners),
             tuple((stream.table, stream.block) for stream in self.schedule.streams),
             free=tuple(stream.table for stream in self.schedule.streams if stream.free),
-            tails=tuple(Tail(tail.table, tail.under, tail.on) for tail in self.schedule.tails),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
         ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in _BY}

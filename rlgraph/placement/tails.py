@@ -12,11 +12,32 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import is_model
 from rlgraph.ops.nodes import NODES, planned_as
 
+UNDER = 0.2
+"""Share of the rows that move where nobody says another one, and no cluster is there to choose by: RLHFuse's
+(arXiv 2409.13221, section 4)."""
+
+ON = 4
+"""One of so many copies goes on then."""
+
+
+def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
+    """Those of a schedule, where a plan has so many copies; what it does not say is as above. Where it leaves the
+    copies to the plan, and there is one, the table has none."""
+    found = []
+    for line in schedule.tails:
+        copies = max(group.mesh.length("dp") for group in sampling(line.table, plan, program))
+        if copies == 1 and line.on is None:
+            continue
+        under = UNDER if line.under is None else line.under
+        found.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
+    return tuple(found)
+
 
 def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
     """Lines that a plan cannot follow."""
-    for line, tail in zip(schedule.tails, plan.tails, strict=True):
-        for message, hint in faults_of(tail, plan, program):
+    for line in schedule.tails:
+        tail = plan.tail(line.table)
+        for message, hint in faults_of(tail, plan, program) if tail else ():
             yield Diagnostic("E0970", message, line.span, hint)
 
 

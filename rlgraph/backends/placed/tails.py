@@ -28,8 +28,7 @@ class Ending:
 
     def ended(self, block: int) -> Mapping[int, int] | None:
         """A block has. For each one that moves now the copy that goes on with it; None: no copy leaves."""
-        del self.left[block]
-        freed = self.leaving()
+        freed = self.after(block)
         if freed is None:
             return None
         to = self.dealt([each for each, copy in self.left.items() if copy in freed], freed)
@@ -39,6 +38,11 @@ class Ending:
             return None
         self.left, self.here = kept, [copy for copy in self.here if copy not in freed]
         return to
+
+    def after(self, block: int) -> list[int] | None:
+        """A block has ended: the copies that need not go on now."""
+        del self.left[block]
+        return self.leaving()
 
     def leaving(self) -> list[int] | None:
         """The copies that need not go on, once so few rows are left; None: not yet. Those that have most to do keep it:

@@ -279,7 +279,7 @@ class _Sampler:
         more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
         # And only one that admits this one.
         more |= {} if self.admission is None else {"admission": self.admission}
-        if len(sizes) == 1:
+        if len(sizes) == 1 and not (self.admission and self.admission.leaves):
             found = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **more))])
         else:
             found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **more)

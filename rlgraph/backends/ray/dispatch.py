@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
@@ -14,11 +14,12 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.shares import Needs, needs, part, shares, split_axis
+from rlgraph.backends.placed.shares import Needs, needs, shares
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
+from rlgraph.backends.ray.parts import Begun, InParts, arrived, sampled_model
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
@@ -33,13 +34,12 @@ from rlgraph.ir.graph import Node, Program, axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, is_model
-from rlgraph.ops.nodes import model_of
 
 P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class _Sent:
+class Sent:
     """What goes to some of a copy."""
 
     copy: Copy
@@ -119,7 +119,7 @@ class Dispatch:
         calls = Calls[bytes](self.processes)
         with self.together.order(order, [copies[copy] for copy in frames]) as place:
             with place.sending:
-                [number] = self._numbers(1)
+                [number] = self.numbers(1)
                 sent = [
                     (copy, frame is None, each)
                     for copy, frame in frames.items()
@@ -150,7 +150,7 @@ class Dispatch:
     def tell(
         self,
         calls: Calls[bytes],
-        sent: _Sent,
+        sent: Sent,
         method: Callable[Concatenate[Worker, P], bytes],
         *args: P.args,
         **named: P.kwargs,
@@ -160,12 +160,15 @@ class Dispatch:
         else:
             calls.others(sent.copy, method, *args, **named)
 
-    def give(self, calls: Calls[bytes], order: Order, sent: _Sent, told: RankOrder) -> None:
-        """Gives a copy an order, or a part of the copy."""
-        if order.key is None:
+    def give(self, calls: Calls[bytes], order: Order, sent: Sent, told: RankOrder, begun: Begun | None = None) -> None:
+        """Gives a copy an order, or a part of the copy; of rows that others have begun, with what there is of them."""
+        if begun is not None:
+            given = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
+            self.tell(calls, sent, Worker.go_on, sampled_model(order), packed(told), *given)
+        elif order.key is None:
             self.tell(calls, sent, Worker.fire, packed(told), *sent.delivery.arriving)
         else:
-            self.tell(calls, sent, Worker.sample, _sampled(order), packed(told), *sent.delivery.arriving)
+            self.tell(calls, sent, Worker.sample, sampled_model(order), packed(told), *sent.delivery.arriving)
 
     def driven(self, order: Order, copy: int, number: int, place: Place) -> list[Reference[Any]]:
         """Has a copy sample the rows of an order that it was given, if they are sampled together with others."""
@@ -173,7 +176,7 @@ class Dispatch:
             return []
         calls, ranks = Calls[None](self.processes), self.copies(order.group)[copy]
         version = _version(order, copy) if order.sampling is not None else None
-        calls.copy(ranks, Worker.drive, number, _sampled(order), version)
+        calls.copy(ranks, Worker.drive, number, sampled_model(order), version)
         place.given(ranks, number)
         return calls.answers
 
@@ -223,85 +226,15 @@ class Dispatch:
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         """Parts are dealt to the group's copies in turn."""
-        node, frame, group = order.node, order.frame, order.group
-        axis, copies, wanted = split_axis(node), self.copies(group), self.needs(order)
-        assert axis is not None
-        bounds = list(pairwise(accumulate(sizes, initial=0)))
-        dealt = {ranks[0]: range(copy, len(sizes), len(copies)) for copy, ranks in enumerate(copies)}
-        busy = [ranks for ranks in copies if dealt[ranks[0]]]
-        with (
-            self.queues.turn(order.seats, rank=order.step.number, key=order.key),
-            self.together.order(order, busy) as place,
-        ):
-            self.sleeping.shift(order.shifting, node, order.step)
-            self.observer.firing(node, group.pool)
-            began, tokens = time.perf_counter(), 0
-            coming = [(Calls[bytes](self.processes), list[Delivery]()) for _ in sizes]
-            silent: dict[Address, list[tuple[Calls[bytes], Delivery]]] = {}
-            """Of copies, by who speaks, what the others were asked: nobody wants a part of them, and they tell of all
-            at the end, but of a failure at once."""
-            with place.sending:
-                numbers = self._numbers(len(sizes))
-                for copy, ranks in enumerate(copies):
-                    mine = dealt[ranks[0]]
-                    if not mine:
-                        continue
-                    rows = np.concatenate([np.arange(*bounds[index]) for index in mine])
-                    body, _ = part(frame, axis, rows, node.inputs)
-                    parts = tuple((numbers[index], sizes[index]) for index in mine)
-                    sent = list(self.addressed(node, ranks, body, wanted))
-                    self.ledger.send([each.delivery for each in sent])
-                    number, after = numbers[mine[0]], place.after(ranks)
-                    for each in sent:
-                        told = self.told(order, copy, number, each.delivery, each.speaks, after, parts=parts)
-                        calls, deliveries = coming[mine[0]] if each.speaks else (Calls[bytes](self.processes), [])
-                        self.give(calls, order, each, told)
-                        deliveries.append(each.delivery)
-                        if not each.speaks:
-                            silent.setdefault(ranks[0], []).append((calls, each.delivery))
-                            continue
-                        # A process does one thing after the other: it goes on when it has told of the part before. Of
-                        # those that are sampled together with others no part is asked before: a thread would wait.
-                        for index in mine[1:] if order.key is None else ():
-                            self.tell(coming[index][0], each, Worker.next_part, number)
-                        for index in mine[1:]:
-                            coming[index][1].append(Delivery(each.delivery.inputs, each.delivery.rows))
-                    watched = self.driven(order, copy, number, place)
-                    watched += [each for calls, _ in silent.get(ranks[0], ()) for each in calls.answers]
-                    for index in mine:
-                        coming[index][0].beside += watched
-            self.begun(order)
-            began += arrived(order)
-            # Of each copy what it tells of next.
-            left = [list(mine) for mine in dealt.values() if mine]
-            while left:
-                heads = [coming[own[0]][0] for own in left]
-                beside = [each for calls in heads for each in calls.beside]
-                first = self.processes.first([calls.answers[0] for calls in heads], beside)
-                calls, deliveries = coming[left[first].pop(0)]
-                who = calls.who[0]
-                if not left[first]:
-                    for others, delivery in silent.get(who, ()):
-                        calls.also(others)
-                        deliveries.append(delivery)
-                answers = self.answers(calls, node)
-                # Who speaks is asked first.
-                receipt = answers[0][0]
-                index = dealt[who][receipt.part]
-                if left[first] and order.key is not None:
-                    following = coming[left[first][0]][0]
-                    following.one(who, Worker.next_sampled, numbers[dealt[who][0]], _sampled(order))
-                self.trace(order, numbers[index], calls, deliveries, answers)
-                tokens += receipt.tokens
-                left = [own for own in left if own]
-                yield index, self.made(node, numbers[index], receipt, who)
-            self.observer.fired(node, time.perf_counter() - began, tokens, group.pool)
+        with self.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
+            self.sleeping.shift(order.shifting, order.node, order.step)
+            yield from InParts(self, order, sizes, turn, places).told()
 
     def needs(self, order: Order) -> Needs:
         """Of an order, whoever does it."""
         return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
-    def _numbers(self, count: int) -> list[int]:
+    def numbers(self, count: int) -> list[int]:
         """For so many pieces of work."""
         with self._counting:
             self._number += count
@@ -338,7 +271,7 @@ class Dispatch:
                     if source in works:
                         self.observer.flow(works[source], work, "rows", came)
 
-    def addressed(self, node: Node, copy: Copy, frame: Frame | None, wanted: Needs) -> Iterator[_Sent]:
+    def addressed(self, node: Node, copy: Copy, frame: Frame | None, wanted: Needs) -> Iterator[Sent]:
         """The rows for those of a copy: who speaks has what it made itself, and all the others lack the same."""
         speaker, others = copy
         to = [speaker, *others[:1]]
@@ -348,7 +281,7 @@ class Dispatch:
         else:
             found = self.ledger.deliver(to, frame, wanted)
         for who, delivery in zip(to, found, strict=True):
-            yield _Sent(copy, who == speaker, delivery)
+            yield Sent(copy, who == speaker, delivery)
 
     def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
         """What a process made, as references."""
@@ -370,22 +303,9 @@ class Dispatch:
         return Made(values, rows, receipt.metrics)
 
 
-def arrived(order: Order) -> float:
-    """Waits for the weights that were sent before an order: for how long."""
-    began = time.perf_counter()
-    order.arrived()
-    return time.perf_counter() - began
-
-
 def _version(order: Order, copy: int) -> int | None:
     """Of the weights that a copy samples with."""
     return order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
-
-
-def _sampled(order: Order) -> str:
-    """The model that samples."""
-    found: str = order.frame.values[model_of(order.node)]
-    return found
 
 
 def _model(node: Node) -> str:

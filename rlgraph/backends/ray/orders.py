@@ -109,6 +109,8 @@ class Receipt:
     """Most rows of other orders that its engine had together with its own ones."""
     part: int = 0
     """Of an order that is done in parts, which of its parts this is."""
+    left: tuple[int, ...] = ()
+    """The parts that were given up: nothing more will be told of the order."""
 
 
 def packed(told: RankOrder | Receipt) -> bytes:

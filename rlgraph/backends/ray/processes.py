@@ -337,7 +337,9 @@ class Actors(Processes):
             answered, _ = ray.wait(waiting, timeout=_SLICE)
             if answered:
                 found = waiting.index(answered[0])
-                return found if found < len(references) else 0
+                if found < len(references) or _fails(answered[0]):
+                    return found if found < len(references) else 0
+                del waiting[found]
         return 0
 
     def give_up(self, why: BaseException) -> None:
@@ -430,8 +432,9 @@ class Actors(Processes):
 _BESIDE: dict[object, str] = {
     **dict.fromkeys((Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh), ROWS),
     **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
+    **dict.fromkeys((Worker.leave, Worker.unfinished), ROWS),
     Worker.checkpoint: SAVES,
-    **dict.fromkeys((Worker.sample, Worker.next_sampled), SAMPLES),
+    **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
 }
 """What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a
 later one is at work, newer weights come while rows are sampled, and so do rows of other orders."""

@@ -26,6 +26,11 @@ class Together:
         """Of those to a group, which all ranks of a copy have to get in the same order."""
         self._lock = threading.Lock()
 
+    def alone(self, copies: Sequence[Copy]) -> bool:
+        """Whether each of these has one such order at most."""
+        with self._lock:
+            return all(self._going[speaker] <= 1 for speaker, _ in copies)
+
     def sending(self, group: Group) -> threading.Lock:
         """Held while something is sent to a group that samples rows of several orders together."""
         with self._lock:

@@ -56,7 +56,7 @@ from rlgraph.backends.ray.store import (
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Admission, Admits, Saves, Sleeps
+from rlgraph.engines.base import Admission, Admits, Begun, Saves, Sleeps
 from rlgraph.engines.joining import Meeting, listen
 from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.exchange.exchange import Moved
@@ -105,6 +105,10 @@ class Worker:
         self.session: Session
         self.parts: dict[int, Iterator[Receipt]] = {}
         """By the number of an order what it has not told of."""
+        self.begun: dict[int, Sequence[Begun]] = {}
+        """By the number of an order what there is of its rows."""
+        self.given_up: dict[int, Mapping[int, Sequence[Begun]]] = {}
+        """By the number of an order what there is of the parts that it has not done."""
         self.came = Came()
         self.links = Links(spec.seconds)
         self.arrivals = {model.name: Arrivals() for model in spec.program.models}
@@ -226,6 +230,23 @@ class Worker:
             self.came.add(told.number)
             self.dismiss(told.number, model)
 
+    def go_on(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
+        """The same for rows that others have begun. before: by part the number that it had there; given: what they have
+        left of their parts, by these numbers, and then the rows that were not here yet."""
+        told, left = order_of(order), dict[int, Sequence[Begun]]()
+        for each in given[:sources]:
+            left |= each
+        self.begun[told.number] = [row for number in before for row in left[number]]
+        return self.sample(model, order, *given[sources:])
+
+    def leave(self, number: int, model: str) -> None:
+        """Such an order gives up the rows that have not ended: it tells which parts these are."""
+        self.admitting(model).leave(number)
+
+    def unfinished(self, number: int) -> Mapping[int, Sequence[Begun]]:
+        """What there is of the parts that an order has given up, by their numbers."""
+        return self.given_up.pop(number)
+
     def next_sampled(self, number: int, model: str) -> bytes:
         """Goes on with such an order, until its next part is done."""
         try:
@@ -300,6 +321,12 @@ class Worker:
             asked.add_rows(rows)
             yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
             start, came = time.time(), ()
+        if frame.admission is not None and frame.admission.left:
+            left = frame.admission.left
+            self.parts.pop(order.number, None)
+            if order.keeps:
+                self.given_up[order.number] = {order.parts[part][0]: rows for part, rows in left.items()}
+            yield Receipt(start, time.time(), came=came, left=tuple(left))
 
     def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> None:
         """Newer weights may come while an order is done, where it says so."""
@@ -329,7 +356,10 @@ class Worker:
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
         """The rows and values that an order names."""
-        admission = None if order.joins is None else Admission(order.number, order.joins)
+        admission = None
+        if order.joins is not None:
+            begun = self.begun.pop(order.number, None)
+            admission = Admission(order.number, order.joins, leaves=bool(order.parts), begun=begun)
         frame = Frame(self.types[phase], order.step, version=order.version, admission=admission)
         number = order.step.number
         for told in order.rows:

@@ -8,10 +8,13 @@ from queue import SimpleQueue
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from rlgraph.engines.base import Admission, Refresh, State
+from rlgraph.engines.base import Admission, Begun, GivenUp, Refresh, State
 
 if TYPE_CHECKING:
     from rlgraph.engines.vllm.sampling import Batch, Row
+
+
+_NOTHING = Begun([], [])
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,31 @@ class Call:
     """Nobody wants the other rows."""
 
     def prompt(self, row: Row) -> list[int]:
-        return self.prompts[row.index // self.n]
+        return [*self.prompts[row.index // self.n], *row.begun]
+
+    @property
+    def moved(self) -> bool:
+        """Others have begun its rows."""
+        return self.admission is not None and self.admission.begun is not None
+
+    def of(self, index: int) -> Begun:
+        """What there was of a row."""
+        if self.admission is None or self.admission.begun is None:
+            return _NOTHING
+        return self.admission.begun[index]
+
+    def hand_on(self) -> None:
+        """Rows of which nobody wants more are there."""
+        for index in range(len(self.keys)):
+            begun = self.of(index)
+            if begun.over:
+                self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, ()))
+                if begun.tokens:
+                    self.ended.setdefault(index // self.n, []).append(len(begun.tokens))
+
+    def given_up(self) -> GivenUp:
+        """What there is of the rows that have not ended."""
+        return GivenUp({row.index: row.progress() for row in self.waiting.values()})
 
     def next(self) -> Sample:
         """Of its rows the next one that ends. Raises why there is none."""
@@ -74,6 +101,8 @@ class Desk:
         self._dismissed: set[int] = set()
         self._driven: set[int] = set()
         """Of which nothing is known any more when they are dismissed."""
+        self._leaving: set[int] = set()
+        """Those that are to give their rows up."""
         self._changed = Condition()
 
     def hand(self, number: int, call: Call) -> None:
@@ -96,9 +125,27 @@ class Desk:
             self._changed.wait_for(lambda: number in self._calls or number in self._dismissed)
             return self._calls.get(number)
 
+    def leave(self, number: int) -> None:
+        with self._changed:
+            self._leaving.add(number)
+
+    def leaving(self) -> int | None:
+        """The lowest number of those that have rows to give up."""
+        with self._changed:
+            return min(
+                (each for each in self._leaving if each in self._calls and self._calls[each].begun), default=None
+            )
+
+    def left(self, number: int) -> Call:
+        """It has given them up."""
+        with self._changed:
+            self._leaving.discard(number)
+            return self._calls[number]
+
     def over(self, number: int) -> None:
         """It was driven to its end."""
         with self._changed:
+            self._leaving.discard(number)
             self._calls.pop(number, None)
             if number in self._dismissed:
                 self._dismissed.remove(number)

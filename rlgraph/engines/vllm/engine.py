@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlgraph.engines.base import Admission, EngineError, Generation, Rank, Refresh, Sampling, State
+from rlgraph.engines.base import Admission, Begun, EngineError, Generation, GivenUp, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
 from rlgraph.engines.merging import Merged
 from rlgraph.engines.sequences import Sequences
@@ -159,13 +159,20 @@ class VllmEngine:
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
         yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
-        for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights):
-            ended[sample.row] = sample
-            part = int(part_of[sample.row])
-            missing[part] -= 1
-            if not missing[part]:
-                rows = range(*bounds[part])
-                yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
+        try:
+            for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights):
+                ended[sample.row] = sample
+                part = int(part_of[sample.row])
+                missing[part] -= 1
+                if not missing[part]:
+                    rows = range(*bounds[part])
+                    yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
+        except GivenUp as left:
+            assert admission is not None
+            there = {row: Begun(each.tokens, each.logprobs, True, each.finished) for row, each in ended.items()}
+            there |= left.rows
+            going = [part for part, rows in enumerate(missing) if rows]
+            admission.left = {part: [there[row] for row in range(*bounds[part])] for part in going}
 
     def stream(
         self,
@@ -198,6 +205,7 @@ class VllmEngine:
         call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights)
         if admission is not None:
             try:
+                call.hand_on()
                 self._desk.hand(admission.number, call)
                 for _ in keys:
                     yield call.next()
@@ -244,6 +252,10 @@ class VllmEngine:
             else:
                 self._desk.await_more(number)
 
+    def leave(self, number: int) -> None:
+        """Has the call of this number give up the rows that have not ended."""
+        self._desk.leave(number)
+
     def dismiss(self, number: int) -> None:
         """Who made the call of this number, or failed to, is done with it."""
         self._desk.dismiss(number)
@@ -253,7 +265,13 @@ class VllmEngine:
         at all of them."""
         number = self._desk.following(driven)
         number = _NOBODY if number is None else number
-        first, last, over = self._least([number, -number, int(self._desk.ended(driven))])
+        leaving = self._desk.leaving()
+        leaving = _NOBODY if leaving is None else leaving
+        agreed = self._least([number, -number, leaving, -leaving, int(self._desk.ended(driven))])
+        first, last, least, most, over = agreed
+        if least == -most < _NOBODY:
+            self._give_up(self._desk.left(least))
+            return bool(over)
         if first == -last < _NOBODY:
             call = self._desk.wait(first)
             assert call is not None
@@ -265,14 +283,27 @@ class VllmEngine:
         from rlgraph.engines.vllm.sampling import Row
 
         number, call.begun = next(self._begun), True
-        call.waiting = {f"{number}/{index}": Row(call.batch, index, key) for index, key in enumerate(call.keys)}
-        self._calls[number] = call
+        call.waiting = {
+            f"{number}/{index}": Row(call.batch, index, key, [*before.logprobs], before.tokens)
+            for index, key in enumerate(call.keys)
+            if not (before := call.of(index)).over
+        }
+        if call.waiting:
+            self._calls[number] = call
         call.coming.extend(call.waiting)
+
+    def _give_up(self, call: Call) -> None:
+        """Somebody else goes on with the rows that have not ended."""
+        if call.waiting:
+            given_up = call.given_up()
+            self._drop(call)
+            call.samples.put(given_up)
 
     def _fill(self) -> None:
         """Hands rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
-        that have ended, and do not slow the others down."""
+        that have ended, and do not slow the others down. Those that others have begun come beside them."""
         width = max((len(call.keys) for call in self._calls.values()), default=0)
+        width += sum(len(call.keys) for call in self._calls.values() if call.moved)
         here = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
         for call in self._calls.values():
             taken = [call.coming.popleft() for _ in range(min(len(call.coming), width - here))]
@@ -463,6 +494,6 @@ def _given_up(waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int
 
 def _sample(row: Row, output: Any) -> Sample:
     """From vLLM's record of an output."""
-    tokens = list(output.token_ids)
+    tokens = [*row.begun, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
     return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)

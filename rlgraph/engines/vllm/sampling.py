@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
-from rlgraph.engines.base import Admission, EngineError, Sampling
+from rlgraph.engines.base import Admission, Begun, EngineError, Sampling
 from rlgraph.engines.sampling import sample
 
 _FIELD = "rlgraph"
@@ -43,12 +43,23 @@ class Row:
     key: int
     logprobs: list[float] = field(default_factory=list)
     """Of its tokens so far, under the whole distribution."""
+    begun: list[int] = field(default_factory=list)
+    """Tokens of its response that it came with."""
+    response: list[int] = field(default_factory=list)
+    """Those that vLLM has added since."""
+
+    def progress(self) -> Begun:
+        """What there is of it."""
+        tokens = [*self.begun, *self.response]
+        # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
+        count = min(len(tokens), len(self.logprobs))
+        return Begun(tokens[:count], self.logprobs[:count])
 
     def request(self) -> SamplingParams:
         """What vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
         return SamplingParams(
             temperature=0,
-            max_tokens=self.batch.sampling.max_tokens,
+            max_tokens=self.batch.sampling.max_tokens - len(self.begun),
             stop_token_ids=list(self.batch.stops),
             ignore_eos=True,
             detokenize=False,
@@ -67,7 +78,7 @@ class RowSampling(LogitsProcessor):
         self._rows: list[Row] = []
         self._responses: list[list[int]] = []
         self._keys = np.zeros(0, dtype=np.uint64)
-        self._batches = self._min_tokens = np.zeros(0, dtype=np.int64)
+        self._batches = self._min_tokens = self._before = np.zeros(0, dtype=np.int64)
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -81,10 +92,11 @@ class RowSampling(LogitsProcessor):
         self._keys = np.array([row.key for row in self._rows], dtype=np.uint64)
         self._min_tokens = np.array([row.batch.sampling.min_tokens for row in self._rows])
         self._batches = np.array([id(row.batch) for row in self._rows])
+        self._before = np.array([len(row.begun) for row in self._rows], dtype=np.int64)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Sample for all rows, float32 [N, V]; rows that are sampled in the same way together."""
-        places = np.array([len(response) for response in self._responses])
+        places = np.array([len(response) for response in self._responses]) + self._before
         short = places < self._min_tokens
         for batch in np.unique(self._batches):
             self._count(batch)
@@ -120,4 +132,6 @@ class RowSampling(LogitsProcessor):
 
 
 def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[Row, list[int]]:
-    return (params.extra_args or {})[_FIELD], response
+    row: Row = (params.extra_args or {})[_FIELD]
+    row.response = response
+    return row, response

@@ -99,3 +99,67 @@ def test_rows_of_two_orders(cluster: None, tmp_path: Path) -> None:
         assert 0 < spans.beside[name] <= 2 * 32 - own, name
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=0, abs=1e-5)
+
+
+TAILED = """
+algorithm tailed
+model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcd>")), dtype="float32")
+model reward = reward_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcd>")), dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=10)
+
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=200)
+    score   = reward.score(rollout)
+    report first = mean(rollout.logprobs), length = mean(rollout.length), longest = max(rollout.length)
+    report score = mean(score), best = max(score), done = mean(rollout.finished)
+    train actor(lr=0.01):
+        minimize mean(-actor.logprobs(rollout) * score)
+"""
+MOVING = """
+pool learn = 1 devices
+pool all = 2 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on all(engine=vllm, dp=2)
+place reward on all(engine=transformers, dp=2)
+stream rollout(block=2, deal=free)
+tail rollout(under=UNDER, on=1)
+"""
+
+
+class Done(Silent):
+    """How many parts of the table each process has done."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, int] = {}
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        if category == "generate":
+            self.parts[str(rank)] = self.parts.get(str(rank), 0) + 1
+        return 0
+
+
+def test_the_last_rows_go_on_elsewhere(cluster: None, tmp_path: Path) -> None:
+    settings = Settings(folder=data_folder(tmp_path))
+    made = compiled(TAILED, {}, MOVING.replace("UNDER", "0.8"), tmp_path)
+    local = LocalBackend(made.program, settings)
+    try:
+        expected = [step.metrics for step in local.steps(3)]
+    finally:
+        local.close()
+    done = Done()
+    backend = RayBackend(made.program, made.plan, settings, done, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(3)]
+    finally:
+        backend.close()
+    assert sum(done.parts.values()) == 3 * 10
+    assert max(done.parts.values()) > 3 * 5, "a copy has ended more than its share"
+    for one, other in zip(found, expected, strict=True):
+        mine = {name: one[name] for name in other}
+        assert mine == pytest.approx(other, rel=0, abs=1e-5)

@@ -1,0 +1,93 @@
+"""When the last rows of a table move, and to how many copies, where a schedule leaves that to the plan: what the
+simulator says is best, for these lengths and for the cache that these copies have."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.steady import run_steps
+from rlgraph.cost.predict import Predictor
+from rlgraph.errors import ProgramError
+from rlgraph.ir.plan import Plan, Tail
+from rlgraph.ir.schedule import Tail as Line
+from rlgraph.placement.choose import Choice
+from rlgraph.placement.search.watch import Line as Shown
+from rlgraph.placement.tails import UNDER, sampling
+
+SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)
+"""Of the rows, that are tried."""
+
+STEPS = 2
+"""Steps of each simulation: of two tails the better one is asked for, not how long a step takes."""
+
+PAYS = 0.001
+"""Share of a step that a tail has to save."""
+
+
+def with_tails(choice: Choice) -> Choice:
+    """A choice with the best tail of each table whose line leaves something open, one table after the other; where none
+    saves anything the table has none. After Ctrl-C it has what was found until then."""
+    shown = Shown("choosing tails")
+    with closing(shown):
+        for line in choice.question.schedule.tails:
+            if line.under is None or line.on is None:
+                search = _Search(choice, line, shown)
+                try:
+                    search.run()
+                except ProgramError:
+                    # It cannot be simulated, of which `simulate` says why.
+                    continue
+                except KeyboardInterrupt:
+                    shown.close()
+                    print(f"interrupted: the tail of `{line.table}` is the best that was tried", file=sys.stderr)
+                    return search.found()
+                choice = search.found()
+    return choice
+
+
+class _Search:
+    """For one table."""
+
+    def __init__(self, choice: Choice, line: Line, shown: Shown) -> None:
+        self.choice, self.line, self.shown = choice, line, shown
+        self.others = tuple(tail for tail in choice.plan.tails if tail.table != line.table)
+        self.groups = list(sampling(line.table, choice.plan, choice.question.program))
+        self.tried: dict[Tail | None, float] = {}
+        """Seconds of a step."""
+
+    def run(self) -> None:
+        """Turns about: how many copies for so many rows, how many rows for so many copies, until neither changes."""
+        self.seconds(None)
+        copies = max(group.mesh.length("dp") for group in self.groups)
+        if copies == 1:
+            return
+        line, best = self.line, Tail(self.line.table, self.line.under or UNDER, self.line.on or 1)
+        found = None
+        while found != best:
+            found = best
+            if line.on is None:
+                powers = (2**power for power in range(copies.bit_length()))
+                best = min((replace(best, on=on) for on in powers if on <= copies / 2), key=self.seconds)
+            if line.under is None:
+                best = min((replace(best, under=under) for under in SHARES), key=self.seconds)
+
+    def seconds(self, tail: Tail | None) -> float:
+        if tail not in self.tried:
+            self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
+            asked, plan = self.choice.question, self.with_tail(tail)
+            predictor = Predictor(plan, self.choice.configs, asked.cluster, asked.constants)
+            backend = SimBackend(asked.program, plan, predictor, asked.workload)
+            self.tried[tail] = run_steps(backend, STEPS).seconds
+        return self.tried[tail]
+
+    def with_tail(self, tail: Tail | None) -> Plan:
+        return replace(self.choice.plan, tails=self.others if tail is None else (*self.others, tail))
+
+    def found(self) -> Choice:
+        best = min(self.tried, key=self.tried.__getitem__, default=None)
+        if best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
+            best = None
+        return replace(self.choice, plan=self.with_tail(best))
