@@ -150,20 +150,26 @@ class RunFolder:
             ) from None
 
     def save(self, models: Mapping[str, Saved]) -> list[Path]:
-        """Writes these models, each one whole or not at all. Raises RunError."""
+        """Writes these models, each one whole or not at all. Raises RunError; also where weights are NaN or infinite
+        and there is a model already, which stays."""
         written: list[Path] = []
         for name, model in models.items():
             final, draft = (self.path / "models" / called for called in (name, f".{name}"))
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 model.save(draft)
-                _replace(draft, final)
+                odd = _odd(draft) if final.exists() else ""
+                if not odd:
+                    _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 raise RunError(
                     Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)
                 ) from None
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
+            if odd:
+                message = f"`{name}` has diverged: {odd} has NaN or infinite weights"
+                raise RunError(Diagnostic("E0831", message, NO_SPAN, f"`{final}` stays as it was saved before"))
             written.append(final)
         return written
 
@@ -238,6 +244,18 @@ def _lock(metrics: IO[str], path: Path) -> None:
     except (ImportError, OSError):
         # Some networks' disks have no locks.
         return
+
+
+def _odd(folder: Path) -> str:
+    """The first tensor of a saved model that has NaN or infinity in it; empty: none."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if not tensors.get_tensor(name).isfinite().all():
+                    return str(name)
+    return ""
 
 
 def _replace(draft: Path, final: Path) -> None:

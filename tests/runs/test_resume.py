@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from programs_on_disk import start, write_tiny
+from safetensors.torch import load_file
 
 import rlgraph
 from benchmarks import kills
@@ -203,7 +204,13 @@ def test_what_is_left_over_is_in_a_checkpoint(folder: Path) -> None:
         assert all(found["things"][thing] for thing in things)
         assert bool(found["models"]["actor"]["past"]) == (name == "async")
     assert (folder / "kept/checkpoints/step-000000003/models/slow/weights.safetensors").exists()
-    assert "master:" in str((folder / "kept/checkpoints/step-000000003/models/actor/moments.safetensors").read_bytes())
+    moments = load_file(folder / "kept/checkpoints/step-000000003/models/actor/moments.safetensors")
+    masters = {name.partition(":")[2]: tensor for name, tensor in moments.items() if name.startswith("master:")}
+    # Who goes on in float32 goes on with these, and not with what was rounded.
+    (folder / "wide.rlf").write_text((folder / "kept.rlf").read_text().replace(', dtype="bfloat16"', ""))
+    wide = ran(3, None, "wide.rlf", resume="kept", changed=True).models["actor"].engine.tensors()
+    assert masters and not all(torch.equal(each, each.bfloat16().float()) for each in masters.values())
+    assert all(torch.equal(wide[name], each) for name, each in masters.items())
 
 
 def test_a_run_gets_more_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

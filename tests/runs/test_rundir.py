@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.runs.folder import RunFolder
@@ -193,6 +196,34 @@ def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         folder.save({"late": Weights(KeyboardInterrupt())})
     assert inside(here / "a/models") == ["good", "good/model.safetensors"]
+
+
+@dataclass
+class Tensors:
+    """A model with two tensors in a file each."""
+
+    last: float
+
+    def save(self, folder: str | Path) -> None:
+        for at, value in enumerate((1.0, self.last)):
+            save_file({f"w{at}": torch.tensor([0.5, value])}, Path(folder) / f"model-{at}.safetensors")
+
+
+@pytest.mark.parametrize("last", [float("nan"), float("-inf")])
+def test_a_model_that_has_diverged_takes_no_good_one_s_place(last: float, here: Path) -> None:
+    folder = RunFolder.at(Path("a"))
+    # Where there is none, it is what is left of the run.
+    assert folder.save({"lost": Tensors(last), "actor": Tensors(2.0)})
+    with pytest.raises(RunError) as failed:
+        folder.save({"actor": Tensors(last)})
+    assert str(failed.value) == (
+        "error[E0831]: `actor` has diverged: w1 has NaN or infinite weights\n"
+        "help: `a/models/actor` stays as it was saved before"
+    )
+    assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 2.0]
+    assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "lost"}
+    assert folder.save({"actor": Tensors(3.0)})
+    assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 3.0]
 
 
 def test_what_was_never_run_is_taken_back(here: Path) -> None:

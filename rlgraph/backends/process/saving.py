@@ -14,10 +14,10 @@ from torch import Tensor
 from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
 from rlgraph.engines.base import EngineError, Keeps, State
-from rlgraph.engines.moments import Moments
+from rlgraph.engines.moments import MASTER, Moments
 from rlgraph.engines.optimizer import STEP
 from rlgraph.engines.stored import Stored, View, chosen, extents, write
-from rlgraph.engines.weights import fill, locals_of
+from rlgraph.engines.weights import Weights, fill, locals_of
 from rlgraph.ir.layout import Box, Local
 from rlgraph.ir.transfer import TensorBox
 from rlgraph.transfers.owners import owners
@@ -160,6 +160,17 @@ def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Writte
     return Written(files, odd)
 
 
+class _Widest:
+    """Narrow weights of which the optimizer had wide copies, as these: for an engine that holds them wide itself."""
+
+    def __init__(self, narrow: Weights, moments: Stored) -> None:
+        self._narrow, self._wide = narrow, moments.under(MASTER)
+        self._copied = {name.removeprefix(f"{MASTER}:") for name in moments.names if name.startswith(f"{MASTER}:")}
+
+    def read(self, name: str, box: Box) -> Tensor:
+        return (self._wide if name in self._copied else self._narrow).read(name, box)
+
+
 @torch.no_grad()
 def read_part(state: ModelState, saved: SavedModel) -> None:
     """Goes on with a model as it was saved, however it was split then. Reads no more than this process has of it.
@@ -169,7 +180,10 @@ def read_part(state: ModelState, saved: SavedModel) -> None:
     layout = locals_of(engine.layout(), own)
     moments = Stored(saved.files(MOMENTS))
     kinds = {name.partition(":")[0] for name in moments.names} - {STEP}
-    fill(own, layout, Stored(saved.files("weights")))
+    weights: Weights = Stored(saved.files("weights"))
+    if MASTER in kinds and any(each.itemsize > 2 for each in own.values()):
+        weights = _Widest(weights, moments)
+    fill(own, layout, weights)
     engine.written()
     if kinds and hasattr(engine, "begin_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
