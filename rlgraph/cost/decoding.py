@@ -115,7 +115,7 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
     total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
     points = min(POINTS, max(1, round(together)))
     ended = [
-        (batch.response.at((index + 0.5) / points), together * (points - index) / points) for index in range(points)
+        (length, together * (points - index) / points) for index, length in enumerate(batch.response.spread(points))
     ]
     # The one that is last is last of all rows, not only of these.
     ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))

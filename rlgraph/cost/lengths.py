@@ -85,6 +85,17 @@ class Lengths:
         part = max(0.0, min(1.0, place - low))
         return self.values[low] + (self.values[high] - self.values[low]) * part
 
+    def spread(self, points: int) -> tuple[float, ...]:
+        """So many lengths that stand for as many rows each, the shortest first."""
+        if points not in self._spread:
+            self._spread[points] = tuple(self.at((index + 0.5) / points) for index in range(points))
+        return self._spread[points]
+
+    @cached_property
+    def _spread(self) -> dict[int, tuple[float, ...]]:
+        """By their number."""
+        return {}
+
     def capped(self, limit: float) -> Lengths:
         """What is longer ends at the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))

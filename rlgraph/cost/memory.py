@@ -64,7 +64,7 @@ Load = tuple[float, ...]
 needs at least as much memory."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Needs:
     """Of a copy with some load."""
 
@@ -79,7 +79,7 @@ class Needs:
         """Of one of so many copies."""
         return Footprint(self.stays + self.shared.times(1 / copies), larger(self.work, self.update.times(1 / copies)))
 
-    @cached_property
+    @property
     def totals(self) -> tuple[float, float, float, float]:
         return self.stays.total, self.work.total, self.shared.total, self.update.total
 
@@ -90,8 +90,8 @@ class MemoryModel(ABC):
 
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         self.config, self.deployment, self.batches = config, deployment, batches
-        self._known: dict[tuple[bool, Load], Needs] = {}
-        """By recomputation, and the load."""
+        self._known: dict[tuple[bool, Load], tuple[float, float, float, float]] = {}
+        """Totals, by recomputation and the load."""
 
     @property
     @abstractmethod
@@ -108,12 +108,12 @@ class MemoryModel(ABC):
 
     def at(self, copies: int) -> Footprint:
         """Of one of so many copies."""
-        return self._needs(self.load(copies)).at(copies)
+        return self.needs(self.load(copies)).at(copies)
 
     def totals(self, copies: int) -> tuple[float, float]:
         """Bytes that stay, and that the work needs beside them: those of `at`, to rounding. The search asks for nothing
         else, and often."""
-        stays, work, shared, update = self._needs(self.load(copies)).totals
+        stays, work, shared, update = self._totals(self.load(copies))
         return stays + shared / copies, max(work, update / copies)
 
     def floor(self, copies: int) -> tuple[float, float]:
@@ -124,12 +124,12 @@ class MemoryModel(ABC):
     @cached_property
     def _least(self) -> tuple[float, float, float, float]:
         """With the least that a copy can have to do, as long as it has anything."""
-        return self._needs(tuple(min(1.0, each) for each in self.load(1))).totals
+        return self._totals(tuple(min(1.0, each) for each in self.load(1)))
 
-    def _needs(self, load: Load) -> Needs:
+    def _totals(self, load: Load) -> tuple[float, float, float, float]:
         key = (self.deployment.recompute, load)
         if key not in self._known:
-            self._known[key] = self.needs(load)
+            self._known[key] = self.needs(load).totals
         return self._known[key]
 
 

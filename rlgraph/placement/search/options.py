@@ -151,7 +151,7 @@ class Options:
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """The options of so many copies, worked out once."""
         if copies not in strategy.made:
-            strategy.made[copies] = tuple(self.options(component, strategy, copies))
+            strategy.made[copies] = self.options(component, strategy, copies)
         return strategy.made[copies]
 
     def lighter(self, number: int, component: Component, strategy: Strategy) -> list[int]:
@@ -236,7 +236,10 @@ class Options:
         ]
         memory = [needs(op, batches, own) for (op, batches), own in zip_longest(done, alike.memory if alike else ())]
         idle = [needs(op, (), own) for op, own in zip_longest(resting, alike.idle if alike else ())]
-        held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
+        if alike:
+            held = alike.process
+        else:
+            held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         return Strategy(deployment, found, memory, idle, held, alike)
 
     def batches(self, component: Component) -> list[Batch]:
@@ -251,7 +254,7 @@ class Options:
 
     # What does
 
-    def options(self, component: Component, strategy: Strategy, copies: int) -> Iterator[Option]:
+    def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """With the model staying there, and with the model in the host's memory in between."""
         deployment = strategy.deployment
         once = [found.seconds(copies) for found in strategy.tasks]
@@ -262,14 +265,15 @@ class Options:
             kind, sent = _sent(component, deployment, split)
             strategy.sent[copies] = split, kind, (*sent, -copies) if self.apart else sent
         split, kind, sent = strategy.sent[copies]
-        yield Option(strategy, copies, split, False, tuple(map(mul, once, times)), kind, sent)
+        staying = Option(strategy, copies, split, False, tuple(map(mul, once, times)), kind, sent)
         # What is called a CPU's device memory is its host's.
-        if self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu":
-            synced = component.work == "generate" and component.trained
-            resident, _ = strategy.needs(copies)
-            moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds
-            again = [each + moved for each in once]
-            yield Option(strategy, copies, split, True, tuple(map(mul, again, times)), kind, sent)
+        if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
+            return (staying,)
+        synced = component.work == "generate" and component.trained
+        resident, _ = strategy.needs(copies)
+        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds
+        again = tuple((each + moved) * often for each, often in zip(once, times, strict=True))
+        return staying, Option(strategy, copies, split, True, again, kind, sent)
 
 
 def _said(component: Component) -> tuple[tuple[str, int], ...]:
