@@ -31,6 +31,9 @@ MARK = 3
 FIRST = 8
 """The token after which an answer has one more."""
 
+BLOCK = 4
+"""An order takes some milliseconds, and a row of these models not many more."""
+
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 
 PROGRAM = f"""algorithm moving
@@ -57,7 +60,7 @@ place reward on all(engine=transformers, dp=2)
 """
 WITHOUT = {
     "whole": "",
-    "streamed": "stream rollout(block=1)\n",
+    "streamed": f"stream rollout(block={BLOCK})\n",
 }
 
 
@@ -66,7 +69,7 @@ def measured(rows: int, steps: int, tails: list[tuple[float, int]]) -> Iterator[
     import rlgraph
 
     plans = WITHOUT | {
-        f"under {under:g}": f"stream rollout(block=1, deal=free)\ntail rollout(under={under}, on={on})\n"
+        f"under {under:g}": f"stream rollout(block={BLOCK}, deal=free)\ntail rollout(under={under}, on={on})\n"
         for under, on in tails
     }
     with tempfile.TemporaryDirectory() as name, chdir(name):
