@@ -3,7 +3,7 @@
     python benchmarks/tail.py
     python benchmarks/tail.py --share 0.1 0.2 0.3 --on 8 16 --seeds 3
     python benchmarks/tail.py --scoring 0.6
-    python benchmarks/tail.py --measured
+    python benchmarks/tail.py --measured --share 0.2 0.4
 
     share     of the rows that have not ended when they move
     on        copies that go on with them
