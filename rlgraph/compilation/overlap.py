@@ -8,7 +8,7 @@ from contextlib import closing
 
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady import FEWEST, run_steps
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import Observer, Silent
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.cost.predict import Predictor
 from rlgraph.errors import ProgramError
@@ -20,12 +20,9 @@ from rlgraph.placement.search.watch import Line
 def overlapped(choice: Choice) -> float | None:
     """Seconds of a step in the middle of a run. None: it cannot be simulated, or Ctrl-C has ended that, which is
     said."""
-    asked = choice.question
-    predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
     with closing(_Progress()) as progress:
         try:
-            backend = SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=progress)
-            return run_steps(backend, FEWEST, progress.ended).seconds
+            return run_steps(simulated(choice, progress), FEWEST, progress.ended).seconds
         except ProgramError:
             # Rows of which so few are kept that a group has none: `simulate` says so.
             return None
@@ -33,6 +30,13 @@ def overlapped(choice: Choice) -> float | None:
             progress.close()
             print(f"interrupted after {progress.told()}: what overlaps does not count in the seconds", file=sys.stderr)
             return None
+
+
+def simulated(choice: Choice, observer: Observer | None = None) -> SimBackend:
+    """The plan of a choice in the simulator, with what it was chosen for."""
+    asked = choice.question
+    predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
+    return SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=observer)
 
 
 class _Progress(Silent):

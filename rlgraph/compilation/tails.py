@@ -7,15 +7,14 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
-from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady import run_steps
-from rlgraph.cost.predict import Predictor
+from rlgraph.compilation.overlap import simulated
 from rlgraph.errors import ProgramError
-from rlgraph.ir.plan import Plan, Tail
+from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as Line
 from rlgraph.placement.choose import Choice
 from rlgraph.placement.search.watch import Line as Shown
-from rlgraph.placement.tails import UNDER, sampling
+from rlgraph.placement.tails import UNDER, copies_of
 
 SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)
 """Of the rows, that are tried."""
@@ -54,14 +53,13 @@ class _Search:
     def __init__(self, choice: Choice, line: Line, shown: Shown) -> None:
         self.choice, self.line, self.shown = choice, line, shown
         self.others = tuple(tail for tail in choice.plan.tails if tail.table != line.table)
-        self.groups = list(sampling(line.table, choice.plan, choice.question.program))
         self.tried: dict[Tail | None, float] = {}
         """Seconds of a step."""
 
     def run(self) -> None:
         """Turns about: how many copies for so many rows, how many rows for so many copies, until neither changes."""
         self.seconds(None)
-        copies = max(group.mesh.length("dp") for group in self.groups)
+        copies = copies_of(self.line.table, self.choice.plan, self.choice.question.program)
         if copies == 1:
             return
         line, best = self.line, Tail(self.line.table, self.line.under or UNDER, self.line.on or 1)
@@ -77,17 +75,15 @@ class _Search:
     def seconds(self, tail: Tail | None) -> float:
         if tail not in self.tried:
             self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
-            asked, plan = self.choice.question, self.with_tail(tail)
-            predictor = Predictor(plan, self.choice.configs, asked.cluster, asked.constants)
-            backend = SimBackend(asked.program, plan, predictor, asked.workload)
-            self.tried[tail] = run_steps(backend, STEPS).seconds
+            self.tried[tail] = run_steps(simulated(self.with_tail(tail)), STEPS).seconds
         return self.tried[tail]
 
-    def with_tail(self, tail: Tail | None) -> Plan:
-        return replace(self.choice.plan, tails=self.others if tail is None else (*self.others, tail))
+    def with_tail(self, tail: Tail | None) -> Choice:
+        tails = self.others if tail is None else (*self.others, tail)
+        return replace(self.choice, plan=replace(self.choice.plan, tails=tails))
 
     def found(self) -> Choice:
         best = min(self.tried, key=self.tried.__getitem__, default=None)
         if best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
             best = None
-        return replace(self.choice, plan=self.with_tail(best))
+        return self.with_tail(best)

@@ -25,7 +25,7 @@ def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ..
     copies to the plan, and there is one, the table has none."""
     found = []
     for line in schedule.tails:
-        copies = max(group.mesh.length("dp") for group in sampling(line.table, plan, program))
+        copies = copies_of(line.table, plan, program)
         if copies == 1 and line.on is None:
             continue
         under = UNDER if line.under is None else line.under
@@ -53,6 +53,11 @@ def faults_of(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, s
             have = f"{copies} copies" if copies > 1 else "1 copy"
             message = f"`{group.name}` samples `{tail.table}` with {have}: no device becomes free with `on={tail.on}`"
             yield message, f"at most `on={copies - 1}`" if copies > 1 else "give it more devices, or leave `tail` out"
+
+
+def copies_of(table: str, plan: Plan, program: Program) -> int:
+    """Data-parallel copies that sample a table, at most."""
+    return max(group.mesh.length("dp") for group in sampling(table, plan, program))
 
 
 def sampling(table: str, plan: Plan, program: Program) -> Iterator[Group]:

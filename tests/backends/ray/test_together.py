@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 from scheduled import compiled
 from tiny import EPS, data_folder
 
+from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
@@ -73,14 +74,19 @@ class Spans(Silent):
         return 0
 
 
+def in_one_process(made: Compiled, settings: Settings) -> list[dict[str, float]]:
+    """The metrics of three steps."""
+    local = LocalBackend(made.program, settings)
+    try:
+        return [dict(step.metrics) for step in local.steps(3)]
+    finally:
+        local.close()
+
+
 def test_rows_of_two_orders(cluster: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
-    local = LocalBackend(made.program, settings)
-    try:
-        expected = [step.metrics for step in local.steps(3)]
-    finally:
-        local.close()
+    expected = in_one_process(made, settings)
     spans = Spans()
     backend = RayBackend(made.program, made.plan, settings, spans, seconds=120)
     try:
@@ -147,11 +153,7 @@ class Done(Silent):
 def test_the_last_rows_go_on_elsewhere(cluster: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(TAILED, {}, MOVING.replace("UNDER", "0.8"), tmp_path)
-    local = LocalBackend(made.program, settings)
-    try:
-        expected = [step.metrics for step in local.steps(3)]
-    finally:
-        local.close()
+    expected = in_one_process(made, settings)
     done = Done()
     backend = RayBackend(made.program, made.plan, settings, done, seconds=120)
     try:
