@@ -53,7 +53,8 @@ class Rank:
     """Makes this process a rank of torch's default process group, which is the group's; once is enough for all models
     of a process."""
     address: str | None = None
-    """`host:port`, free on the machine of its first rank, where the ranks of this data-parallel copy can meet."""
+    """Of `rlgraph.engines.joining.listen`, on the machine of its first rank, where the ranks of this data-parallel copy
+    can meet."""
     device: str | None = None
     """As torch names it; None: see `rlgraph.engines.device`."""
     beside: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.joining import INTERFACES
 
 _TAG = 7
 _HEADS = 8
@@ -56,6 +58,8 @@ class Mailbox:
         self.place = place
         self._ranks = {each: rank for rank, each in enumerate(sorted(places))}
         self._limit = timedelta(seconds=seconds)
+        # The group itself does not keep a store that is written in Python.
+        self._store = store
         try:
             self._group = dist.ProcessGroupGloo(
                 PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
@@ -82,7 +86,11 @@ def _options(limit: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout, options._threads = limit, _THREADS
-    options._devices = [gloo.create_default_device(lazy_init=True)]
+    # As torch's default group does, which looks for the variable itself.
+    named = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
+    options._devices = [gloo.create_device(interface=each, lazy_init=True) for each in named] or [
+        gloo.create_default_device(lazy_init=True)
+    ]
     return options
 
 

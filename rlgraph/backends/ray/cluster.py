@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlgraph.backends.places import TOGETHER
@@ -15,6 +16,7 @@ from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import apart, own_signals
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
+from rlgraph.engines.joining import INTERFACES, loopback
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -105,6 +107,8 @@ def _actors(
         _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
         here = ray.get_runtime_context()
+        alone = _machines(groups) <= {here.get_node_id()}
+        specs = {who: replace(spec, alone=alone) for who, spec in specs.items()}
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
         handles = {who: _begin(ray, plan, spec, kind, groups) for who, spec in specs.items()}
         return Actors(specs, handles, seconds, release, logs)
@@ -139,7 +143,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         num_gpus=part if kind == "GPU" else 0,
         max_restarts=0,
         scheduling_strategy=place,
-        runtime_env={"env_vars": _environment(kind)},
+        runtime_env={"env_vars": _environment(kind, spec.alone)},
     ).remote(spec)
 
 
@@ -260,10 +264,19 @@ def _pools(plan: Plan, kind: str, resource: str) -> str:
     return ", ".join(f"`{name}` {size}" for name, size in sizes.items() if size)
 
 
-def _environment(kind: str) -> dict[str, str]:
+def _machines(groups: Mapping[str, Any]) -> set[str]:
+    """Those that have the devices, by Ray's names."""
+    from ray.util.placement_group import placement_group_table
+
+    return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
+
+
+def _environment(kind: str, alone: bool) -> dict[str, str]:
     """Of every process. On CPU each has one core, and a process for each device would fill them all with its
-    threads."""
+    threads. alone: no process is on another machine, and none needs to be reached from there."""
     found = {"TOKENIZERS_PARALLELISM": "false"}
+    if alone and INTERFACES not in os.environ and (inside := loopback()):
+        found[INTERFACES] = inside
     if kind == "CPU":
         found |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return found

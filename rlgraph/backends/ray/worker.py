@@ -57,7 +57,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.engines.base import Admission, Admits, Begun, Saves, Sleeps
-from rlgraph.engines.joining import Meeting, listen
+from rlgraph.engines.joining import LOOPBACK, Meeting, listen
 from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.graph import Node, Program
@@ -91,6 +91,8 @@ class WorkerSpec:
     """What it opens of the program's data, functions, environments and buffers."""
     seconds: float
     """Longest wait for another process."""
+    alone: bool = True
+    """All processes of the run are on one machine."""
 
 
 class Worker:
@@ -127,8 +129,8 @@ class Worker:
     # Opening
 
     def address(self) -> str:
-        """host:port where this process listens from now on, for a rendezvous."""
-        self.meetings.append(listen(shards.host()))
+        """Where this process listens from now on, for a rendezvous, with the secret that lets others in."""
+        self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host()))
         return self.meetings[-1].address
 
     def lead(self, others: Mapping[int, Any]) -> None:

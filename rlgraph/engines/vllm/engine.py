@@ -93,7 +93,7 @@ class VllmEngine:
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: "host:port" where the tensor-parallel ranks of this copy meet: the first one listens there.
+        address: of `rlgraph.engines.joining.listen`, where the tensor-parallel ranks of this copy meet.
         limits: the fields of `rlgraph.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         prepare()

@@ -20,7 +20,7 @@ class RankExecutor(UniProcExecutor):
     """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and
     their schedulers, which are deterministic, then agree on each step.
 
-    The engine's `additional_config` says where the ranks meet, `address` ("host:port"), and which one this is, `rank`.
+    The engine's `additional_config` says where the ranks meet, `url`, and which one this is, `rank`.
     """
 
     def _init_executor(self) -> None:
@@ -32,10 +32,10 @@ class RankExecutor(UniProcExecutor):
             segment.unlink(missing_ok=True)
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        # By tcp, not by the variables of `torchrun`: vLLM names the shared memory after the port.
+        # By a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
         rank = int(self._place["rank"])
         # Where each process is given a GPU of its own, that one is its first.
-        return f"tcp://{self._place['address']}", rank, rank if on_cpu() else rank % torch.cuda.device_count()
+        return self._place["url"], rank, rank if on_cpu() else rank % torch.cuda.device_count()
 
     @property
     def _place(self) -> dict[str, Any]:

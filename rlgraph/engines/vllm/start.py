@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.joining import url
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.environment import on_cpu
 from rlgraph.enginespec.spec import Reserved
@@ -135,11 +136,11 @@ def _ranks(mesh: Mesh, rank: int, address: str | None) -> dict[str, Any]:
     if tp == 1:
         return {}
     if address is None:
-        raise EngineError(f"{tp} tensor-parallel ranks of vLLM need an address, host:port, to meet at")
+        raise EngineError(f"{tp} tensor-parallel ranks of vLLM need an address to meet at")
     return {
         "tensor_parallel_size": tp,
         "distributed_executor_backend": "rlgraph.engines.vllm.ranks.RankExecutor",
-        "additional_config": {"rank": mesh.at(rank, "tp"), "address": address},
+        "additional_config": {"rank": mesh.at(rank, "tp"), "url": url(address)},
     }
 
 
