@@ -190,17 +190,14 @@ class Kept:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Runs that begin meanwhile get such processes, but for those of vLLM, which is set up once in a process."""
+        """Runs that begin meanwhile get such processes."""
         from rlgraph.backends.ray import cluster as processes
         from rlgraph.backends.ray.processes import Actors
 
         start, end = processes._begin, Actors.stop
 
         def begin(ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
-            imported = _imported(spec.group)
-            if imported == "vllm":
-                return start(ray, plan, spec, kind, groups)
-            return self.begin(ray, spec, imported)
+            return self.begin(ray, spec, _imported(spec.group))
 
         processes._begin, Actors.stop = begin, lambda actors: self.stop(actors)
         try:
@@ -258,10 +255,18 @@ def _again() -> type:
         def __init__(self) -> None: ...
 
         def begin(self, spec: Any) -> None:
+            import gc
+
             from torch import distributed
 
-            if megatron := sys.modules.get("megatron.core.parallel_state"):
-                megatron.destroy_model_parallel()
+            # What the run before had, is dropped before the next one takes as much.
+            self.__dict__.clear()
+            gc.collect()
+            for groups in ("megatron.core.parallel_state", "vllm.distributed.parallel_state"):
+                if there := sys.modules.get(groups):
+                    there.destroy_model_parallel()
+            if vllm := sys.modules.get("vllm.distributed.parallel_state"):
+                vllm.destroy_distributed_environment()
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             super().__init__(spec)

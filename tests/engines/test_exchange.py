@@ -43,7 +43,7 @@ def four() -> Iterator[Crew]:
 
 
 SMALL = Shape("qwen2", vocab=130, hidden=32, ffn=48, layers=4, heads=8, kv_heads=2, head_dim=4, qkv_bias=True)
-LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=4, heads=8, kv_heads=4, head_dim=64, qk_norm=True)
+LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=2, heads=8, kv_heads=4, head_dim=64, qk_norm=True)
 
 
 def content(shape: Shape) -> dict[str, Tensor]:
@@ -286,8 +286,9 @@ def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Place
     return Local("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
 
 
-@pytest.mark.parametrize("size", [(8, 12), (7, 5)])
-def test_what_torch_can_redistribute(four: Crew, size: tuple[int, ...]) -> None:
+def test_what_torch_can_redistribute(four: Crew) -> None:
+    """No number of ranks divides these sizes: parts differ, and one may be empty."""
+    size = (7, 5)
     full = torch.arange(size[0] * size[1]).view(size).float()
     for over, before, after in PAIRS:
         layouts = [(placed(size, over, before, rank), placed(size, over, after, rank)) for rank in range(WORLD)]

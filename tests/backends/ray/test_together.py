@@ -83,7 +83,7 @@ def in_one_process(made: Compiled, settings: Settings) -> list[dict[str, float]]
         local.close()
 
 
-def test_rows_of_two_orders(cluster: None, tmp_path: Path) -> None:
+def test_rows_of_two_orders(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
     expected = in_one_process(made, settings)
@@ -150,7 +150,7 @@ class Done(Silent):
         return 0
 
 
-def test_the_last_rows_go_on_elsewhere(cluster: None, tmp_path: Path) -> None:
+def test_the_last_rows_go_on_elsewhere(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(TAILED, {}, MOVING.replace("UNDER", "0.8"), tmp_path)
     expected = in_one_process(made, settings)

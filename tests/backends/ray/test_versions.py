@@ -269,7 +269,7 @@ step async(staleness=2, span=token, order=arrival):
 """
 
 
-def test_a_copy_samples_all_the_time(engines: None, tmp_path: Path) -> None:
+def test_a_copy_samples_all_the_time(engines: None, kept: None, tmp_path: Path) -> None:
     """Batches that are taken as they end are sampled together, of several steps, and go on with newer weights; functions
     judge them on cpus of their own meanwhile."""
     pytest.importorskip("vllm")
