@@ -192,7 +192,7 @@ class Kept:
     def in_use(self) -> Iterator[None]:
         """Runs that begin meanwhile get such processes."""
         from rlgraph.backends.ray import cluster as processes
-        from rlgraph.backends.ray.processes import Actors
+        from rlgraph.backends.ray.actors import Actors
 
         start, end = processes._begin, Actors.stop
 

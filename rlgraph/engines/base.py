@@ -36,6 +36,10 @@ class NotFinite(EngineError):
     """A gradient with NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 
 
+class HalfChanged(EngineError):
+    """An update that failed after it had begun to write: the weights are neither the old ones nor the new ones."""
+
+
 class ModelRefused(EngineError):
     """A model that was loaded, and for which the engine would compute something else than what it is asked for."""
 

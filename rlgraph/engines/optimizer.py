@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import NotFinite, TrainOptions
+from rlgraph.engines.base import HalfChanged, NotFinite, TrainOptions
 from rlgraph.engines.moments import MASTER
 
 
@@ -82,13 +82,16 @@ class Optimizer:
             group.update(lr=rate, **settings(options))
         for target, gradient in zip(targets, grads, strict=True):
             target.grad = gradient
-        self._torch.step()
-        for target in targets:
-            target.grad = None
-        if self._masters is not None:
-            with torch.no_grad():
-                for parameter, master in zip(self._parameters, self._masters, strict=True):
-                    parameter.copy_(master)
+        try:
+            self._torch.step()
+            for target in targets:
+                target.grad = None
+            if self._masters is not None:
+                with torch.no_grad():
+                    for parameter, master in zip(self._parameters, self._masters, strict=True):
+                        parameter.copy_(master)
+        except RuntimeError as error:
+            raise HalfChanged(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": float(norm), "lr": rate}
 
     def reread(self) -> None:

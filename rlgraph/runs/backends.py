@@ -91,7 +91,7 @@ def open_local(
     program = with_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
-    return backend, {name: TrainedModel(name, 0, Here(engine)) for name, engine in engines.items()}
+    return backend, {name: TrainedModel(name, 0, Here(backend, name, engine)) for name, engine in engines.items()}
 
 
 def open_ray(

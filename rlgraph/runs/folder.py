@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.runs.jsonlines import finite, numbers
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
@@ -162,9 +162,9 @@ class RunFolder:
                 if not odd:
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
-                raise RunError(
-                    Diagnostic("E0813", f"`{name}` cannot be saved in `{final}`: {_said(error)}", NO_SPAN)
-                ) from None
+                message = f"`{name}` cannot be saved in `{final}`: {_said(error)}"
+                hint = error.diagnostics[0].hint if isinstance(error, RlgraphError) else ""
+                raise RunError(Diagnostic("E0813", message, NO_SPAN, hint)) from None
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             if odd:
@@ -290,6 +290,8 @@ def _unusable(path: Path, reason: str | None) -> UsageMistake:
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, RlgraphError):
+        return error.diagnostics[0].message
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 

@@ -33,14 +33,14 @@ class Weights(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, engine: Embedded) -> None:
-        self._engine = engine
+    def __init__(self, backend: Backend, name: str, engine: Embedded) -> None:
+        self._backend, self._name, self._engine = backend, name, engine
 
     def engine(self) -> Embedded:
         return self._engine
 
     def save(self, folder: Path) -> None:
-        self._engine.save(folder)
+        self._backend.save(self._name, folder)
 
     def leave(self, saved: Path | None) -> None:
         """They stay."""

@@ -565,3 +565,27 @@ def test_a_gradient_that_is_not_finite(folder: Path, backend: dict[str, Any]) ->
     assert made.models["actor"].updates == (8 if backend else 6)
     assert all(bool(tensor.isfinite().all()) for tensor in made.models["actor"].engine.state().values())
     assert [step["worst"] for step in numbers("skips")] == [1.0, "Infinity"] * 2
+
+
+@pytest.mark.parametrize("backend", [{}, {"backend": "ray", "debug": True}])
+def test_weights_that_an_update_has_half_changed(
+    folder: Path, backend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not saved: not as those of before, and not as new ones."""
+    calls, plain = [], torch.optim.AdamW.step
+
+    def step(self: torch.optim.AdamW) -> None:
+        plain(self)
+        calls.append(self)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{each}>", "hurt": 1.0}) + "\n" for each in "ab")
+    )
+    compiled = rlgraph.compile(ODD.replace("BASE", kills.weights()))
+    with pytest.raises(RunError, match="training `actor` failed: the update has ended in the midst: out of memory"):
+        compiled.run(3, out="half", threads=1, progress=False, **backend)
+    assert len(numbers("half")) == 1
+    assert not list(Path("half").glob("models/*"))

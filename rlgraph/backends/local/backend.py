@@ -33,7 +33,7 @@ from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.saved import Diverged, Kept, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps
-from rlgraph.engines.base import Saves
+from rlgraph.engines.base import EngineError, Saves
 from rlgraph.ir.graph import Node, Program
 
 _WORK = {**WORK, **TRAINING}
@@ -86,8 +86,11 @@ class LocalBackend(Steps):
             self.versions.newest[name] = self.versions.after(name, number)
 
     def save(self, model: str, folder: Path) -> None:
-        """Writes a folder that a model source can name."""
-        cast(Saves, self.session.models[model].engine).save(folder)
+        """Writes a folder that a model source can name. Raises EngineError for a model that is none any more."""
+        state = self.session.models[model]
+        if state.torn:
+            raise EngineError("an update of it has ended in the midst, and its weights are neither old nor new")
+        cast(Saves, state.engine).save(folder)
 
     def close(self) -> None:
         self.session.close()

@@ -91,6 +91,8 @@ class ModelState:
     gathers: Step | None = None
     """The step of which gradients have been added up."""
     gate: threading.Condition = field(default_factory=threading.Condition)
+    torn: bool = False
+    """A change has ended in the midst: its weights are neither the old ones nor the new ones."""
     held: bool = False
     """Its weights are being written to the disk: who would change them waits at the gate."""
 

@@ -19,7 +19,7 @@ from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.rows import show_id
-from rlgraph.engines.base import Accumulates, Call, EngineError, Micro, NotFinite, TrainOptions
+from rlgraph.engines.base import Accumulates, Call, EngineError, HalfChanged, Micro, NotFinite, TrainOptions
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
@@ -91,6 +91,7 @@ def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator
         state.skipped = frame.step.number, (before if number == frame.step.number else 0) + 1
         return
     except EngineError as error:
+        state.torn = isinstance(error, HalfChanged)
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
 

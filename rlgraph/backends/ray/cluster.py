@@ -12,7 +12,8 @@ from typing import Any
 
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.process.session import Settings
-from rlgraph.backends.ray.processes import Actors, InThisProcess, Processes
+from rlgraph.backends.ray.actors import Actors
+from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import apart, own_signals
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec

@@ -10,7 +10,6 @@ from rlgraph.engines.base import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
-from rlgraph.ops.nodes import NODES
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,6 @@ class Request:
     @property
     def span(self) -> Span:
         return self.node.span if self.node else NO_SPAN
-
-    @property
-    def changes_weights(self) -> bool:
-        return self.node is not None and (NODES[self.node.op].trains or NODES[self.node.op].updates)
 
 
 def doing(node: Node) -> str:

@@ -24,6 +24,10 @@ class Holding:
     dtype: torch.dtype
     node: str
     """The machine that it runs on."""
+    changes: int = 0
+    """How often it has got new weights. Ranks that have counted alike have parts of the same."""
+    torn: bool = False
+    """A change has ended in the midst: these weights are none."""
 
 
 def holding(engine: HasWeights, node: str) -> Holding:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, refused, why_gone
+from rlgraph.backends.ray.failures import Request, refused
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
-from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
+from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Plan
@@ -34,6 +33,8 @@ class Processes(ABC):
     def __init__(self, specs: Mapping[Address, WorkerSpec], seconds: float) -> None:
         self.specs, self.seconds = specs, seconds
         self.who = tuple(specs)
+        self.gone: dict[Address, str] = {}
+        """Processes that have ended, and why."""
 
     def open(self, plan: Plan) -> list[str]:
         """Loads the models everywhere, held as `plan` says. Names of the things that live across steps."""
@@ -124,6 +125,20 @@ class Processes(ABC):
     ) -> list[T]:
         """Has all whom a request is for do the same, and waits."""
         return self.get([self.call(who, method, *args, **named) for who in request.who], request)
+
+    def free(
+        self,
+        who: Sequence[Address],
+        enough: Callable[[Mapping[Address, T]], bool],
+        request: Request,
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> dict[Address, T]:
+        """What those of them answer who are there and have nothing else to do. After a failure some may wait for ever:
+        then it is enough to have answers that are `enough`, or to have waited for a while."""
+        asked = [self.call(each, method, *args, **named) for each in who]
+        return dict(zip(who, self.get(asked, request), strict=True))
 
     @abstractmethod
     def give_up(self, why: BaseException) -> None:
@@ -229,226 +244,3 @@ class InThisProcess(Processes):
     def stop(self) -> None:
         for worker in self.workers.values():
             worker.close()
-
-
-class Actors(Processes):
-    """Ray actors."""
-
-    def __init__(
-        self,
-        specs: Mapping[Address, WorkerSpec],
-        handles: Mapping[Address, Any],
-        seconds: float,
-        release: Callable[[], None],
-        logs: str,
-    ) -> None:
-        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
-        Ray's."""
-        super().__init__(specs, seconds)
-        self.handles, self.release, self.logs = handles, release, logs
-        self.gone: dict[Address, str] = {}
-        """Processes that have ended, and why."""
-        self.over: BaseException | None = None
-        """Why nobody waits for answers any more: what came first is what everybody tells."""
-        self._failed: tuple[Sequence[Any], Request] | None = None
-        """The wait in which it came."""
-        self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
-        self._lock = threading.Lock()
-
-    def handle(self, who: Address) -> Any:
-        return self.handles[who]
-
-    def call(
-        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
-    ) -> Reference[T]:
-        bound = getattr(self.handles[who], method.__name__)
-        called = bound.options(concurrency_group=_BESIDE[method]) if method in _BESIDE else bound
-        return cast("Reference[T]", called.remote(*args, **named))
-
-    def open(self, plan: Plan) -> list[str]:
-        found = super().open(plan)
-        leading = []
-        for group in plan.groups:
-            for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
-                others = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
-                if others:
-                    leading.append(((group.name, speaker), others))
-        who = tuple(speaker for speaker, _ in leading)
-        self.get([self.call(each, Worker.lead, others) for each, others in leading], Request(who, "opening"))
-        return found
-
-    def pass_on(
-        self,
-        through: Address,
-        to: Sequence[Address],
-        method: Callable[Concatenate[Worker, P], T],
-        *args: P.args,
-        **named: P.kwargs,
-    ) -> Reference[list[T]]:
-        threads = _BESIDE.get(method)
-        called = self.handles[through].pass_on.options(concurrency_group=threads or ORDERS)
-        # Inside of a list references stay references: rows go to those who need them.
-        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, threads)
-        return cast("Reference[list[T]]", sent)
-
-    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
-        called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
-        sent = called.remote(*parcels)
-        return sent if len(parcels) > 1 else [sent]
-
-    def get(
-        self,
-        references: Sequence[Reference[T]],
-        request: Request,
-        beside: Sequence[Reference[Any]] = (),
-        *,
-        alone: bool = False,
-    ) -> list[T]:
-        import ray
-
-        for who in request.who:
-            if who in self.gone:
-                raise gone(who, self.gone[who], request, self.logs)
-        waiting: list[Any] = list(references)
-        others: list[Any] = list(beside)
-        end = time.monotonic() + self.seconds
-        while True:
-            left = end - time.monotonic()
-            try:
-                # Short waits, so that the failure of another wait ends this one too.
-                answered, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
-                ray.get(answered)
-                found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
-                return found
-            except ray.exceptions.GetTimeoutError:
-                if self.over is not None and not alone:
-                    raise self.over from None
-                if left <= 0:
-                    raise self._first(waiting, request, None) from None
-            except Exception as error:
-                raise self._first(waiting, request, error) from None
-
-    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
-        import ray
-
-        waiting: list[Any] = [*references, *beside]
-        end = time.monotonic() + self.seconds
-        while self.over is None and time.monotonic() < end:
-            answered, _ = ray.wait(waiting, timeout=_SLICE)
-            if answered:
-                found = waiting.index(answered[0])
-                if found < len(references) or _fails(answered[0]):
-                    return found if found < len(references) else 0
-                del waiting[found]
-        return 0
-
-    def give_up(self, why: BaseException) -> None:
-        with self._lock:
-            self.over = self.over or why
-
-    def go_on(self) -> None:
-        if self._failed is not None:
-            self._end_torn(*self._failed)
-        self.over = self._failed = None
-
-    def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
-        """The first failure of all waits. `error`: of this one; None if it took too long."""
-        with self._lock:
-            if self.over is None:
-                silent = self._find_gone()
-                self.over, self._failed = self._meaning(waiting, request, error, silent), (waiting, request)
-            return self.over
-
-    def _meaning(
-        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Container[Address]
-    ) -> BaseException:
-        # What others of its group say then (a connection was closed) comes from the one that is gone.
-        for who in sorted(self.gone, key=lambda each: each not in request.who):
-            return gone(who, self.gone[who], request, self.logs)
-        if error is not None:
-            return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
-        # Of those that wait for each other, the one that says nothing at all is the one to name.
-        slow = sorted(self._unanswered(waiting, request, 0.0), key=lambda each: (each not in silent, each))
-        return late(slow[0] if slow else request.who[0], self.seconds, request, self.logs)
-
-    def _find_gone(self) -> set[Address]:
-        """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
-        import ray
-
-        asked: dict[Any, Address] = {self.call(who, Worker.pid): who for who in self.who if who not in self.gone}
-        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
-        for reference in answered:
-            try:
-                ray.get(reference)
-            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-                if not getattr(error, "actor_init_failed", False):
-                    self.gone[asked[reference]] = why_gone(error)
-        return {asked[reference] for reference in silent}
-
-    def _unanswered(self, references: Sequence[Any], request: Request, seconds: float) -> set[Address]:
-        import ray
-
-        _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
-        asked = zip(request.answering, references, strict=True)
-        return {who for each, reference in asked if reference in waiting for who in each}
-
-    def _end_torn(self, references: Sequence[Any], request: Request) -> None:
-        """Ends ranks that wait for one that failed, and groups of which only some ranks have new weights."""
-        import ray
-
-        stuck = self._unanswered(references, request, _GRACE)
-        answering = zip(request.answering, references, strict=True)
-        failed = stuck.union(*(who for who, reference in answering if _fails(reference)))
-        groups = [{who for who in request.who if who[0] == group} for group in {group for group, _ in request.who}]
-        changing = [ranks for ranks in groups if request.changes_weights and ranks & failed]
-        torn = [ranks for ranks in changing if ranks - failed or not self._alike(ranks)]
-        for who in stuck.union(*torn) - set(self.gone):
-            self.gone[who] = "it was ended, because others that it worked with had failed"
-            ray.kill(self.handles[who])
-
-    def _alike(self, ranks: set[Address]) -> bool:
-        """Whether the weights of those of them that are there have changed equally often: of ranks that answer together
-        nobody knows which one failed."""
-        import ray
-
-        asked: list[Any] = [self.call(who, Worker.changed) for who in ranks - self.gone.keys()]
-        if not asked:
-            return True
-        found, silent = ray.wait(asked, num_returns=len(asked), timeout=_GRACE)
-        return not silent and len({*ray.get(found)}) == 1
-
-    def stop(self) -> None:
-        import ray
-
-        closing: list[Any] = [self.call(who, Worker.close) for who in self.who if who not in self.gone]
-        try:
-            ray.wait(closing, num_returns=max(1, len(closing)), timeout=_CLOSING) if closing else None
-        finally:
-            for handle in self.handles.values():
-                ray.kill(handle)
-            self.release()
-
-
-_BESIDE: dict[object, str] = {
-    **dict.fromkeys((Worker.pid, Worker.changed, Worker.close, Worker.retain, Worker.refresh), ROWS),
-    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
-    **dict.fromkeys((Worker.leave, Worker.unfinished), ROWS),
-    Worker.checkpoint: SAVES,
-    **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
-}
-"""What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a
-later one is at work, newer weights come while rows are sampled, and so do rows of other orders."""
-_SLICE = 0.5
-_GRACE = 5.0
-"""Seconds in which a process that is there answers."""
-_CLOSING = 2.0
-
-
-def _fails(reference: Any) -> bool:
-    import ray
-
-    try:
-        ray.get(reference, timeout=0)
-    except Exception:
-        return True
-    return False

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 from rlgraph.backends.placed.transport import Coming, Move, Moved
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing
-from rlgraph.backends.ray.folder import parts
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
@@ -20,14 +18,13 @@ from rlgraph.backends.ray.together import Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats
-from rlgraph.enginespec.registry import engine
 from rlgraph.exchange import exchange
 from rlgraph.ir.layout import Local
-from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
 from rlgraph.transfers.reshard import reshard
 
-_BUCKET = 256 << 20
+BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, beside the weights themselves."""
 
 
@@ -150,8 +147,8 @@ class Transfers:
         dtype = min((each.dtype for each in held), key=lambda found: found.itemsize)
         topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, held)
         forward = move.average is None
-        transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET, forward=forward)
-        self.meet(name, request)
+        transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET, forward=forward)
+        meet(self.processes, name, request)
         own = transfer.parts(range(len(who)))
         delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
         preparing = [
@@ -171,52 +168,16 @@ class Transfers:
         machines = list(dict.fromkeys(each.node for each in held))
         return Topology(on, {on[place]: machines.index(each.node) for place, each in enumerate(held)})
 
-    def meet(self, link: str, request: Request) -> None:
-        """Joins the processes of a request, the first of which listens."""
-        first = Request(request.who[:1], request.doing, request.node)
-        [address] = self.processes.ask(first, Worker.address)
-        places = len(request.who)
-        joining = [
-            self.processes.call(each, Worker.meet, link, place, places, address)
-            for place, each in enumerate(request.who)
-        ]
-        self.processes.get(joining, request)
 
-    # Folders
-
-    def save(self, model: str, owner: Group, folder: Path) -> None:
-        """Writes a model as a Hugging Face folder, part by part: no process ever holds all of a model that is split."""
-        with self.queues.turn(seats(owner), seats(self.plan.group(HOST))):
-            if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
-                first = Request(ranks(owner)[:1], f"saving `{model}`")
-                self.processes.ask(first, Worker.save, model, str(folder))
-            else:
-                self._save_parts(model, owner, folder)
-
-    def _save_parts(self, model: str, owner: Group, folder: Path) -> None:
-        host, senders, doing_ = (HOST, 0), ranks(owner), f"saving `{model}`"
-        everybody, alone = Request((*senders, host), doing_), Request((host,), doing_)
-        held = self.processes.ask(Request(senders, doing_), Worker.holding, model)
-        dtype = held[0].dtype
-        self.processes.ask(alone, Worker.begin_folder, model, str(folder))
-        link, call = f"{model} > {folder}", self.processes.call
-        self.meet(link, everybody)
-        for number, part in enumerate(parts(held, dtype.itemsize, _BUCKET)):
-            source = {place: each.layout for place, each in enumerate(held)}
-            topology = Topology.separate(range(len(everybody.who)))
-            transfer = reshard(source, {len(held): part}, itemsize=dtype.itemsize, topology=topology, bucket=_BUCKET)
-            name = f"{link} {number}"
-            own = transfer.parts(range(len(everybody.who)))
-            preparing = [
-                call(each, Worker.prepare, link, name, own[place], model, None, dtype)
-                for place, each in enumerate(senders)
-            ]
-            preparing.append(call(host, Worker.prepare, link, name, own[len(senders)], None, part, dtype))
-            self.processes.get(preparing, everybody)
-            going = [call(each, Worker.exchange, name, model, None) for each in senders]
-            going.append(call(host, Worker.write_part, name, part, dtype))
-            self.processes.get(going, everybody)
-        self.processes.ask(alone, Worker.end_folder)
+def meet(processes: Processes, link: str, request: Request) -> None:
+    """Joins the processes of a request, the first of which listens."""
+    first = Request(request.who[:1], request.doing, request.node)
+    [address] = processes.ask(first, Worker.address)
+    places = len(request.who)
+    joining = [
+        processes.call(each, Worker.meet, link, place, places, address) for place, each in enumerate(request.who)
+    ]
+    processes.get(joining, request)
 
 
 def _name(move: Move) -> str:

@@ -16,6 +16,7 @@ from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
+from rlgraph.backends.ray.folders import Folders
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.sleeping import Sleeping
@@ -36,6 +37,7 @@ class RayTransport:
         self.sleeping = Sleeping(processes, observer)
         self.dispatch = Dispatch(program, processes, queues, observer, notes, self.sleeping)
         self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together, self.sleeping)
+        self.folders = Folders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
         """Of the last step that is over: its rows."""
         self._over: list[Step] = []
@@ -89,7 +91,7 @@ class RayTransport:
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         self.processes.go_on()
-        self.transfers.save(model, owner, folder)
+        self.folders.save(model, owner, folder)
 
     def abort(self, why: BaseException) -> None:
         self.processes.give_up(why)

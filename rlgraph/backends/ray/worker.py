@@ -8,36 +8,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Note
-from rlgraph.backends.process.nodes import chosen_places, column_of, take_over, work
+from rlgraph.backends.process.nodes import chosen_places, column_of, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
-from rlgraph.backends.process.saving import (
-    Left,
-    Part,
-    Stock,
-    Written,
-    hold,
-    left_of,
-    read_part,
-    release,
-    stock_of,
-    write_part,
-)
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING
 from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.arrivals import Arrivals, Came
-from rlgraph.backends.ray.folder import ModelFolder, empty
-from rlgraph.backends.ray.links import Holding, Links, holding
+from rlgraph.backends.ray.arrivals import Came
+from rlgraph.backends.ray.models import Models
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
 from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.store import (
@@ -54,17 +39,13 @@ from rlgraph.backends.ray.store import (
     to_wire,
 )
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Admission, Admits, Begun, Saves, Sleeps
+from rlgraph.engines.base import Admission, Admits, Begun
 from rlgraph.engines.joining import LOOPBACK, Meeting, listen
-from rlgraph.engines.sleeping import Arenas, Switched
-from rlgraph.exchange.exchange import Moved
+from rlgraph.engines.sleeping import Arenas
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import Holding as Held
-from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import NODES, model_of
@@ -95,16 +76,15 @@ class WorkerSpec:
     """All processes of the run are on one machine."""
 
 
-class Worker:
+class Worker(Models):
     """Holds models and rows; every public method is called by the controller."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec.program, spec.seconds, spec.settings.saves)
         self.spec = spec
-        self.nodes = list(spec.program.walk())
         self.types = {phase.name: phase.graph.values() for phase in spec.program.phases}
         self.axes = _axes(self.types)
         self.store = Store()
-        self.session: Session
         self.parts: dict[int, Iterator[Receipt]] = {}
         """By the number of an order what it has not told of."""
         self.begun: dict[int, Sequence[Begun]] = {}
@@ -112,19 +92,11 @@ class Worker:
         self.given_up: dict[int, Mapping[int, Sequence[Begun]]] = {}
         """By the number of an order what there is of the parts that it has not done."""
         self.came = Came()
-        self.links = Links(spec.seconds)
-        self.arrivals = {model.name: Arrivals() for model in spec.program.models}
         self.meetings: list[Meeting] = []
         self.arenas = Arenas()
         """What its models have on the device and, while they sleep, on the host."""
-        self.folder: ModelFolder
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
-        self._changes = 0
-        self.left: dict[str, Left] = {}
-        """What the last change has left of a model, where the run is saved."""
-        self.held: dict[str, Left] = {}
-        """Of these what is being written."""
 
     # Opening
 
@@ -189,9 +161,9 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    def changed(self) -> int:
-        """How often a model here has got new weights."""
-        return self._changes
+    def ready(self) -> bool:
+        """Answered when all is done that it was told before."""
+        return True
 
     # Rows
 
@@ -296,7 +268,7 @@ class Worker:
             if node.op in TRAINING:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
                 if NODES[node.op].updates:
-                    self._has_changed(frame.values[model_of(node)])
+                    self.trained(frame.values[model_of(node)])
             else:
                 self.refreshing(order, node, frame)
                 made = work(node, frame, session)
@@ -425,180 +397,16 @@ class Worker:
             sizes[value.name] = None if axis_of(value.type) is None else piece.rows
         return tuple(told), tuple(named), sizes
 
-    # Weights
-
-    def holding(self, model: str) -> Holding:
-        """What this rank has of a model."""
-        return holding(self.session.models[model].engine, shards.node())
-
-    def meet(self, link: str, place: int, places: int, address: str) -> None:
-        """Joins the processes between which weights go."""
-        self.links.meet(link, place, places, address)
-
-    def prepare(
-        self,
-        link: str,
-        name: str,
-        transfer: Transfer,
-        source: str | None,
-        destination: str | Sequence[Local] | None,
-        dtype: torch.dtype,
-        delta: bool = False,
-    ) -> None:
-        """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own.
-        delta: only what changed travels."""
-        self.links.prepare(link, name, transfer, self._layout(source), self._layout(destination), dtype, delta)
-
-    def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
-        """Of a model here, or of tensors that are named."""
-        if side is None:
-            return ()
-        return self.session.models[side].engine.layout() if isinstance(side, str) else side
-
-    def exchange(
-        self,
-        name: str,
-        source: str | None,
-        destination: str | None,
-        version: int | None = None,
-        average: float | None = None,
-        update: Step | None = None,
-    ) -> Moved:
-        """Takes part in a transfer: sends a model's weights, present ones or a version of them, and writes them to a
-        model here. update: the step in which this changes that model; otherwise it is only brought here."""
-        sent: Mapping[str, Tensor] = {}
-        if source is not None:
-            state = self.session.models[source]
-            past = None if version is None else state.past.get(version)
-            sent = state.engine.tensors() if past is None else past
-        target = None if destination is None else self.session.models[destination].engine
-        if destination is not None and update is not None:
-            self.session.changing(destination, update)
-        moved = self.links.run(name, sent, {} if target is None else target.tensors(), average)
-        if destination is not None and target is not None:
-            target.written()
-            if update is not None:
-                self._has_changed(destination)
-            else:
-                self._changes += 1
-        return moved
-
-    def refresh(self, name: str, model: str, version: int, number: int) -> Moved:
-        """Takes part in a transfer whose weights come to a model that samples: before its next token or in `settle`."""
-
-        def receive() -> Moved:
-            engine = self.session.models[model].engine
-            moved = self.links.run(name, {}, engine.tensors(), None)
-            engine.written()
-            self._changes += 1
-            if torch.cuda.is_available():
-                # Who goes on with them may do so in another thread, whose stream would not wait.
-                torch.cuda.synchronize()
-            return moved
-
-        return self.arrivals[model].bring(number, version, receive)
-
-    def settle(self, model: str, number: int) -> None:
-        """Has taken part in it, before whatever is ordered after this."""
-        with torch.no_grad():
-            self.arrivals[model].settle(number)
-
-    # Sleep
-
-    def sleep(self, model: str, keep: bool) -> Switched:
-        """Gives the memory of a model back, on the device. keep: its weights are needed again."""
-        return self.resting(model).sleep(keep)
-
-    def wake(self, model: str, kept: bool = True) -> Switched:
-        """Takes it again."""
-        return self.resting(model).wake()
-
-    def resting(self, model: str) -> Sleeps:
-        return cast(Sleeps, self.session.models[model].engine)
-
-    # Folders
-
-    def begin_folder(self, model: str, folder: str) -> None:
-        """A folder for a model whose weights will come part by part."""
-        here: Any = self.session.models[model].engine
-        self.folder = ModelFolder(here.spec, Path(folder))
-
-    def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype) -> Moved:
-        """Receives tensors, and writes them as one file of the folder."""
-        tensors = empty(part, dtype)
-        moved = self.links.run(name, {}, tensors, None)
-        self.folder.write(tensors)
-        return moved
-
-    def end_folder(self) -> None:
-        self.folder.close()
-
-    def save(self, model: str, folder: str) -> None:
-        """Writes a model that this rank has all of."""
-        cast(Saves, self.session.models[model].engine).save(folder)
-
-    # Checkpoints
+    # Values that live across steps
 
     def rows(self) -> dict[str, int | None]:
         """Of each data source how many rows it has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
-    def last_changed(self) -> int:
-        """The last step that changed a model here, or began to. Answered beside that."""
-        return max((state.past.changed for state in self.session.models.values()), default=0)
-
-    def stock(self, model: str) -> Stock:
-        """What this rank has of a model."""
-        return stock_of(self.session.models[model])
-
-    def hold(self, model: str, number: int) -> Stock:
-        """What step `number` has left of a model here: until `checkpoint` has written it, or `free`, nobody changes it.
-        Answered beside the work of the steps that come."""
-        state = self.session.models[model]
-        if not state.past.changed:
-            return Stock(0, 0, (), (), ())
-        self.held[model] = hold(state, self.left[model], number)
-        return self.held[model].stock
-
-    def checkpoint(self, model: str, place: str, part: Part) -> Written:
-        """Writes a part of a model that it holds into a folder of a checkpoint, in a thread of its own."""
-        try:
-            return write_part(self.session.models[model], self.held[model], Path(place), part)
-        finally:
-            self.free(model)
-
-    def free(self, model: str) -> None:
-        """Does not hold a model any more."""
-        self.held.pop(model, None)
-        release(self.session.models[model])
-
-    def restore(self, model: str, saved: SavedModel) -> None:
-        """Goes on with this rank's part of a model, which may sleep: to begin with, all that the plan off-loads do."""
-        engine = self.session.models[model].engine
-        sleeps = hasattr(engine, "rest") and engine.rest.asleep
-        if sleeps:
-            self.wake(model)
-        read_part(self.session.models[model], saved)
-        self._has_changed(model)
-        if sleeps:
-            self.sleep(model, keep=True)
-
     def put(self, pieces: Wire) -> None:
         """Values as they were before the steps that come."""
         for key, _, sent in pieces:
             self.store.put(0, key, from_wire(sent))
-
-    # Changes
-
-    def take_over(self, step: Step, node: int, target: str, source: str) -> None:
-        """Gives a model here the weights of another one here, as an `update` says."""
-        take_over(self.nodes[node][1], step, self.session, target, source)
-        self._has_changed(target)
-
-    def _has_changed(self, model: str) -> None:
-        self._changes += 1
-        if self.spec.settings.saves:
-            self.left[model] = left_of(self.session.models[model], self.left.get(model))
 
 
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:

@@ -15,7 +15,7 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-from rlgraph.engines.base import NotFinite, TrainOptions
+from rlgraph.engines.base import HalfChanged, NotFinite, TrainOptions
 from rlgraph.engines.megatron.overlap import Overlap
 from rlgraph.engines.optimizer import adamw
 
@@ -98,7 +98,11 @@ class Trainer:
         # Of all groups: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
             group.update(lr=rate, **adamw(options))
-        self._adam.step_with_ready_grads()
+        try:
+            self._adam.step_with_ready_grads()
+        except RuntimeError as error:
+            # Each copy updates a part, and the others get it from there.
+            raise HalfChanged(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": norm, "lr": rate}
 
     def tensors(self) -> Iterator[torch.Tensor]:

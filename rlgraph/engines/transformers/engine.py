@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.engines.adapters import attach, beside, duplicate, is_adapter, save, trained
+from rlgraph.engines.adapters import attach, beside, duplicate, trained
 from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.device import device_here
@@ -21,7 +21,7 @@ from rlgraph.engines.moments import Moments
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sleeping import Sleeper, Switched
-from rlgraph.engines.sources import Loaded, ModelSpec, load, quiet
+from rlgraph.engines.sources import Loaded, ModelSpec, load
 from rlgraph.engines.transformers.attention import use_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
@@ -36,6 +36,7 @@ from rlgraph.engines.transformers.reading import Reader, entropy, logprobs, temp
 from rlgraph.engines.transformers.recompute import use_recomputation
 from rlgraph.engines.transformers.shards import Shards
 from rlgraph.engines.transformers.tensors import Tensors
+from rlgraph.engines.transformers.writing import write
 from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown
 from rlgraph.ir.layout import Local
@@ -363,25 +364,8 @@ class TransformersEngine:
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
         adapters these, as PEFT does."""
         assert self._apart is None, "no rank has all of it"
-        with quiet():
-            if self.spec.adapters is None:
-                here = self.rest.here(self.model.state_dict())
-                self.model.save_pretrained(str(folder), state_dict=here)
-            else:
-                save(self.model, self.tensors(), self.spec.adapters, self.spec.kind, self._base(Path(folder)), folder)
-            self.codec.save(folder)
-
-    def _base(self, folder: Path) -> str:
-        """Where the base of saved adapters is; one that was made here is saved beside them."""
-        source = self.spec.source
-        if isinstance(source, str):
-            return str(Path(source).resolve()) if Path(source).is_dir() else source
-        base = folder.resolve() / "base"
         held = self.rest.here(self.model.state_dict())
-        weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
-        self.model.save_pretrained(str(base), state_dict=weights)
-        self.codec.save(base)
-        return str(base)
+        write(self.model, held, self.tensors(), self.spec, self.codec, Path(folder))
 
     def _lend(self, spec: ModelSpec) -> Loaded:
         """The model of `spec`, on this one's base."""

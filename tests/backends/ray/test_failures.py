@@ -129,13 +129,15 @@ def program(**changes: str) -> Program:
     return compile_text(shipped("grpo", SWAPS), CHANGES | changes)
 
 
-def plan(program: Program, play: int = 0, **ranks: int) -> Plan:
-    """A pool and a group `learn` of so many copies, and if `play`, another pool and group that generates."""
+def plan(program: Program, play: int = 0, tp: int = 1, **ranks: int) -> Plan:
+    """A pool and a group `learn` of so many copies, split over `tp` ranks each, and if `play`, another pool and group
+    that generates."""
     names = tuple(model.name for model in program.models)
-    sizes = {name: copies for name, copies in {"learn": 1, **ranks, "play": play}.items() if copies}
+    meshes = {name: mesh(copies, 1, tp) for name, copies in {"learn": 1, **ranks}.items()}
+    meshes |= {"play": mesh(play)} if play else {}
+    sizes = {name: each.size for name, each in meshes.items()}
     groups = tuple(
-        Group(name, name, "transformers", mesh(copies, 1, 1), tuple(range(copies)), names)
-        for name, copies in sizes.items()
+        Group(name, name, "transformers", each, tuple(range(each.size)), names) for name, each in meshes.items()
     )
     roles = tuple(
         Role(model, operation, "play" if play and operation == "generate" else "learn")
@@ -190,7 +192,8 @@ def local_failure(program: Program, folder: Path) -> str:
 
 
 def two_copies(folder: Path) -> dict[str, str]:
-    """A reward function raises, a call fails, and a rank is killed in an update."""
+    """A reward function raises, a call fails, and a rank is killed in an update: the first one, which is asked to save
+    a model that all have."""
     told = {}
     made = program()
     watch = At("train", lambda: None)
@@ -209,7 +212,7 @@ def two_copies(folder: Path) -> dict[str, str]:
         told["bug"] = failure(lambda: backend.processes.get([call], Request((bad,), "its layout")))
         backend.save("actor", folder / "after_bug")
 
-        pid = number(backend, bad)
+        pid = number(backend, ("learn", 0))
         watch.done, watch.then = False, lambda: os.kill(pid, signal.SIGKILL)
         told["killed"] = failure(lambda: next(backend.steps(1)))
         backend.save("actor", folder / "after_kill")
@@ -226,7 +229,7 @@ def test_exceptions_and_a_killed_rank(cluster: None, folder: Path) -> None:
         "error[E0744]: rank 1 of learn failed: KeyError: 'nobody'; it was asked for its layout"
     )
     assert "logs are in /" in told["bug"] or "the logs in /" in told["bug"]
-    assert told["killed"].startswith("error[E0740]: rank 1 of learn is gone")
+    assert told["killed"].startswith("error[E0740]: rank 0 of learn is gone")
     assert "it was asked for `train` for `actor" in told["killed"]
     assert "train actor(" in told["killed"]
     # The other copy is whole, and has not taken the step.
@@ -236,27 +239,39 @@ def test_exceptions_and_a_killed_rank(cluster: None, folder: Path) -> None:
 
 
 def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
-    """A rank stops in an update without ending, and the other one waits for it."""
-    made = program()
+    """A rank stops in an update without ending. Of the three that wait for it, two have all of the model together, of
+    different copies; the host, which writes it otherwise, is gone, too."""
+    made = program(base=weights().replace("key_value_heads=1", "key_value_heads=2"))
     watch = At("train", lambda: None)
-    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch, seconds=120)
+    backend = RayBackend(made, plan(made, learn=2, tp=2, play=1), Settings(folder=folder), watch, seconds=120)
     try:
         next(backend.steps(1))
-        pid = number(backend, ("learn", 1))
+        backend.save("actor", folder / "before")
+        pids = [number(backend, ("learn", rank)) for rank in range(4)]
 
         def stop() -> None:
             backend.processes.seconds = 2.0
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pids[3], signal.SIGSTOP)
 
         watch.done, watch.then = False, stop
         step = failure(lambda: next(backend.steps(1)))
-        saving = failure(lambda: backend.save("actor", folder / "lost"))
+        backend.processes.seconds = 120.0
+        os.kill(number(backend, (HOST, 0)), signal.SIGKILL)
+        backend.save("actor", folder / "after")
+        os.kill(pids[1], signal.SIGKILL)
+        lost = failure(lambda: backend.save("actor", folder / "lost"))
     finally:
         backend.close()
-    assert step.startswith("error[E0742]: rank 1 of learn has not answered for 2 s: it was asked for `train`")
+    assert step.startswith("error[E0742]: rank 3 of learn has not answered for 2 s: it was asked for `train`")
     assert "--timeout SECONDS" in step
-    assert saving.startswith("error[E0740]: rank 0 of learn is gone: it was ended")
-    wait_for(lambda: not psutil.pid_exists(pid))
+    before, after = (
+        {name: each for file in (folder / where).glob("*.safetensors") for name, each in load_file(file).items()}
+        for where in ("before", "after")
+    )
+    assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
+    assert lost.startswith("error[E0813]: rank 0 of learn is gone, rank 1 of learn is gone, rank 3 of learn is gone")
+    assert "and nobody else has all of model." in lost and " more parts" in lost
+    wait_for(lambda: not psutil.pid_exists(pids[3]))
 
 
 # A cluster

@@ -17,7 +17,7 @@ from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
 from rlgraph.backends.ray import backend
-from rlgraph.backends.ray.processes import Actors
+from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
 from rlgraph.errors import RunError

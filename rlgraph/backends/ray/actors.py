@@ -1,0 +1,259 @@
+"""The processes of a plan as Ray actors: how they are called, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, why_gone
+from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.store import Wire, Wish
+from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
+from rlgraph.ir.plan import Plan
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Actors(Processes):
+    """Ray actors."""
+
+    def __init__(
+        self,
+        specs: Mapping[Address, WorkerSpec],
+        handles: Mapping[Address, Any],
+        seconds: float,
+        release: Callable[[], None],
+        logs: str,
+    ) -> None:
+        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
+        Ray's."""
+        super().__init__(specs, seconds)
+        self.handles, self.release, self.logs = handles, release, logs
+        self.over: BaseException | None = None
+        """Why nobody waits for answers any more: what came first is what everybody tells."""
+        self._failed: tuple[Sequence[Any], Request] | None = None
+        """The wait in which it came."""
+        self._hurt = False
+        """Something has failed before."""
+        self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
+        self._lock = threading.Lock()
+
+    def handle(self, who: Address) -> Any:
+        return self.handles[who]
+
+    def call(
+        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> Reference[T]:
+        bound = getattr(self.handles[who], method.__name__)
+        called = bound.options(concurrency_group=_BESIDE[method]) if method in _BESIDE else bound
+        return cast("Reference[T]", called.remote(*args, **named))
+
+    def open(self, plan: Plan) -> list[str]:
+        found = super().open(plan)
+        leading = []
+        for group in plan.groups:
+            for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
+                others = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
+                if others:
+                    leading.append(((group.name, speaker), others))
+        who = tuple(speaker for speaker, _ in leading)
+        self.get([self.call(each, Worker.lead, others) for each, others in leading], Request(who, "opening"))
+        return found
+
+    def pass_on(
+        self,
+        through: Address,
+        to: Sequence[Address],
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Reference[list[T]]:
+        threads = _BESIDE.get(method)
+        called = self.handles[through].pass_on.options(concurrency_group=threads or ORDERS)
+        # Inside of a list references stay references: rows go to those who need them.
+        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, threads)
+        return cast("Reference[list[T]]", sent)
+
+    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+        called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
+        sent = called.remote(*parcels)
+        return sent if len(parcels) > 1 else [sent]
+
+    def get(
+        self,
+        references: Sequence[Reference[T]],
+        request: Request,
+        beside: Sequence[Reference[Any]] = (),
+        *,
+        alone: bool = False,
+    ) -> list[T]:
+        import ray
+
+        for who in request.who:
+            if who in self.gone:
+                raise gone(who, self.gone[who], request, self.logs)
+        waiting: list[Any] = list(references)
+        others: list[Any] = list(beside)
+        end = time.monotonic() + self.seconds
+        while True:
+            left = end - time.monotonic()
+            try:
+                # Short waits, so that the failure of another wait ends this one too.
+                answered, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
+                ray.get(answered)
+                found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
+                return found
+            except ray.exceptions.GetTimeoutError:
+                if self.over is not None and not alone:
+                    raise self.over from None
+                if left <= 0:
+                    raise self._first(waiting, request, None) from None
+            except Exception as error:
+                raise self._first(waiting, request, error) from None
+
+    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+        import ray
+
+        waiting: list[Any] = [*references, *beside]
+        end = time.monotonic() + self.seconds
+        while self.over is None and time.monotonic() < end:
+            answered, _ = ray.wait(waiting, timeout=_SLICE)
+            if answered:
+                found = waiting.index(answered[0])
+                if found < len(references) or _fails(answered[0]):
+                    return found if found < len(references) else 0
+                del waiting[found]
+        return 0
+
+    def give_up(self, why: BaseException) -> None:
+        with self._lock:
+            self.over = self.over or why
+
+    def go_on(self) -> None:
+        if self._failed is not None:
+            self._end_silent(*self._failed)
+            self._hurt = True
+        self.over = self._failed = None
+
+    def free(
+        self,
+        who: Sequence[Address],
+        enough: Callable[[Mapping[Address, T]], bool],
+        request: Request,
+        method: Callable[Concatenate[Worker, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> dict[Address, T]:
+        import ray
+
+        who = [each for each in who if each not in self.gone]
+        if not self._hurt:
+            return super().free(who, enough, request, method, *args, **named)
+        asked: dict[Any, Address] = {self.call(each, method, *args, **named): each for each in who}
+        found: dict[Address, T] = {}
+        waiting, began = list(asked), time.monotonic()
+        while waiting and (took := time.monotonic() - began) < min(self.seconds, _PATIENCE):
+            answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_SLICE)
+            for reference in answered:
+                with suppress(ray.exceptions.RayError):
+                    found[asked[reference]] = ray.get(reference)
+            if took > _GRACE and enough(found):
+                break
+        return {each: found[each] for each in who if each in found}
+
+    def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
+        """The first failure of all waits. `error`: of this one; None if it took too long."""
+        with self._lock:
+            if self.over is None:
+                silent = self._find_gone()
+                self.over, self._failed = self._meaning(waiting, request, error, silent), (waiting, request)
+            return self.over
+
+    def _meaning(
+        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Container[Address]
+    ) -> BaseException:
+        # What others of its group say then (a connection was closed) comes from the one that is gone.
+        for who in sorted(self.gone, key=lambda each: each not in request.who):
+            return gone(who, self.gone[who], request, self.logs)
+        if error is not None:
+            return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
+        # Of those that wait for each other, the one that says nothing at all is the one to name.
+        slow = sorted(self._unanswered(waiting, request, 0.0), key=lambda each: (each not in silent, each))
+        return late(slow[0] if slow else request.who[0], self.seconds, request, self.logs)
+
+    def _find_gone(self) -> set[Address]:
+        """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
+        import ray
+
+        asked: dict[Any, Address] = {self.call(who, Worker.pid): who for who in self.who if who not in self.gone}
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE)
+        for reference in answered:
+            try:
+                ray.get(reference)
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                if not getattr(error, "actor_init_failed", False):
+                    self.gone[asked[reference]] = why_gone(error)
+        return {asked[reference] for reference in silent}
+
+    def _unanswered(self, references: Sequence[Any], request: Request, seconds: float) -> set[Address]:
+        import ray
+
+        _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
+        asked = zip(request.answering, references, strict=True)
+        return {who for each, reference in asked if reference in waiting for who in each}
+
+    def _end_silent(self, references: Sequence[Any], request: Request) -> None:
+        """Ends those of a wait that failed who do not even say that they are there, as one that was stopped: then
+        others who wait for them fail, and can be asked for what they have."""
+        import ray
+
+        silent = self._find_gone() & self._unanswered(references, request, 0.0)
+        if silent:
+            # A machine may be that busy.
+            silent &= self._find_gone()
+        for who in silent:
+            self.gone[who] = "it was ended, because it did not answer"
+            ray.kill(self.handles[who])
+
+    def stop(self) -> None:
+        import ray
+
+        closing: list[Any] = [self.call(who, Worker.close) for who in self.who if who not in self.gone]
+        try:
+            ray.wait(closing, num_returns=max(1, len(closing)), timeout=_CLOSING) if closing else None
+        finally:
+            for handle in self.handles.values():
+                ray.kill(handle)
+            self.release()
+
+
+_BESIDE: dict[object, str] = {
+    **dict.fromkeys((Worker.pid, Worker.close, Worker.retain, Worker.refresh), ROWS),
+    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
+    **dict.fromkeys((Worker.leave, Worker.unfinished), ROWS),
+    Worker.checkpoint: SAVES,
+    **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
+}
+"""What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a
+later one is at work, newer weights come while rows are sampled, and so do rows of other orders."""
+_SLICE = 0.5
+_GRACE = 5.0
+"""Seconds in which a process that is there answers."""
+_PATIENCE = 60.0
+"""Seconds in which a process that works on what has failed elsewhere comes to an end of it, or will wait for ever."""
+_CLOSING = 2.0
+
+
+def _fails(reference: Any) -> bool:
+    import ray
+
+    try:
+        ray.get(reference, timeout=0)
+    except Exception:
+        return True
+    return False
