@@ -10,8 +10,9 @@ keyed state, a buffer, groups that wait for the next step, a reward function in 
 `--backend ray` transformers trains it, vLLM samples, and all are actors. Tiny models: what a step leaves behind would
 show beside them.
 
-    begun, ended        MB of a process after a quarter of the steps, and at the end: of pages that processes share a
-                        share each (the kernel's PSS)
+    begun, ended        MB of a process after a quarter of the steps, and at the end: of pages that belong to no file
+                        (the kernel's `Pss_Anon`). Of those of libraries each process is counted a share, which is
+                        another one whenever somebody else on the machine uses torch
     a step              bytes that it grows by in a step: the slope of Theil and Sen (the median of those of all pairs
                         of points) over the last three quarters, and what half of the slopes of eighths are between
     verdict             `grows` where that is more than `--most` bytes a step, and more than chance
@@ -170,7 +171,7 @@ def _size(pid: int) -> float:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    return next(int(line.split()[1]) / 1e3 for line in text.splitlines() if line.startswith("Pss:"))
+    return next(int(line.split()[1]) / 1e3 for line in text.splitlines() if line.startswith("Pss_Anon:"))
 
 
 def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int, float]:
@@ -226,7 +227,7 @@ def plot(found: Sequence[Grown], steps: int, title: str) -> str:
         known = dict(each.points)
         panels.append(Panel(f"{each.name} (MB)", tuple(known.get(step) for step in chosen)))
     axis = Axis("steps", tuple(str(step) for step in chosen), tuple(map(float, chosen)))
-    return lines(title, f"PSS over {steps:,} steps", axis, panels)
+    return lines(title, f"pages that belong to no file, over {steps:,} steps", axis, panels)
 
 
 def main() -> int:
