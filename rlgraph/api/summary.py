@@ -89,7 +89,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Which models of a group are one base with several adapters."""
-    together = [group for group in plan.groups if group.models and engine(group.engine).adapters == "apart"]
+    together = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
     for group in together:
         for names in shared(program).values():
             here = [name for name in names if name in group.models]

@@ -9,7 +9,7 @@ from rlgraph.cost import work
 from rlgraph.cost.decoding import slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
-from rlgraph.cost.time import Batch
+from rlgraph.cost.time import Batch, adapters, held
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Grown, Reserved
 from rlgraph.ir.dtypes import ITEM_BYTES
@@ -58,8 +58,10 @@ class _Reserving(MemoryModel):
         buffers = reserved.tables + most * shape.hidden * item
         # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
-        held = Bytes((("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels))))
-        return Needs(held, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+        stays = Bytes(
+            (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
+        )
+        return Needs(stays, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
 
 
 class _Growing(MemoryModel):
@@ -85,8 +87,8 @@ class _Growing(MemoryModel):
 
     def needs(self, load: Load) -> Needs:
         config = self.config
-        held = work.stage_parameters(config.shape, config.kind, 1) * config.item + config.adapter_bytes
-        own = Bytes((("weights", held),))
+        weights = held(config, self.deployment) * config.item + adapters(config, self.deployment) * config.trained_item
+        own = Bytes((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
         return Needs(own, max(active, key=_total, default=Bytes()))
 
@@ -95,11 +97,12 @@ class _Growing(MemoryModel):
         prompt, response = batch.prompt.longest, batch.response.longest
         first = prompt + min(response, self.cache.first)
         room, before = _room(first, prompt + response)
-        kv = work.kv_bytes(shape, item)
+        tp = self.deployment.tp
+        kv = work.kv_bytes(shape, item) / tp
         prompts = math.ceil(rows / batch.samples)
         read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
         reading = Bytes(
-            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item)))
+            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item, tp=tp)))
         )
         cache = kv * rows * room
         # A layer's keys and values are there twice while they move to where there is more room.

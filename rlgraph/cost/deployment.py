@@ -123,10 +123,10 @@ class Deployment:
         return replace(self, mesh=self.mesh.copied(copies))
 
     def gathering(self, constants: Constants) -> Link:
-        """Between ranks that share out parameters: where they reach over nodes each of these has one ring of all its
-        devices."""
-        near = self.island.near(self.fsdp)
-        return link(self.island, True, constants.collective) if near else across(self.island, 1, constants.collective)
+        """Between ranks that share out parameters: where they reach over nodes each of these has one ring of those
+        of its devices that have the same part of each layer."""
+        near, share = self.island.near(self.tp * self.fsdp), constants.collective
+        return link(self.island, True, share) if near else across(self.island, self.tp, share)
 
     def process(self, constants: Constants) -> int:
         """Bytes of a device that one of its processes has beside tensors: the runtime's, and those of a communicator

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.cost.time import Batch, held, trained
+from rlgraph.cost.time import Batch, adapters, held, trained
 from rlgraph.cost.work import Activations, Tokens
 
 BUCKET = 256 << 20
@@ -199,7 +199,7 @@ class _Fed(MemoryModel):
         """Numbers of the fullest rank."""
         self.trained = trained(config, deployment)
         """Those of them, and of adapters, that training changes."""
-        self.held = self.weights * config.item + config.adapter_bytes
+        self.held = self.weights * config.item + adapters(config, deployment) * config.trained_item
         self.state = optimizer_bytes(config.optimizer, config.trained_item)
 
     @property
@@ -295,7 +295,7 @@ class Reading(_Fed):
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
         )
         if deployment.fsdp > 1:
-            layer, rest = _units(config)
+            layer, rest = _units(config, deployment)
             # A layer's parameters, the message that they came in, and what no layer has; before the layer begins also
             # the message before that.
             begins = Bytes((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
@@ -374,10 +374,11 @@ def _passes(
     return before + larger(turn, end).times(side)
 
 
-def _units(config: ModelConfig) -> tuple[float, float]:
+def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
     """Parameters that are gathered together by ranks that share them out: a layer's, and those that no layer has."""
     shape, layer = config.shape, work.layer_parameters(config.shape)
-    return float(layer), float(work.stage_parameters(shape, config.kind, 1) - shape.layers * layer)
+    rest = work.stage_parameters(shape, config.kind, 1) - shape.layers * layer
+    return layer / deployment.tp, rest / deployment.tp
 
 
 def _shared_passes(
@@ -386,19 +387,23 @@ def _shared_passes(
     """Where ranks share out parameters and gradients, of which a layer's are whole while it works: the fullest moment
     of a layer's backward pass, or of its end, when what no layer has is summed up."""
     shape, item, wide = config.shape, config.item, max(WIDE, config.item)
-    layer, rest = _units(config)
+    layer, rest = _units(config, deployment)
+    # What is trained of a layer, in the dtype that it has, and of what no layer has.
+    small = deployment.fsdp * adapters(config, deployment) / shape.layers * config.trained_item / item
+    own, others = (small, 0.0) if shape.adapters else (layer, rest)
+    layer += small
     before = Bytes((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
     begins = _turn(shape.layers * kept.layer + kept.ends, kept) + Bytes((("buffers", (layer + rest) * item),))
     # A layer's parameters, those of the next as they come, its gradients, and those of the last as they go.
-    works = (3 * item + wide * (shape.layers > 1)) * layer
-    head = shape.vocab * shape.hidden if config.kind == "causal_lm" else 0
+    works = 2 * item * layer + (item + wide * (shape.layers > 1)) * own
+    head = shape.vocab * shape.hidden / deployment.tp if config.kind == "causal_lm" and not shape.adapters else 0
     middle = Bytes(
         (
             ("activations", shape.layers * kept.layer + kept.working),
             ("buffers", works + (rest + head) * item),
         )
     )
-    end = Bytes((("gradients", gradients), ("buffers", rest * (item + wide))))
+    end = Bytes((("gradients", gradients), ("buffers", rest * item + others * wide)))
     return before + larger(larger(begins, middle), end)
 
 

@@ -136,7 +136,7 @@ class _Filling:
         configs = self.predictor.configs
         config, stays = configs[model], not any(self.plan.holding(each, group.name).offload for each in group.models)
         others = group.models[: group.models.index(model)]
-        if config.base and stays and spec_of(group.engine).adapters == "apart":
+        if config.base and stays and spec_of(group.engine).lends(group.mesh):
             for other in others:
                 if other in configs and configs[other].base == config.base:
                     return Bytes((("weights", -float(count(config.shape, config.kind) * config.item)),))

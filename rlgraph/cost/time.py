@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from rlgraph.clusters.cluster import Island
@@ -23,6 +23,10 @@ from rlgraph.cost.links import between_copies
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
+from rlgraph.enginespec.registry import engine
+from rlgraph.ir.mesh import Mesh
+from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import Shape
 
 POINTS = 24
 """Lengths that stand for all rows which are decoded together."""
@@ -283,7 +287,7 @@ def _gathering(
     """Seconds in which ranks that share out parameters exchange for one micro-batch: all of them are gathered, layer by
     layer, and for training once more, and gradients are summed up, narrow ones in float32 (arXiv 2304.11277)."""
     link, ranks = deployment.gathering(constants), deployment.fsdp
-    weights = ranks * work.shard_parameters(config.shape, config.kind, ranks)
+    weights = ranks * work.shard_parameters(config.shape, config.kind, ranks) / deployment.tp
     passes = (config.item,) if kind == "forward" else (config.item, config.item, max(WIDE, config.item))
     units = config.shape.layers + 1
     return sum(units * link.all_gather(weights * item / units, ranks) for item in passes)
@@ -292,17 +296,30 @@ def _gathering(
 def held(config: ModelConfig, deployment: Deployment) -> float:
     """Parameters that the fullest rank keeps."""
     if deployment.fsdp > 1:
-        return work.shard_parameters(config.shape, config.kind, deployment.fsdp)
+        return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
 def trained(config: ModelConfig, deployment: Deployment) -> float:
     """Those of them, and of adapters, that training changes."""
-    return (
-        held(config, deployment)
-        if config.shape.adapters is None
-        else work.trained_parameters(config.shape, config.kind)
-    )
+    return held(config, deployment) if config.shape.adapters is None else _carried(config, deployment, config.kind)
+
+
+def adapters(config: ModelConfig, deployment: Deployment) -> float:
+    """Numbers of adapters that the fullest rank keeps."""
+    return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
+
+
+def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> float:
+    """Numbers of what travels of a model with adapters."""
+    if deployment.parts == 1:
+        return work.trained_parameters(config.shape, kind)
+    return _laid_out(deployment.engine, config.shape, deployment.mesh.copied(1), kind)
+
+
+@cache
+def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
+    return sum(math.prod(each.shape) for each in engine(name).carried(shape, split, 0, kind))
 
 
 @dataclass(frozen=True, slots=True)

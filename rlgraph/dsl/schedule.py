@@ -350,7 +350,7 @@ class _Checker(Reporter):
             missing = sorted(operation for operation in asked if operation and operation not in able.operations)
             apart = sorted(each for each in asked if each and able.does(each) and not able.does(each, wanted))
             if apart:
-                shown = " and ".join(f"`{each}`" for each in inner)
+                shown = " and ".join(f"`{each}`" for each in inner if not able.does(apart[0], [each]))
                 self.say(
                     "E0908",
                     f"`{name}` cannot do the `{apart[0]}` of `{work.model}` split by {shown}",

@@ -48,7 +48,8 @@ def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
         with torch.no_grad():
             layer.lora_A.weight.copy_(initial(first, (adapters.rank, inputs), adapters.seed))
             layer.lora_B.weight.zero_()
-        layer.register_forward_hook(_add)
+        # Before ranks that split the layer add up what comes out.
+        layer.register_forward_hook(_add, prepend=True)
     for name in _HEADS if kind != "causal_lm" else ():
         if isinstance(head := getattr(model, name, None), nn.Module):
             head.requires_grad_(True)
@@ -129,8 +130,10 @@ def _product(small: Any, x: Tensor) -> Tensor:
 
 def _sizes(layer: Any) -> tuple[int, int]:
     """Outputs and inputs."""
-    first, second = layer.weight.shape
-    return (second, first) if isinstance(layer, Conv1D) else (first, second)
+    if isinstance(layer, Conv1D):
+        return layer.weight.shape[1], layer.weight.shape[0]
+    # Of one that ranks have split, those of the whole.
+    return layer.out_features, layer.in_features
 
 
 def _parameters_of(model: nn.Module, name: str) -> list[nn.Parameter]:
@@ -154,11 +157,11 @@ def save(
     base: str,
     folder: str | Path,
 ) -> None:
-    """Write the adapters of a model, which are these tensors, as PEFT does. base: the folder or hub name of what they
-    are for."""
+    """Write the adapters of a model, which are these tensors, as PEFT does. model: its weights are not read. base: the
+    folder or hub name of what they are for."""
     linear, path = linear_layers(model), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    chosen = [name for name, layer in linear.items() if hasattr(layer, "lora_A")]
+    chosen = adapters.chosen(linear)
     kept = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     save_file(kept, path / WEIGHTS, metadata={"format": "pt"})
     config = {
@@ -175,6 +178,14 @@ def save(
         "inference_mode": True,
     }
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def base_of(source: object, folder: Path) -> tuple[str, bool]:
+    """Where the base of adapters that are saved in a folder is, and whether somebody has to write it there: one that
+    has no folder or name is beside them."""
+    if isinstance(source, str):
+        return str(Path(source).resolve()) if Path(source).is_dir() else source, False
+    return str(folder.resolve() / "base"), True
 
 
 def saved(folder: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlgraph.ir.layout import Box, Local, Piece, common, volume, whole
+from rlgraph.ir.layout import Box, Local, volume, whole
 
 MASTER = "master"
 """The kind of the wide copy of a narrow weight; the others are called as torch calls what its optimizers keep."""
@@ -48,16 +48,3 @@ def stretches(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
     yield from (((row, row + 1), *rest) for rest in stretches(shape[1:], start, stop))
-
-
-def within(local: Local, box: Box, name: str) -> Local:
-    """A box of a rank's tensor as a tensor of its own."""
-    pieces = []
-    for piece in local.pieces:
-        lies = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
-        if found := common(lies, box):
-            starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
-            there = tuple((low + start, high + start) for (low, high), start in zip(found, starts, strict=True))
-            at = tuple(low - first for (low, _), (first, _) in zip(found, box, strict=True))
-            pieces.append(Piece(piece.name, there, at))
-    return Local(name, tuple(stop - start for start, stop in box), tuple(pieces))

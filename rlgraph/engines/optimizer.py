@@ -36,12 +36,13 @@ class Optimizer:
         parameters: Mapping[str, Tensor],
         together: Callable[[Tensor], Tensor] | None = None,
         common: Collection[str] = (),
+        alike: int = 1,
     ) -> None:
         """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
-        would decay. together: sums numbers over the ranks that have the other parts. common: names of those that all
-        of these ranks have whole."""
+        would decay. together: sums numbers over the ranks that have the other parts. common: names of those that
+        several of these ranks have; alike: so many."""
         self._names, self._parameters = list(parameters), list(parameters.values())
-        self._together, self._common = together, common
+        self._together, self._common, self._alike = together, common, alike
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
@@ -64,11 +65,11 @@ class Optimizer:
             norm = torch.nn.utils.get_total_norm(grads)
         else:
             own = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
-            norm = self._together(torch.nn.utils.get_total_norm(own).square())
+            norm = torch.nn.utils.get_total_norm(own).square()
             if self._common:
-                all_have = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
-                norm += torch.nn.utils.get_total_norm(all_have).square()
-            norm = norm.sqrt()
+                several = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
+                norm = norm + torch.nn.utils.get_total_norm(several).square() / self._alike
+            norm = self._together(norm).sqrt()
         if not bool(torch.isfinite(norm)):
             self._refuse(grads)
         if options.clip_norm and norm > options.clip_norm:

@@ -103,8 +103,8 @@ def load_codec(spec: ModelSpec) -> Codec:
         return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted, **_SAFE)))
 
 
-def save_config(spec: ModelSpec, folder: str | Path) -> None:
-    """Write what says which model a folder holds, without its weights."""
+def skeleton(spec: ModelSpec) -> PreTrainedModel:
+    """The model of a source without its weights, and without adapters."""
     from transformers import AutoConfig
 
     with quiet(), torch.device("meta"):
@@ -113,7 +113,13 @@ def save_config(spec: ModelSpec, folder: str | Path) -> None:
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
             config = AutoConfig.from_pretrained(spec.source, **labels, **_SAFE)
-        model = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
+        model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
+    return model
+
+
+def save_config(spec: ModelSpec, folder: str | Path) -> None:
+    """Write what says which model a folder holds, without its weights."""
+    model = skeleton(spec)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
     settings = getattr(model, "generation_config", None)
@@ -250,3 +256,14 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def on_any_rank(model: PreTrainedModel) -> Iterator[None]:
+    """Where processes are ranks of torch's, transformers writes on the first one alone, which may be gone."""
+    here: dict[str, object] = model.__dict__
+    here["should_save_on_this_rank"] = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del here["should_save_on_this_rank"]

@@ -23,13 +23,11 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         for axis, size in mesh.axes
         if size > 1 and axis not in spec.axes
     ]
-    found += together(spec, mesh)
     if shape.experts and not spec.experts:
         what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
     if shape.adapters and not spec.adapters:
         found.append(no_adapters(spec))
-    found += split_adapters(spec, mesh) if shape.adapters else []
     if not spec.takes(kind):
         others = _use(each for each in engines().values() if each.takes(kind))
         found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
@@ -40,23 +38,10 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     return found
 
 
-def together(spec: EngineSpec, mesh: Mesh) -> list[str]:
-    """What to say of a split by axes of which an engine can use one at a time."""
-    used = [axis for axis in mesh.splits if axis in spec.alone]
-    return [f"{spec.name} does not split a copy by {' and '.join(used)} together: by one of them"] if used[1:] else []
-
-
 def no_adapters(spec: EngineSpec) -> str:
     """What to say of an engine that cannot hold models with adapters."""
     able = (each for each in engines().values() if each.adapters and each.operations >= spec.operations)
     return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_use(able)}"
-
-
-def split_adapters(spec: EngineSpec, mesh: Mesh) -> list[str]:
-    """What to say of a model with adapters whose copies are split: where these are merged each rank does so with its
-    part."""
-    inner = [axis for axis in mesh.splits if axis != "dp" and spec.adapters != "merged"]
-    return [f"{spec.name} cannot split a model with adapters (`lora=`) by {axis} yet" for axis in inner]
 
 
 def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:

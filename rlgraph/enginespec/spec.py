@@ -159,10 +159,8 @@ class EngineSpec:
 
     axes: tuple[str, ...] = ("dp",)
     """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
-    alone: frozenset[str] = frozenset()
-    """Axes of which one at a time can split a copy."""
-    whole: frozenset[str] = frozenset()
-    """Of its operations those for which each rank has to have all of a copy."""
+    whole: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By axis those of its operations for which no copy can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
     """Of axes whose size depends on the model."""
     faults: Faults = _no_faults
@@ -234,8 +232,15 @@ class EngineSpec:
         return self.axes[::-1]
 
     def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
-        """What travels when the weights have changed: a rank's tensors, or all adapters."""
-        return (self.layout if shape.adapters is None else entire)(shape, mesh, rank, kind)
+        """What travels when the weights have changed: a rank's tensors; where adapters are merged into these, all
+        adapters."""
+        merged = shape.adapters is not None and self.adapters == "merged"
+        return (entire if merged else self.layout)(shape, mesh, rank, kind)
+
+    def lends(self, split: Mesh) -> bool:
+        """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out
+        gather those of one model at a time."""
+        return self.adapters == "apart" and split.length("fsdp") == 1
 
     def packed(self, attention: str = "") -> bool:
         """Whether rows are packed where attention is computed in a way that it knows; empty: as it does by itself."""
@@ -247,7 +252,7 @@ class EngineSpec:
 
     def does(self, operation: str, split: Iterable[str] = ()) -> bool:
         """Whether it can do an operation, with copies that are split along some axes."""
-        apart = operation in self.whole and any(axis != "dp" for axis in split)
+        apart = any(operation in self.whole.get(axis, ()) for axis in split)
         return operation in self.operations and not apart
 
     @property

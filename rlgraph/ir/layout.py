@@ -74,6 +74,19 @@ def without(box: Box, cut: Box) -> list[Box]:
     return left
 
 
+def within(local: Local, box: Box, name: str) -> Local:
+    """A box of a rank's tensor as a tensor of its own."""
+    pieces = []
+    for piece in local.pieces:
+        lies = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
+        if found := common(lies, box):
+            starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
+            there = tuple((low + start, high + start) for (low, high), start in zip(found, starts, strict=True))
+            at = tuple(low - first for (low, _), (first, _) in zip(found, box, strict=True))
+            pieces.append(Piece(piece.name, there, at))
+    return Local(name, tuple(stop - start for start, stop in box), tuple(pieces))
+
+
 def chunk(size: int, parts: int, index: int) -> Range:
     """The range of one of so many parts as `torch.chunk` cuts them: of equal length but for the last one that has any,
     and then empty ones."""

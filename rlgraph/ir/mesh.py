@@ -19,14 +19,12 @@ class MeshAxis:
     """What its size counts."""
     usual: bool = True
     """Every mesh has it, if only with one rank; of the others those that split."""
-    searched: bool = True
-    """A search tries several sizes; else it takes the one that a schedule says."""
 
 
 AXES = (
     MeshAxis("tp", "tensors", "devices over which each layer is split"),
     MeshAxis("ep", "experts", "devices over which experts are split", usual=False),
-    MeshAxis("cp", "tokens", "devices over which each row's tokens are split", usual=False, searched=False),
+    MeshAxis("cp", "tokens", "devices over which each row's tokens are split", usual=False),
     MeshAxis("fsdp", "shards", "devices that share out each layer's parameters and the rows of a copy", usual=False),
     MeshAxis("pp", "layers", "stages in which the layers lie one after another"),
     MeshAxis("dp", "rows", "copies that share the rows"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.ir.layout import Local, Piece, Range, share
+from rlgraph.ir.layout import Local, Parameter, Piece, Range, share
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind, parameters
 from rlgraph.models.shape import Shape
@@ -31,8 +31,9 @@ class Cuts:
     """Those that the rank has, where tensors are of all experts of a layer: [experts, rows, columns]."""
 
     @classmethod
-    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> Cuts:
-        shapes = {parameter.name: parameter.shape for parameter in parameters(shape, kind)}
+    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None) -> Cuts:
+        """of: those parameters that are cut; None: all of the model."""
+        shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
         layers = share(shape.layers, mesh.length("pp"), mesh.at(rank, "pp"))
         experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
@@ -50,10 +51,6 @@ class Cuts:
         start, stop = self.part(rows)
         end = min(stop, self._size(source, 0))
         return self.join(name, [(source, (min(start, end), end))], size=stop - start)
-
-    def within(self, name: str, part: Callable[[int], Range]) -> Local:
-        """A range of one tensor's first dimension, of each layer's where there is one for each; it may be empty."""
-        return self.join(name, [(name, part(self._size(name, 0)))])
 
     def part(self, size: int) -> Range:
         """This rank's part of so many rows or columns."""

@@ -35,5 +35,5 @@ def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
             found += config.adapter_bytes + trained_parameters(shape, config.kind) // size * kept
             if not config.base or config.base not in bases:
                 found += count(shape, config.kind) // size * config.item
-            bases.add(config.base if group.models and engine(group.engine).adapters == "apart" else "")
+            bases.add(config.base if group.models and engine(group.engine).lends(group.mesh) else "")
     return found

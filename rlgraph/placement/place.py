@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.enginespec.legal import held, no_adapters, problems, split_adapters, together
+from rlgraph.enginespec.legal import held, no_adapters, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, Related, listed
@@ -230,11 +230,6 @@ class _Placer:
         for (name, operation), seat in self.seats.items():
             pin = self.pin(name, operation)
             spec = spec_of(seat.engine)
-            if pin and (name, seat) not in seen and has_adapters(self.program, name) and spec.adapters:
-                for text in split_adapters(spec, seat.mesh):
-                    seen.add((name, seat))
-                    axis = next(each for each in seat.mesh.splits if each != "dp")
-                    yield Diagnostic("E0911", f"`{name}`: {text}", pin.at(axis), f"leave out `{axis}`")
             if pin and name not in twice and (other := self.otherwise(name, operation, pin)):
                 twice.add(name)
                 message = f"two lines say how `{name}` computes attention where `{seat.engine}` has it once"
@@ -293,15 +288,13 @@ class _Placer:
     def apart(self, model: Model, seat: _Seat, pin: Placement) -> Iterator[Diagnostic]:
         """The same of an engine that takes every architecture, but splits those by some axes that it knows."""
         spec, shape = spec_of(seat.engine), self.shapes.get(model.name)
-        for text in together(spec, seat.mesh):
-            yield Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(seat.mesh.splits[-1]))
         if isinstance(shape, UnsupportedModel):
             for axis in (axis for axis in seat.mesh.splits if axis in spec.misfits):
                 message = (
                     f"`{model.name}`: {axis}={seat.mesh.length(axis)} needs a model whose numbers are known: {shape}"
                 )
                 yield Diagnostic("E0911", message, pin.at(axis), f"leave out `{axis}`")
-        elif shape is not None and not has_adapters(self.program, model.name):
+        elif shape is not None:
             yield from self.unfit(model, shape, seat, pin, ())
 
     def unfit(

@@ -9,6 +9,7 @@ import pytest
 
 from rlgraph.ir.mesh import mesh
 from tests.cost.allocated import Work, shared_out
+from tests.cost.test_adapters_memory import Tuned
 from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
 
@@ -16,7 +17,7 @@ WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 EXPERTS = (("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 64))
 TIED = (*WIDE, ("tie_word_embeddings", True))
 SMALL = Case("llama", rows=2, length=32, scored=8, fields=WIDE)
-TWO = mesh(fsdp=2)
+TWO, BOTH = mesh(fsdp=2), mesh(fsdp=2, tp=2)
 CASES = [
     Work("train", Case("qwen2"), split=TWO),
     Work("train", Case("qwen2", scored=64), micros=3, split=TWO),
@@ -31,6 +32,13 @@ CASES = [
     *(Work("train", case, 4, 3, split=mesh(tp=2)) for case in (Case("llama", scored=8), SMALL)),
     Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, 3, split=mesh(tp=2)),
     Work("logprobs", Case("llama", scored=64), 4, split=mesh(tp=2)),
+    Work("generate", replace(SMALL, rows=4), 4, 2, split=mesh(tp=2), response=32),
+    Work("train", SMALL, 4, 3, split=BOTH),
+    Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=BOTH),
+    Work("train", Case("qwen2", rows=2, length=32, scored=8, fields=TIED), 4, split=BOTH, recompute=True),
+    Work("logprobs", SMALL, 4, 2, split=BOTH),
+    *(Tuned("train", SMALL, 4, 2, split=split) for split in (TWO, mesh(tp=2), BOTH)),
+    Tuned("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO),
 ]
 
 

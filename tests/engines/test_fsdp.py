@@ -8,25 +8,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.engines.base import Rank, TrainOptions
+from rlgraph.engines.base import Generation, Rank, Sampling, TrainOptions
+from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.transformers import copies
 from rlgraph.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind
 from tests.engines.models import source
 from tests.engines.ranks import Ranks
+from tests.engines.refreshing import Coming
 from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere, rows, updates, whole
 from tests.engines.slept import rested, same
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
-MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2), "dp2": mesh(dp=2)}
+MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2), "dp2": mesh(dp=2), "fsdp2tp2": mesh(fsdp=2, tp=2)}
 SHARED_OUT = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
 SPLIT = [
     ("llama", {}),
@@ -84,6 +88,7 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
     [
         *((split, *model) for split in ("fsdp2", "fsdp4") for model in SHARED_OUT),
         *(("tp2", *model) for model in SPLIT),
+        ("fsdp2tp2", "qwen3_moe", {}),
     ],
 )
 def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
@@ -101,6 +106,7 @@ def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: 
         *((split, *model) for split in ("fsdp2", "dp2fsdp2", "fsdp4") for model in SHARED_OUT),
         *(("tp2", *model) for model in SPLIT),
         *(("dp2tp2", *model) for model in SPLIT[:2]),
+        *(("fsdp2tp2", *SPLIT[at]) for at in (1, 2, 5)),
         *(("dp2", *model) for model in (*SHARED_OUT[1:3], ("gemma2", {}))),
     ],
 )
@@ -157,6 +163,7 @@ def gradients(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trai
         ("tp2", "qwen3", "value_lm", False),
         ("tp2", "mixtral", "value_lm", False),
         ("tp2", "qwen3_moe", "causal_lm", True),
+        ("fsdp2tp2", "qwen3", "value_lm", True),
     ],
 )
 def test_gradients_of_grpo_and_ppo(ranks: Ranks, split: str, family: str, kind: ModelKind, recompute: bool) -> None:
@@ -167,3 +174,122 @@ def test_gradients_of_grpo_and_ppo(ranks: Ranks, split: str, family: str, kind: 
     theirs = added(engine, kind, task, task.blocks[0])
     for name, tensor in whole(ranks.run(MESHES[split], gradients, spec, task, recompute), theirs).items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-10)
+
+
+# Adapters
+
+LORA = Adapters(3, 6.0)
+
+
+def adapted(kind: ModelKind = "causal_lm", **config: Any) -> ModelSpec:
+    return replace(spec_of("qwen3", kind, **config), adapters=LORA)
+
+
+@pytest.mark.parametrize(
+    "split,kind,recompute",
+    [
+        ("tp2", "causal_lm", False),
+        ("tp2", "value_lm", True),
+        ("fsdp2", "causal_lm", True),
+        ("fsdp2", "value_lm", False),
+        ("fsdp2tp2", "causal_lm", False),
+    ],
+)
+def test_adapters_are_trained_as_in_one_process(ranks: Ranks, split: str, kind: ModelKind, recompute: bool) -> None:
+    """From the second update on A has a gradient, too."""
+    spec = adapted(kind)
+    task = Task(rows(12), (((0, 1, 2), (3,), (4, 5, 6, 7)),), OPTIONS)
+    engine = TransformersEngine.open(spec)
+    told = updates(engine, kind, task, task.blocks[0])
+    trained = ranks.run(MESHES[split], train, spec, task, recompute)
+    for rank in trained:
+        for mine, other in zip(rank.told, told, strict=True):
+            assert mine == pytest.approx(other, rel=1e-10)
+    state = engine.state()
+    found = whole(trained, state)
+    assert all(".lora_" in name or name.startswith("score") for name in state)
+    for name, tensor in state.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10)
+
+
+def lent(split: Mesh, task: Task) -> Any:
+    """A model with adapters on another one's base, and this one; what they say before and after updates."""
+    ref = opened(split, spec_of("qwen3"))
+    actor = open_rank(adapted(), Rank(split, dist.get_rank(), Holding("", ""), beside=ref))
+    once = {tensor.data_ptr() for tensor in ref.tensors().values()}
+    alike = sum(tensor.data_ptr() in once for tensor in actor.model.parameters()) == len(once)
+    before = ask(actor, "causal_lm", task.sequences, (1.0,))
+    told = updates(actor, "causal_lm", task, task.blocks[0])
+    said = [ask(each, "causal_lm", task.sequences, (1.0,)) for each in (actor, ref)]
+    return alike, before, said, Trained(told, actor.state(), actor.layout())
+
+
+def test_a_base_that_ranks_split_is_lent(ranks: Ranks) -> None:
+    task = Task(rows(9), (((0, 1, 2), (3,), (4, 5, 6, 7)),), OPTIONS)
+    engine = TransformersEngine.open(adapted())
+    first = ask(engine, "causal_lm", task.sequences, (1.0,))
+    told = updates(engine, "causal_lm", task, task.blocks[0])
+    then = ask(engine, "causal_lm", task.sequences, (1.0,))
+    found = ranks.run(MESHES["tp2"], lent, task)
+    for alike, before, (actor, ref), trained in found:
+        assert alike
+        torch.testing.assert_close([before, actor, ref], [first, then, first], rtol=0, atol=1e-12)
+        assert trained.told == [pytest.approx(other, rel=1e-10) for other in told]
+    torch.testing.assert_close(whole([rank for *_, rank in found], engine.state()), engine.state(), rtol=0, atol=1e-10)
+
+
+# Sampling
+
+PROMPTS = Sequences.from_lists([[3, 4, 5], [6], [4, 4, 7, 3]])
+KEYS = np.arange(12, dtype=np.uint64)
+SAMPLINGS = (Sampling(10), Sampling(6, min_tokens=3, temperature=0.8, top_k=9), Sampling(12, first=2))
+
+
+def sampled(split: Mesh, spec: ModelSpec) -> Any:
+    engine = opened(split, spec)
+    return elsewhere(lambda: [_plain(engine.generate(PROMPTS, 4, each, KEYS)) for each in SAMPLINGS])
+
+
+def _plain(made: Generation) -> tuple[list[list[int]], Tensor, Tensor]:
+    return made.sequences.rows(), made.logprobs, made.finished
+
+
+@pytest.mark.parametrize(
+    "family,config", [("qwen2", {"tie_word_embeddings": True}), ("gemma2", {}), ("qwen3_moe", {}), ("llama", {})]
+)
+def test_ranks_that_split_a_model_sample_the_same(ranks: Ranks, family: str, config: dict[str, Any]) -> None:
+    spec = replace(spec_of(family, **config), generates=True, adapters=LORA if family == "llama" else None)
+    engine = TransformersEngine.open(spec)
+    theirs = [_plain(engine.generate(PROMPTS, 4, each, KEYS)) for each in SAMPLINGS]
+    for found in ranks.run(MESHES["tp2"], sampled, spec):
+        for (tokens, logprobs, finished), (others, wanted, ended) in zip(found, theirs, strict=True):
+            assert tokens == others and torch.equal(finished, ended)
+            torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-10)
+
+
+def refreshed(split: Mesh, spec: ModelSpec) -> Any:
+    """New weights wait at one rank before they do at the other. Then the older ones are lent."""
+    engine = opened(split, spec)
+    old = engine.state()
+
+    def write(version: int) -> None:
+        for tensor in engine.tensors().values():
+            tensor.mul_(0.9)
+        engine.written()
+
+    coming = Coming(write, after=(3 + 2 * dist.get_rank(),))
+    made = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
+    again = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, weights=old)
+    return _plain(made), made.versions, _plain(again)
+
+
+def test_ranks_take_new_weights_before_the_same_token(ranks: Ranks) -> None:
+    spec = replace(spec_of("llama"), generates=True)
+    engine = TransformersEngine.open(spec)
+    plain = _plain(engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS))
+    one, other = ranks.run(MESHES["tp2"], refreshed, spec)
+    assert one[0][0] == other[0][0] and torch.equal(one[1], other[1]) and one[1].unique().tolist() == [0, 1]
+    assert one[0][0] != plain[0]
+    for _, _, again in (one, other):
+        assert again[0] == plain[0]
+        torch.testing.assert_close(again[1], plain[1], rtol=0, atol=1e-10)

@@ -17,13 +17,13 @@ from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
 from rlgraph.engines.base import EngineError, Rank, TrainOptions
-from rlgraph.engines.moments import stretches, within
+from rlgraph.engines.moments import stretches
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.stored import Stored, chosen, write
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.enginespec.registry import opener
-from rlgraph.ir.layout import Local, Piece, volume, whole
+from rlgraph.ir.layout import Local, Piece, volume, whole, within
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 from rlgraph.transfers.owners import owners

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis.strategies import integers
+from hypothesis.strategies import booleans, integers
 from torch import Tensor
 
 from rlgraph.engines.megatron import layout as megatron
@@ -19,7 +19,8 @@ from rlgraph.engines.vllm import layout as vllm
 from rlgraph.enginespec.legal import problems
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.families import EMBEDDING, ModelKind, parameters
+from rlgraph.models.adapters import Adapters
+from rlgraph.models.families import EMBEDDING, ModelKind, parameters, trained
 from rlgraph.models.shape import Shape
 from tests.models.splits import shapes, splits
 
@@ -38,7 +39,7 @@ def place(local: Local, index: int) -> tuple[slice, ...]:
 
 def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: ModelKind) -> dict[str, set[int]]:
     """How often each element of the global tensors is held, all counts that there are."""
-    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in parameters(shape, kind)}
+    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in trained(shape, kind)}
     for layout in layouts:
         for local in layout:
             for piece in local.pieces:
@@ -124,9 +125,11 @@ def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int)
 
 
 @settings(max_examples=50)
-@given(shapes(sparse=True), integers(2, 4))
-def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: int) -> None:
-    over = mesh(dp=2, tp=tp)
+@given(shapes(sparse=True), integers(2, 4), integers(1, 5), booleans())
+def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: int, parts: int, adapted: bool) -> None:
+    """Or a share of these; of adapters what belongs to them, and all that lies between."""
+    over = mesh(dp=2, tp=tp, fsdp=parts)
+    shape = replace(shape, adapters=Adapters(3, 6.0)) if adapted else shape
     if shape.fused or problems(shape, "transformers", over):
         return
     for kind in KINDS:
@@ -134,6 +137,8 @@ def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: i
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
             entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
+            if ".lora_" in name:
+                entire = ("lora_B" in name) == ("o_proj" in name or "down_proj" in name)
             assert counts == {tp if entire else 1}, name
         assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 

@@ -11,6 +11,7 @@ from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine as named
 from rlgraph.enginespec.registry import engines
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind, parameters
 from rlgraph.models.shape import FAMILIES, Shape, UnknownFamily, shape_of
 from rlgraph.models.shape import SPARSE as SPARSE_FAMILIES
@@ -108,9 +109,7 @@ def test_transformers_splits_heads_of_families_with_a_plan() -> None:
     assert problems(replace(SHAPE, family="phi3"), "transformers", mesh(tp=2)) == [
         "tp=2 is not for phi3 models, whose layers transformers has no plan to split: the nearest that fits is tp=1"
     ]
-    assert problems(SHAPE, "transformers", mesh(tp=2, fsdp=2)) == [
-        "transformers does not split a copy by fsdp and tp together: by one of them"
-    ]
+    assert problems(replace(SHAPE, adapters=Adapters(4, 8.0)), "transformers", mesh(tp=2, fsdp=2)) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -84,20 +84,20 @@ class Case:
 
 
 @cache
-def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9) -> Case:
-    """A random problem that brute force can solve."""
+def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1) -> Case:
+    """A random problem that brute force can solve. longer: so many times as long are its rows."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice, nodes, between)
+        case = attempted(dice, nodes, between, longer)
         if case is not None and 0 < count(case) <= MOST:
             return case
 
 
-def attempted(dice: random.Random, nodes: Nodes, between: float) -> Case | None:
+def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
     if not 2 <= sum(len(WORK[name]) for name in names) <= 4:
         return None
-    step = tasks(dice, names)
+    step = tasks(dice, names, longer)
     fixed: tuple[tuple[str, int], ...] = ()
     islands = tuple(island(dice, nodes) for _ in range(dice.choice((1, 1, 2))))
     cluster = Cluster(islands, between, 1e4 / between, "random")
@@ -131,7 +131,7 @@ def island(dice: random.Random, shapes: Nodes) -> Island:
     return Island(nodes, per_node, device, dice.choice((1e8, 1e9)), 1e-6, 1e-5)
 
 
-def tasks(dice: random.Random, names: Sequence[str]) -> list[Task]:
+def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
     """Of the models and the host, in a random order, each after some that stand before it."""
     wanted: list[tuple[str, str | None]] = [
         (op, name) for name in names for work in WORK[name] for op in dice.choice(TASKS[work])
@@ -143,7 +143,9 @@ def tasks(dice: random.Random, names: Sequence[str]) -> list[Task]:
         before = range(len(found))
         after = tuple(sorted(dice.sample(before, min(len(found), dice.choice((0, 1, 1, 2))))))
         rows = float(dice.choice((1, 4, 16, 64)))
-        batch = Batch(rows, Lengths((float(dice.choice((16, 128))),)), Lengths((32.0, float(dice.choice((32, 256))))))
+        prompt, least, most = dice.choice((16, 128)), 32, dice.choice((32, 256))
+        lengths = Lengths((float(longer * prompt),)), Lengths((float(longer * least), float(longer * most)))
+        batch = Batch(rows, *lengths)
         batches = (batch,) if model else ()
         times = dice.choice((1.0, 1.0, 2.0)) if op == "train" else 1.0
         makers = {(found[at].model or "", found[at].op == "generate") for at in after if found[at].model != model}
@@ -262,6 +264,21 @@ def test_no_plan_is_better(seed: int) -> None:
 def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
     """Nodes of three, five, six and seven devices, and of one; weights between islands take seconds."""
     compare(random_case(seed, UNEVEN, 1e5))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_plan_is_better_for_long_rows(seed: int) -> None:
+    compare(random_case(seed, longer=64))
+
+
+def test_long_rows_are_split_by_tokens() -> None:
+    """Where that is faster plans do it; short ones are not."""
+    cases = [random_case(seed, longer=64) for seed in range(30)]
+    tried = {option.deployment.cp for case in cases for option in everything(case.problem, 0, 0, 8)}
+    assert tried == {1, 2}
+    assert all(option.deployment.cp == 1 for option in everything(random_case(0).problem, 0, 0, 8))
+    found = [Search(case.problem, case.candidates, 0.0).run() for case in cases]
+    assert any(option.deployment.cp > 1 for each in found if each for option in each.options)
 
 
 def compare(case: Case) -> None:

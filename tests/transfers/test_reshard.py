@@ -204,7 +204,7 @@ LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vl
 
 
 AXES = {"transformers": ("fsdp", "tp"), "megatron": ("tp", "pp", "ep"), "vllm": ("tp", "ep")}
-"""Along which an engine splits a copy; transformers and vLLM along one at a time."""
+"""Along which an engine splits a copy; vLLM along one at a time."""
 
 
 def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
@@ -212,7 +212,7 @@ def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
     found = []
     for sizes in product((1, 2, 3, 4), repeat=len(AXES[engine])):
         split = dict(zip(AXES[engine], sizes, strict=True))
-        alone = engine == "megatron" or sum(size > 1 for size in sizes) < 2
+        alone = engine != "vllm" or sum(size > 1 for size in sizes) < 2
         over = {"tp": split["ep"]} if engine == "vllm" and split["ep"] > 1 else split
         if alone and not (shape.experts or 1) % split.get("ep", 1) and not problems(shape, engine, mesh(**over)):
             found.append(split)

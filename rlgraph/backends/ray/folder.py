@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlgraph.backends.ray.links import Holding
-from rlgraph.engines.sources import ModelSpec, load_codec, save_config
+from rlgraph.engines.adapters import base_of, save
+from rlgraph.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
 from rlgraph.engines.weights import filed
 from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.known import find_config
 
 
@@ -49,8 +52,37 @@ def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
     return {local.name: torch.empty(local.shape, dtype=dtype) for local in part}
 
 
+def folder_of(spec: ModelSpec, folder: Path) -> ModelFolder | AdapterFolder:
+    """A folder that a model source can name, when it is closed: of a model with adapters these."""
+    return ModelFolder(spec, folder) if spec.adapters is None else AdapterFolder(spec, spec.adapters, folder)
+
+
+class AdapterFolder:
+    """Adapters, which are small, and where their base is: the files of PEFT."""
+
+    def __init__(self, spec: ModelSpec, adapters: Adapters, folder: Path) -> None:
+        self._spec, self._adapters, self._folder = spec, adapters, folder
+        self._tensors: dict[str, Tensor] = {}
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """More of them."""
+        self._tensors |= _by_layer(tensors)
+
+    def close(self) -> None:
+        """Writes them, and a base that nobody has but this run."""
+        base, made = base_of(self._spec.source, self._folder)
+        with quiet():
+            if made:
+                loaded = load(replace(self._spec, adapters=None))
+                with on_any_rank(loaded.model):
+                    loaded.model.save_pretrained(base)
+                loaded.codec.save(base)
+            save(skeleton(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
+        load_codec(self._spec).save(self._folder)
+
+
 class ModelFolder:
-    """A folder that a model source can name, when it is closed."""
+    """All weights of a model."""
 
     def __init__(self, spec: ModelSpec, folder: Path) -> None:
         """A family that is not known here is saved by the names that its tensors have."""
@@ -64,9 +96,9 @@ class ModelFolder:
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """One more file."""
         name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
-        # Of one layer's tensors, the dimension for the layers goes.
-        shaped = {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}
-        files = {file: part for key, tensor in shaped.items() for file, part in filed(self._family, key, tensor)}
+        files = {
+            file: part for key, tensor in _by_layer(tensors).items() for file, part in filed(self._family, key, tensor)
+        }
         save_file({key: tensor.contiguous() for key, tensor in files.items()}, self._folder / name, {"format": "pt"})
         self._files |= dict.fromkeys(files, name)
         self._size += sum(tensor.nbytes for tensor in tensors.values())
@@ -76,3 +108,8 @@ class ModelFolder:
         index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
         load_codec(self._spec).save(self._folder)
+
+
+def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of one layer's tensors, the dimension for the layers goes."""
+    return {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}

@@ -28,7 +28,7 @@ from rlgraph.backends.process.saving import (
 from rlgraph.backends.process.session import Session
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Arrivals
-from rlgraph.backends.ray.folder import ModelFolder, empty
+from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
@@ -55,7 +55,7 @@ class Models:
         self.changes = Counter[str]()
         """How often each model here has got new weights. Ranks of a group that have counted alike have parts of the
         same."""
-        self.folder: ModelFolder
+        self.folder: ModelFolder | AdapterFolder
         self.left: dict[str, Left] = {}
         """What the last change has left of a model, where the run is saved."""
         self.held: dict[str, Left] = {}
@@ -158,7 +158,7 @@ class Models:
     def begin_folder(self, model: str, folder: str) -> None:
         """A folder for a model whose weights will come part by part."""
         here: Any = self.session.models[model].engine
-        self.folder = ModelFolder(here.spec, Path(folder))
+        self.folder = folder_of(here.spec, Path(folder))
 
     def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype, model: str | None = None) -> Moved:
         """Receives tensors, and writes them as one file of the folder. model: of which it has some itself."""

@@ -47,7 +47,7 @@ class Opener:
             return Tokens(load_codec(spec), spec)
         mesh, how = self.group.mesh, engine(self.group.engine)
         # A base that models have together cannot sleep for one of them.
-        shares = how.adapters == "apart" and not any(each.offload for each in self.holdings.values())
+        shares = how.lends(mesh) and not any(each.offload for each in self.holdings.values())
         rank = Rank(
             mesh,
             self.rank,

@@ -10,10 +10,10 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from rlgraph.engines.moments import MASTER, Moments, stretches, within
+from rlgraph.engines.moments import MASTER, Moments, stretches
 from rlgraph.engines.optimizer import STEP
 from rlgraph.engines.sleeping import Sleeper
-from rlgraph.ir.layout import Local, volume
+from rlgraph.ir.layout import Local, volume, within
 
 _KINDS = ("exp_avg", "exp_avg_sq")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -62,12 +63,13 @@ def generate(
     threads: int = 1,
     block_tokens: int = 1 << 18,
     refresh: Refresh | None = None,
+    agreed: Callable[[bool], bool] = bool,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
     Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least
     `threads` blocks, which `pool` runs side by side. An empty prompt becomes the single token
-    `ends.start_id`.
+    `ends.start_id`. agreed: as `Pause` has it.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     count = len(prompts) * n
@@ -80,7 +82,7 @@ def generate(
         blocks = [part for rows in blocks for part in _of_equal_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
-    pause = None if refresh is None else Pause(refresh)
+    pause = None if refresh is None else Pause(refresh, agreed)
 
     def run(rows: Tensor) -> _Rows:
         with nullcontext() if pause is None else pause.decoding():

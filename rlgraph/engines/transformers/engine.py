@@ -22,6 +22,7 @@ from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sleeping import Sleeper, Switched
 from rlgraph.engines.sources import Loaded, ModelSpec, load
+from rlgraph.engines.transformers.apart import Apart
 from rlgraph.engines.transformers.attention import use_attention
 from rlgraph.engines.transformers.copies import Copies
 from rlgraph.engines.transformers.decode import Ends, generate
@@ -34,8 +35,6 @@ from rlgraph.engines.transformers.norm import use_lean_norms
 from rlgraph.engines.transformers.probe import probe, refusing
 from rlgraph.engines.transformers.reading import Reader, entropy, logprobs, tempered
 from rlgraph.engines.transformers.recompute import use_recomputation
-from rlgraph.engines.transformers.shards import Shards
-from rlgraph.engines.transformers.tensors import Tensors
 from rlgraph.engines.transformers.writing import write
 from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown
@@ -50,14 +49,11 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     """A copy of a model or a rank's part of it, which takes its optimizer's steps together with those of the other
     ranks. Raises EngineError."""
     device = device_here(rank.device)
-    copies = shards = tensors = None
+    copies = apart = None
     if rank.mesh.size > 1:
         rank.join()
-    if rank.mesh.length("fsdp") > 1:
-        shards = Shards(rank.mesh, rank.number, device)
-    if rank.mesh.length("tp") > 1:
-        tensors = Tensors(rank.mesh, rank.number, device)
-    apart = shards or tensors
+    if rank.mesh.copy_size > 1:
+        apart = Apart(rank.mesh, rank.number, device)
     if rank.mesh.length("dp") > 1:
         copies = Copies(apart.copies if apart else None)
     # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
@@ -69,8 +65,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         recompute=rank.holding.recompute,
         attention=rank.holding.attention,
         copies=copies,
-        shards=shards,
-        tensors=tensors,
+        apart=apart,
         beside=rank.beside,
         **rank.blocks(),
     )
@@ -82,7 +77,7 @@ class TransformersEngine:
     """One model. Implements `Embedded`; `open` makes one from a source.
 
     Where the ranks of a copy share it out they get the same calls with the same rows, in the same order, and each has
-    all results; such a copy neither generates nor saves by itself.
+    all results; such a copy does not save by itself, and generates where no parameters are shared out.
     """
 
     def __init__(
@@ -97,8 +92,7 @@ class TransformersEngine:
         logit_numbers: int = 1 << 25,
         cache_tokens: int = Grown().places,
         copies: Copies | None = None,
-        shards: Shards | None = None,
-        tensors: Tensors | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """A model that is loaded.
 
@@ -107,17 +101,16 @@ class TransformersEngine:
         attention: as transformers calls a way to compute it; empty: the model's own choice.
         block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
         at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
-        copies: those in other processes that train on other rows. shards: the ranks that have shared the model out,
-        each of which computes with its share of the rows. tensors: those that have split its layers, each of which
-        computes its part of all rows.
+        copies: those in other processes that train on other rows. apart: the ranks that have split the model: those
+        that share it out compute with a share of the rows each, those that split its layers a part of all rows.
         """
         self.spec = spec
         self.codec = loaded.codec
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
         self.threads, self.copies, self._recompute = threads, copies, recompute
-        self.shards, self.split = shards, tensors
-        self._apart: Shards | Tensors | None = shards or tensors
+        self._apart = apart
+        self._shards, self._split = (apart.shards, apart.tensors) if apart else (None, None)
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
             logit_numbers,
@@ -128,7 +121,7 @@ class TransformersEngine:
         use_attention(self.model, attention)
         if recompute:
             use_recomputation(self.model)
-        self._network = self._run(lambda: Network(self.model, self.codec.pad_id))
+        self._network = self._run(lambda: self._new_network())
         self._packs = self._run(lambda: self._network.packs)
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
@@ -139,8 +132,8 @@ class TransformersEngine:
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
-        places = max(1, logit_numbers // (-(-outputs // tensors.size) if tensors else outputs))
-        self._reader = Reader(self._network, block_tokens, places, threads, self._pool, shards)
+        places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
+        self._reader = Reader(self._network, block_tokens, places, threads, self._pool, self._shards)
 
     @classmethod
     def open(
@@ -152,8 +145,7 @@ class TransformersEngine:
         recompute: bool = False,
         attention: str = "",
         copies: Copies | None = None,
-        shards: Shards | None = None,
-        tensors: Tensors | None = None,
+        apart: Apart | None = None,
         beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
@@ -162,20 +154,10 @@ class TransformersEngine:
 
         beside: has the same base, which neither of them changes: there is no other copy of it.
         """
-        if shards is not None:
-            if spec.adapters is not None:
-                raise EngineError("a model with adapters cannot be split by fsdp yet")
-            # On the host, since what is shared out may have no room as a whole.
-            loaded = load(spec, "cpu")
-            shards.share_out(loaded.model)
-        elif tensors is not None:
-            if spec.adapters is not None:
-                raise EngineError("a model with adapters cannot be split by tp yet")
-            loaded = load(spec, "cpu")
-            tensors.split(loaded.model, spec.kind)
-            loaded.model.to(device)  # type: ignore[arg-type]
-        else:
-            loaded = load(spec, device) if beside is None else beside._lend(spec)
+        # On the host, where it is split, since it may have no room on a device as a whole.
+        loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
+        if apart is not None:
+            apart.split(loaded.model, spec.kind, lent=beside is not None)
         with refusing(loaded.model):
             engine = cls(
                 loaded,
@@ -184,11 +166,10 @@ class TransformersEngine:
                 recompute=recompute,
                 attention=attention,
                 copies=copies,
-                shards=shards,
-                tensors=tensors,
+                apart=apart,
                 **limits,
             )
-            generates = spec.kind == "causal_lm" and spec.generates and engine._apart is None
+            generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
             engine._run(lambda: probe(engine._network, generates))
         return engine
 
@@ -212,7 +193,7 @@ class TransformersEngine:
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
         self._require("causal_lm", "generate")
-        assert self._apart is None, "the spec says that it does not"
+        assert self._shards is None, "the spec says that it does not"
         ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.weights(weights):
             return generate(
@@ -226,6 +207,7 @@ class TransformersEngine:
                 threads=self.threads,
                 block_tokens=self._cache_tokens,
                 refresh=refresh,
+                agreed=self._split.all if self._split else bool,
             )
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
@@ -248,8 +230,8 @@ class TransformersEngine:
         """What is asked of each scored token's distribution, float [total scored] each."""
 
         def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
-            if self.split is not None:
-                said = self.split.said(tempered(logits, temperature), tokens)
+            if self._split is not None:
+                said = self._split.said(tempered(logits, temperature), tokens)
                 return [said[each == "entropy"] for each in asked]
             plain = {
                 "logprobs": lambda: logprobs(logits, tokens, temperature),
@@ -316,7 +298,7 @@ class TransformersEngine:
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this
         engine's threads. Ranks that share the model out take a share of each block's rows."""
-        ranks = self.shards.size if self.shards else 1
+        ranks = self._shards.size if self._shards else 1
         return plan_blocks(lengths, (token_budget or self._block_tokens) * ranks, self.threads, packed=self._packs)
 
     def state(self) -> State:
@@ -337,7 +319,7 @@ class TransformersEngine:
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
         at a time."""
-        assert self._apart is None, "only what generates has older weights"
+        assert self._shards is None, "only what generates has older weights"
         tensors = self.tensors()
         same_names(tensors, state)
         own = {name: tensor.data for name, tensor in tensors.items()}
@@ -399,7 +381,7 @@ class TransformersEngine:
     @property
     def speaks(self) -> bool:
         """Each rank is a whole copy, with results of its own, or the first one of those that share one out."""
-        return self._apart is None or self._apart.index == 0
+        return self._apart is None or self._apart.speaks
 
     def layout(self) -> tuple[Local, ...]:
         """All of every tensor, or this rank's part; in the terms of its family where that is known, else each by its
@@ -408,7 +390,7 @@ class TransformersEngine:
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
-            shapes = self.shards.shapes if self.shards else {}
+            shapes = self._shards.shapes if self._shards else {}
             return tuple(
                 local(name, shapes[name], own(split, rank, shapes[name][0]))
                 if name in shapes
@@ -420,7 +402,7 @@ class TransformersEngine:
     def tensors(self) -> dict[str, Tensor]:
         """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
         others are the same everywhere."""
-        return self.rest.here(self._held if self.spec.adapters is None else trained(self.model))
+        return self.rest.here(self._held if self.spec.adapters is None else self._trained)
 
     def written(self) -> None:
         """Takes the weights over into the optimizer's wide copies."""
@@ -443,27 +425,29 @@ class TransformersEngine:
         """By name: all parameters and persistent buffers, or this rank's parts of them."""
         saved = self.model.state_dict().keys()
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        here = self.shards.parameters if self.shards else named
+        here = self._shards.parameters if self._shards else named
         return here | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     @property
     def _trained(self) -> dict[str, Tensor]:
         """By name: what is here of the parameters that are trained."""
-        return self.shards.parameters if self.shards else trained(self.model)
+        return self._apart.trained(self.model) if self._apart else trained(self.model)
 
     def _new_optimizer(self) -> Optimizer:
-        common = self.split.common if self.split else ()
-        return Optimizer(self._trained, self._apart.sum if self._apart else None, common)
+        common, alike = (self._split.common, self._split.size) if self._split else ((), 1)
+        return Optimizer(self._trained, self._apart.sum if self._apart else None, common, alike)
+
+    def _new_network(self) -> Network:
+        gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
+        return Network(self.model, self.codec.pad_id, **gathered)
 
     def _run(self, work: Callable[[], T]) -> T:
         """`work` that calls the model."""
-        return self.shards.run(work) if self.shards else work()
+        return self._shards.run(work) if self._shards else work()
 
     def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
-        if self.shards:
-            return self.shards.gradients(loss)
-        if self.split:
-            return self.split.gradients(loss, self._trained)
+        if self._apart:
+            return self._apart.gradients(loss, self._trained)
         return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
 
     def _require(self, kind: str, what: str) -> None:

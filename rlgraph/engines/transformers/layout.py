@@ -1,26 +1,20 @@
-"""How a model of transformers is laid out: whole, with each parameter's first dimension shared out among the ranks of a
-copy (`torch.distributed.fsdp.fully_shard`), or split by heads, columns and tokens of the vocabulary."""
+"""How a model of transformers is laid out: whole, split by heads, columns and tokens of the vocabulary, and with the
+first dimension of each parameter, or of such a part, shared out among ranks (`torch.distributed.fsdp.fully_shard`)."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from rlgraph.enginespec.spec import entire
-from rlgraph.ir.layout import Local, Piece, Range, chunk, whole
+from rlgraph.ir.layout import Local, Piece, Range, chunk, whole, within
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts
-from rlgraph.models.families import EMBEDDING, ModelKind, expert_rows
+from rlgraph.models.families import EMBEDDING, ModelKind, expert_rows, trained
 from rlgraph.models.shape import Shape
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
     """The tensors of a rank, under their own names; of a model with adapters these."""
-    cuts, part = Cuts.of(shape, mesh, rank, kind), partial(own, mesh, rank)
-    if mesh.length("tp") > 1:
-        return tuple(_split(shape, cuts, name) for name in cuts.shapes)
-    if mesh.length("fsdp") == 1:
-        return entire(shape, mesh, rank, kind)
-    return tuple(cuts.within(name, part) for name in cuts.shapes)
+    cuts = Cuts.of(shape, mesh, rank, kind, trained(shape, kind))
+    parts = (_split(shape, cuts, name) if cuts.tp > 1 else cuts.entire(name, name) for name in cuts.shapes)
+    return tuple(_shared_out(part, mesh, rank) if mesh.length("fsdp") > 1 else part for part in parts)
 
 
 _ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -32,6 +26,12 @@ _COLUMNS = ("o_proj", "down_proj")
 def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
     """A tensor-parallel rank's part of a parameter."""
     module, _, field = name.rpartition(".")
+    if module.endswith((".lora_A", ".lora_B")):
+        # What lies between them is whole on each rank.
+        module, _, small = module.rpartition(".")
+        rows = module.rpartition(".")[2] in _ROWS
+        if rows == (small == "lora_A"):
+            return cuts.entire(name, name)
     layer = module.rpartition(".")[2]
     if field == "gate_up_proj":
         return cuts.join(name, expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
@@ -40,6 +40,14 @@ def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
     if layer in _ROWS or name in (EMBEDDING, "lm_head.weight"):
         return cuts.split(name, name)
     return cuts.split(name, name, dim=1) if layer in _COLUMNS else cuts.entire(name, name)
+
+
+def _shared_out(part: Local, mesh: Mesh, rank: int) -> Local:
+    """What a rank has of a tensor that others share out with it: some rows, of each layer's where there is one for
+    each; they may be none."""
+    box, dim = list(whole(part.shape)), "*" in part.name
+    box[dim] = own(mesh, rank, part.shape[dim])
+    return within(part, tuple(box), part.name)
 
 
 def own(mesh: Mesh, rank: int, size: int) -> Range:

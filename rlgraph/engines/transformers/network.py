@@ -36,11 +36,14 @@ class Network:
     tokens: a model for which neither is so is run whole instead, at every position.
     """
 
-    def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
-        """pad_id: what rows are padded with."""
+    def __init__(
+        self, model: PreTrainedModel, pad_id: int, gathered: Callable[[Tensor], Tensor] = lambda logits: logits
+    ) -> None:
+        """pad_id: what rows are padded with. gathered: from a rank's part of logits to all of them, where the model is
+        split by vocabulary."""
         self.model = model
         self.device = model.device
-        self._pad_id = pad_id
+        self._pad_id, self._gathered = pad_id, gathered
         self._backbone: nn.Module = model.base_model
         self._head = self._found()
 
@@ -83,10 +86,8 @@ class Network:
             "use_cache": True,
         }
         if self._head is None:
-            logits: Tensor = self.model(**given, logits_to_keep=1).logits[:, -1]
-            return logits
-        last: Tensor = self._head(self._backbone(**given).last_hidden_state[:, -1])
-        return last
+            return self._gathered(self.model(**given, logits_to_keep=1).logits[:, -1])
+        return self._gathered(self._head(self._backbone(**given).last_hidden_state[:, -1]))
 
     def states(self, ids: Tensor) -> Tensor:
         """What the model says at every position before its head, float [N, T, H]; where none can be run alone, behind
@@ -109,6 +110,10 @@ class Network:
                 f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone"
             )
         return out
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Of the whole vocabulary at every position, [N, T, V]."""
+        return self._gathered(self.whole(ids))
 
     @cached_property
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition
 
@@ -14,8 +14,9 @@ from rlgraph.engines.base import Refresh
 class Pause:
     """New weights are taken once all threads have come to the end of a token: by the one that comes last."""
 
-    def __init__(self, refresh: Refresh) -> None:
-        self._refresh = refresh
+    def __init__(self, refresh: Refresh, agreed: Callable[[bool], bool] = bool) -> None:
+        """agreed: from whether this rank could take new weights to whether all ranks of its copy can."""
+        self._refresh, self._agreed = refresh, agreed
         self._changed = Condition()
         self._version = refresh.version
         self._decoding = self._stopped = self._taken = 0
@@ -37,7 +38,7 @@ class Pause:
     def version(self) -> int:
         """Of the weights that sample the next token of this thread's rows."""
         with self._changed:
-            if self._stopped or self._refresh.waits:
+            if self._stopped or self._agreed(self._refresh.waits):
                 taken = self._taken
                 self._stopped += 1
                 self._take()

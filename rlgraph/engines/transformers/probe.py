@@ -77,7 +77,7 @@ def _causal(network: Network, ids: Tensor) -> None:
 
 def _decodes(network: Network, ids: Tensor) -> None:
     """As `decode.py` does: prompts once, a row for each response, and rows that have ended leave."""
-    whole = network.whole(ids)
+    whole = network.logits(ids)
     cache = make_cache(network.model.config, _LENGTH)
 
     def step(rows: Tensor, start: int, end: int) -> Tensor:

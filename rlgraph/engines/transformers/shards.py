@@ -32,12 +32,12 @@ class Shards:
         """After torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
         self.size, self.index = mesh.length("fsdp"), mesh.at(rank, "fsdp")
-        self._meshes = device_mesh(mesh, device)
-        self.group, self.copies = self._meshes["fsdp"].get_group(), self._meshes["dp"].get_group()
-        """Of this copy; of those that have the same part of the other copies."""
+        self._mesh = device_mesh(mesh, device)["fsdp"]
+        self.group = self._mesh.get_group()
+        """Of this copy; where its layers are split, too, of those that have the same part of them."""
         self.parameters: dict[str, Tensor] = {}
         """What this rank has of each, by name; weights are written here."""
-        self._shared: list[DTensor] = []
+        self._shared: dict[str, DTensor] = {}
 
     def share_out(self, model: nn.Module) -> None:
         """Keeps this rank's part of the parameters alone. Raises EngineError for a model that cannot be shared out."""
@@ -46,26 +46,25 @@ class Shards:
         if not layers:
             raise EngineError(f"{name} cannot be split by fsdp: transformers does not name its layers")
         self._root = _Root(model)
-        narrow = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if narrow else None)
         try:
             # What a layer holds comes before the layer, and all that no layer holds is one more unit.
             for module in (*reversed(layers), self._root):
-                fully_shard(module, mesh=self._meshes["fsdp"], mp_policy=policy, reshard_after_forward=True)
+                fully_shard(module, mesh=self._mesh, mp_policy=policy, reshard_after_forward=True)
             # Which experts get tokens differs among ranks: their sums need everybody's zeros.
             cast(FSDPModule, self._root).set_reduce_scatter_unused_params(True)
             self._root(tuple)
         except (ValueError, AssertionError, NotImplementedError) as error:
             raise EngineError(f"{name} cannot be split by fsdp: {error}") from error
-        named = {key: cast(DTensor, parameter) for key, parameter in model.named_parameters()}
-        self._shared = list(named.values())
+        self._shared = {key: cast(DTensor, parameter) for key, parameter in model.named_parameters()}
         with torch.no_grad():
-            self.parameters = {key: parameter.to_local().detach() for key, parameter in named.items()}
+            self.parameters = {key: parameter.to_local().detach() for key, parameter in self._shared.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the parameters before they were shared out."""
-        return {name: tuple(each.shape) for name, each in zip(self.parameters, self._shared, strict=True)}
+        return {name: tuple(each.shape) for name, each in self._shared.items()}
 
     def run(self, work: Callable[[], T]) -> T:
         """`work`, in which the model can be called, whole or in parts."""
@@ -80,15 +79,16 @@ class Shards:
         return cast(T, found)
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
-        """This rank's part of the sum over all ranks of the gradients of `loss`, in the order of the parameters."""
-        done = False
+        """This rank's part of the sum over all ranks of the gradients of `loss`, of the parameters that are trained, in
+        their order."""
+        done, trained = False, [parameter for parameter in self._shared.values() if parameter.requires_grad]
         try:
             # The ranks' gradients come back averaged.
             (loss * self.size).backward()
             done = True
         finally:
-            found = [parameter.grad for parameter in self._shared]
-            for parameter in self._shared:
+            found = [parameter.grad for parameter in trained]
+            for parameter in trained:
                 parameter.grad = None
             if not done:
                 cast(FSDPModule, self._root).reset_iter_state()

@@ -31,9 +31,9 @@ SPEC = EngineSpec(
     opens="rlgraph.engines.transformers.engine:open_rank",
     operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "fsdp", "tp"),
-    alone=frozenset({"fsdp", "tp"}),
     misfits={"tp": _tensors},
-    whole=frozenset({"generate", "interact"}),
+    # All parameters would be gathered for each token.
+    whole={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,
     experts=True,
     every_model=True,

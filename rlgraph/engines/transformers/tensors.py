@@ -9,7 +9,7 @@ once, so that every rank has plain tensors, which any optimizer and any transfer
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlgraph.engines.adapters import trained
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.transformers.meshes import device_mesh
 from rlgraph.engines.vocabulary import logprobs_and_entropy
@@ -40,15 +41,18 @@ class Tensors:
         """After torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
         self.size, self.index = mesh.length("tp"), mesh.at(rank, "tp")
-        groups = device_mesh(mesh, device)
-        self.group, self.copies = groups["tp"].get_group(), groups["dp"].get_group()
-        """Of this copy; of those that have the same part of the other copies."""
+        self.group = device_mesh(mesh, device)["tp"].get_group()
+        """Of this copy; where its parameters are shared out, too, of those that have the same share of them."""
         self.common: set[str] = set()
         """Parameters that all ranks have."""
         self._summed: set[str] = set()
         """Those of them whose gradients are parts of a sum."""
-        self._first = 0
-        """Of this rank's tokens of the vocabulary."""
+        self._vocab = self._first = 0
+        """Tokens of the vocabulary, and the first one of this rank's."""
+
+    def __deepcopy__(self, memo: object) -> Tensors:
+        """Of a model's copy the ranks are the same."""
+        return self
 
     def split(self, model: PreTrainedModel, kind: ModelKind) -> None:
         """Keeps this rank's part of the parameters alone. Raises EngineError for a model that cannot be split."""
@@ -59,18 +63,28 @@ class Tensors:
         for problem in problems(shape, "transformers", self.mesh, kind):
             raise EngineError(f"{type(model).__name__} cannot be split so: {problem}")
         words, owners = _words(model), dict(model.named_modules())
-        made: dict[int, nn.Parameter] = {}
-        whole = dict(model.named_parameters(remove_duplicate=False))
-        for name, parameter in whole.items():
-            if id(parameter) not in made:
-                made[id(parameter)] = self._part(name, parameter, words)
-            owner, _, field = name.rpartition(".")
-            setattr(owners[owner], field, made[id(parameter)])
+        self._take_parts(model, words, dict(model.named_parameters(remove_duplicate=False)))
         for name, module in owners.items():
             self._join(module, words.get(name, ""))
             if any(words.get(f"{name}.{child}") == "colwise" for child, _ in module.named_children()):
                 module.register_forward_pre_hook(self._enter, with_kwargs=True)
         self._share_vocabulary(model)
+
+    def split_trained(self, model: PreTrainedModel) -> None:
+        """The same of what is trained of a model alone: its base is that of another one, which was split."""
+        self._take_parts(model, _words(model), trained(model))
+        embedding: Any = model.get_input_embeddings()
+        self._vocab, self._first = embedding.ranks._vocab, embedding.first
+
+    def _take_parts(self, model: PreTrainedModel, words: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
+        """Puts this rank's part of some parameters in their places."""
+        words, owners = {**words, **_adapters(words, model)}, dict(model.named_modules())
+        made: dict[int, nn.Parameter] = {}
+        for name, parameter in parameters.items():
+            if id(parameter) not in made:
+                made[id(parameter)] = self._part(name, parameter, words)
+            owner, _, field = name.rpartition(".")
+            setattr(owners[owner], field, made[id(parameter)])
 
     def _part(self, name: str, parameter: nn.Parameter, words: Mapping[str, str]) -> nn.Parameter:
         """What this rank has of a parameter."""
@@ -90,8 +104,6 @@ class Tensors:
 
     def _join(self, module: nn.Module, word: str) -> None:
         """Adds up over the ranks what comes out of a module that has a part of the sum."""
-        if isinstance(module, nn.Linear) and word in _PARTS:
-            module.out_features, module.in_features = module.weight.shape
         if word == "rowwise":
             if getattr(module, "bias", None) is not None:
                 raise EngineError("a matrix that is split by columns has a bias, which each rank would add")
@@ -122,9 +134,10 @@ class Tensors:
             head = None
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         assert isinstance(model.get_input_embeddings(), nn.Embedding)
-        self._first, stop = share(embedding.num_embeddings, self.size, self.index)
+        self._vocab = embedding.num_embeddings
+        self._first, stop = share(self._vocab, self.size, self.index)
         if stop == self._first:
-            raise EngineError(f"{self.size} ranks cannot share {embedding.num_embeddings} tokens out")
+            raise EngineError(f"{self.size} ranks cannot share {self._vocab} tokens out")
         made: dict[int, nn.Parameter] = {}
         for module in (embedding, head):
             if module is not None and id(module.weight) not in made:
@@ -140,25 +153,35 @@ class Tensors:
         pad = embedding.padding_idx
         embedding.padding_idx = None if pad is None or not self._first <= pad < stop else pad - self._first
         embedding.__class__ = type(type(embedding).__name__, (_Part, type(embedding)), {})
-        embedding.first, embedding.group = self._first, self.group
+        embedding.first, embedding.ranks = self._first, self
 
     def said(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of tokens, and entropies, of this rank's part of the logits; float [M] each."""
         return logprobs_and_entropy(logits, tokens, self._first, self.group)
 
+    def gathered(self, logits: Tensor) -> Tensor:
+        """Those of the whole vocabulary, of this rank's part; [..., V], the same bits on each rank."""
+        sizes = [stop - start for start, stop in (share(self._vocab, self.size, at) for at in range(self.size))]
+        parts = [logits.new_empty(*logits.shape[:-1], max(sizes)) for _ in sizes]
+        dist.all_gather(parts, nn.functional.pad(logits, (0, max(sizes) - logits.shape[-1])), group=self.group)
+        return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
+
+    def all(self, ready: bool) -> bool:
+        """Whether all ranks are."""
+        found = torch.tensor(int(ready))
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
+        return bool(found)
+
     # Gradients
 
-    def gradients(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> Sequence[Tensor | None]:
-        """Those of this rank's parts."""
-        found = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
-        places = [place for place, name in enumerate(parameters) if name in self._summed]
-        parts = [part for place in places if (part := found[place]) is not None]
+    def add_up(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """Those of parameters of which each rank has a part of the sum, in their places."""
+        parts = [part for name, part in gradients.items() if name in self._summed and part is not None]
         if parts:
             flat = torch.cat([part.reshape(-1) for part in parts])
             dist.all_reduce(flat, group=self.group)
             for part, own in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
                 part.copy_(own.view(part.shape))
-        return found
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks of the copy, each of which has other parts of the parameters."""
@@ -186,6 +209,18 @@ def _words(model: PreTrainedModel) -> dict[str, str]:
     return found
 
 
+def _adapters(words: Mapping[str, str], model: nn.Module) -> dict[str, str]:
+    """What is done with the adapters of a model's matrices: what lies between A and B is whole on each rank, which has
+    the columns of A or the rows of B that belong to its part of the matrix."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        word = words.get(name, "")
+        if word in _PARTS and hasattr(module, "lora_A"):
+            rows = word != "rowwise"
+            found |= {f"{name}.lora_A": _SUMMED if rows else word, f"{name}.lora_B": word if rows else _SUMMED}
+    return found
+
+
 def _entered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     found: Tensor = _Enter.apply(x, group)  # type: ignore[no-untyped-call]
     return found
@@ -200,14 +235,14 @@ class _Part(nn.Module):
     """An embedding of some tokens of the vocabulary."""
 
     first: int
-    group: dist.ProcessGroup
+    ranks: Tensors
     num_embeddings: int
 
     def forward(self, input: Tensor) -> Tensor:
         own = input - self.first
         elsewhere = (own < 0) | (own >= self.num_embeddings)
         found: Tensor = super().forward(own.masked_fill(elsewhere, 0))
-        return _joined(found.masked_fill(elsewhere[..., None], 0), self.group)
+        return _joined(found.masked_fill(elsewhere[..., None], 0), self.ranks.group)
 
 
 class _Enter(torch.autograd.Function):

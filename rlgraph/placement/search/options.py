@@ -18,7 +18,7 @@ from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.cost.work import kv_bytes
-from rlgraph.enginespec.legal import problems, together
+from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
@@ -31,8 +31,14 @@ from rlgraph.placement.search.option import Option, Split, Strategy, undominated
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
 
+TOKENS = 8192
+"""Of the longest row, that each of the ranks has at least over which the tokens of rows are split."""
+
 EACH = 16
 """Copies of a model that is trained up to which each number of them is tried."""
+
+_NODES = 8
+"""Over which a copy's parameters are shared out at most, whatever its layers are split by."""
 
 SLOTS_AT_ONCE = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Longest rows that a generating engine's cache holds."""
@@ -180,9 +186,9 @@ class Options:
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
-        said = _said(component)
+        config, said, tokens = component.config, _said(component), _power(self.longest(component) // TOKENS)
         for engine in [pin.engine] if pin and pin.engine else self.able(component):
-            for split in legal(component.config.shape, engine, component.config.kind, island.per_node, said):
+            for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
                 if able and split.size <= island.devices:
                     yield Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
@@ -201,8 +207,7 @@ class Options:
 
     def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
         """Sizes of micro-batches and caches, recomputation."""
-        batches = self.batches(component)
-        width = int(max((batch.row.longest for batch in batches), default=1.0)) + 1
+        width = self.longest(component) + 1
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
             row = (
@@ -245,6 +250,10 @@ class Options:
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
 
+    def longest(self, component: Component) -> int:
+        """Tokens of its longest row."""
+        return int(max((batch.row.longest for batch in self.batches(component)), default=1.0))
+
     def units(self, component: Component) -> list[float]:
         """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
         if id(component) not in self._units:
@@ -283,9 +292,10 @@ def _said(component: Component) -> tuple[tuple[str, int], ...]:
 
 @cache
 def legal(
-    shape: Shape, engine: str, kind: ModelKind, per_node: int, said: tuple[tuple[str, int], ...] = ()
+    shape: Shape, engine: str, kind: ModelKind, per_node: int, said: tuple[tuple[str, int], ...] = (), tokens: int = 1
 ) -> tuple[Mesh, ...]:
-    """The meshes that an engine can split one copy of a model by. said: sizes of axes that are not searched for."""
+    """The meshes that an engine can split one copy of a model by. said: sizes of axes that are not searched for.
+    tokens: most ranks over which those of a row are split."""
     if problems(shape, engine, mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
@@ -296,25 +306,30 @@ def legal(
     able = [
         [
             (axis.name, size)
-            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node))
+            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens))
             if not problems(shape, engine, mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
     ]
     found = (mesh(**dict(sizes)) for sizes in product(*able))
-    return tuple(split for split in found if not together(spec_of(engine), split))
+    return tuple(split for split in found if said or split.length("fsdp") * split.length("tp") <= _NODES * per_node)
 
 
-def _sizes(axis: MeshAxis, shape: Shape, per_node: int) -> Sequence[int]:
-    """That are tried, where the axis is searched: of stages any, else powers of two, over two nodes at most; what is
-    shared out is also over whole nodes, up to eight."""
-    if not axis.searched:
-        return (1,)
+def _power(most: int) -> int:
+    """The largest power of two that is no more; 1 at least."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int) -> Sequence[int]:
+    """That are tried: of stages any, else powers of two, over two nodes at most; what is shared out is also over whole
+    nodes, up to eight. tokens: as `legal` has it."""
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
     powers = [2**power for power in range(12) if 2**power <= 2 * per_node]
+    if axis.splits == "tokens":
+        return [each for each in powers if each <= tokens]
     if axis.splits == "shards":
-        return sorted({*powers, *(per_node * nodes for nodes in (1, 2, 4, 8))})
+        return sorted({*powers, *(per_node * nodes for nodes in (1, 2, 4, _NODES))})
     return powers
 
 

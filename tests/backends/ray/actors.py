@@ -40,10 +40,18 @@ RATE = "lr=0.003, eps=0.001"
 """Adam divides each gradient by its size and this number. With a small one it would make steps of nothing but rounding,
 for weights on which the loss does not depend; and it would not see a gradient of the wrong size."""
 
+LORA = "causal_lm(base, lora=lora(rank=3, alpha=6.0))"
+SHIPPED = {"lora": "grpo"}
+"""The program of those that are called otherwise."""
+
 PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "grpo": (
         {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2"},
         {"base": weights(0), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
+    ),
+    "lora": (
+        {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2", "causal_lm(base)": LORA},
+        {"base": weights(3), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
     ),
     "ppo": (
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": RATE, "lr=5e-6": RATE, "parts=8": "parts=2"},
@@ -63,9 +71,9 @@ class Local:
 
 def run_local(name: str, data: Path, folder: Path) -> Local:
     swaps, changes = PROGRAMS[name]
-    program = compile_text(shipped(name, swaps), changes)
+    program = compile_text(shipped(SHIPPED.get(name, name), swaps), changes)
     found = Local([], folder / f"{name}-recorded", folder / f"{name}-models")
-    with recording(found.recording, name, 0):
+    with recording(found.recording, SHIPPED.get(name, name), 0):
         backend = LocalBackend(program, Settings(folder=data, record=found.recording))
         try:
             found.steps.extend(backend.steps(REPLAYED + SAMPLED))
@@ -139,11 +147,11 @@ def on_actors(
 ) -> Iterator[OnActors]:
     """Starts a plan's actors and runs; `holds`: how some roles hold their model."""
     swaps, changes = PROGRAMS[name]
-    made = compiled(shipped(name, swaps), changes, schedule, data)
+    made = compiled(shipped(SHIPPED.get(name, name), swaps), changes, schedule, data)
     holdings = (Holding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
     plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
     watcher, sampled = Watcher(), folder / "sampled"
-    with recording(sampled, name, 0):
+    with recording(sampled, SHIPPED.get(name, name), 0):
         settings = Settings(folder=data, replay=local.recording, record=sampled)
         backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:

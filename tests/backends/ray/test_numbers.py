@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from rlgraph.cost.peak import peaks
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.engines.base import Sampling
 from rlgraph.engines.sequences import Sequences
+from rlgraph.models.adapters import find_adapter
 
 # Actors cannot import what pytest imports.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -92,13 +93,21 @@ place actor.generate on all(engine=vllm)
             },
         },
     ),
-    "ppo: fsdp2 to two, held": Case(
+    "lora: tp2 of one base": Case(
+        "lora",
+        """
+pool all = 2 devices
+place actor, ref on all(engine=transformers, tp=2)
+""",
+    ),
+    "ppo: tp2 and fsdp2 to tp2, held": Case(
         "ppo",
         """
 pool learn = 2 devices
 pool play = 2 devices
-place actor.train, actor.logprobs, critic, ref, reward on learn(engine=transformers, fsdp=2)
-place actor.generate on play(engine=transformers)
+place actor.train, actor.logprobs, reward on learn(engine=transformers, tp=2)
+place critic, ref on learn(engine=transformers, fsdp=2)
+place actor.generate on play(engine=transformers, tp=2)
 """,
         {("actor", "train"): {"micro_tokens": TOKENS}},
     ),
@@ -137,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Local]:
     """Both programs in this process."""
     made = tmp_path_factory.mktemp("local")
-    return {name: run_local(name, folder, made) for name in ("grpo", "ppo")}
+    return {name: run_local(name, folder, made) for name in ("grpo", "lora", "ppo")}
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +234,11 @@ def test_trained_models_are_saved(run: OnActors, tmp_path: Path) -> None:
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=CLOSE, msg=lambda text, n=name: f"{n}: {text}")
+    if run.local.models.name.startswith("lora"):
+        one, other = (find_adapter(str(folder / "actor")) for folder in (tmp_path, run.local.models))
+        assert one and other and replace(one[1], start="") == replace(other[1], start="")
+        assert saved(Path(one[0])).keys() == saved(Path(other[0])).keys()
+        return
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor").state_dict()
     assert all(torch.equal(opened[name], tensor) for name, tensor in saved(tmp_path / "actor").items())
 
