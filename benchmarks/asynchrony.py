@@ -9,6 +9,7 @@
     verl        verl's one step off (its docs/advance/one_step_off.md): a 7B model on 16 H20, trained with Megatron
     verl_fully  verl's fully asynchronous trainer (docs/advance/fully_async.md): a 7B model on 32 to 128 H20
     streamrl    StreamRL (arXiv 2504.15930): a 72B model on 128 H800
+    systems     one program, as verl, RLHFuse, RollPacker, StreamRL, AsyncFlow and AReaL would run it, on 32 H800
 
 Programs and schedules are those of `asynchrony/`; its programs are asynchronous, and a lag of 0 makes them synchronous.
 The constants of the cost model are its defaults. Where nobody says how long answers are, several lengths are tried.
@@ -93,6 +94,18 @@ class Experiment:
 AREAL = {0: "27.1k, 1.00x", 1: "47.8k, 1.76x", 2: "47.8k, 1.76x", 4: "49.0k, 1.81x", 8: "51.5k, 1.90x"}
 FULLY = {32: ("790 s", "295 s, 2.68x"), 64: ("365 s", "189 s, 1.93x"), 128: ("356 s", "151 s, 2.37x")}
 
+SYSTEMS: tuple[tuple[str, str, int | str, Mapping[str, int], Mapping[str, str], str], ...] = (
+    ("verl: together", "together", 0, {}, {}, "1.00x"),
+    ("RLHFuse: a tail", "tail", 0, {}, {}, "1.2x to 1.4x"),
+    ("RollPacker: the first 16 of 20", "together", 0, {}, {"n": "20"}, "1.30x to 2.21x"),
+    ("StreamRL: apart, streamed", "streamed", 0, {}, {}, "1.06x to 1.41x"),
+    ("one step off: apart", "apart", 1, {}, {}, "1.23x to 1.40x"),
+    ("StreamRL, AsyncFlow: streamed", "streamed", 1, {}, {}, "1.30x to 2.66x; 1.59x"),
+    ("AReaL: a quarter trains", "apart", "staleness=4, span=token", {"learn": 8, "play": 24}, {}, "2.23x"),
+    ("AReaL: half of them train", "apart", "staleness=4, span=token", {}, {}, ""),
+)
+"""Each as the table has it, with schedule, lag, devices of pools, parameters, and what is published of it."""
+
 EXPERIMENTS = {
     "areal": Experiment(
         "100",
@@ -171,6 +184,14 @@ EXPERIMENTS = {
             ),
         ),
     ),
+    "systems": Experiment(
+        "200",
+        ("mean=2500,p99=16384", "mean=5000,p99=16384"),
+        tuple(
+            Case(plan, "systems", f"systems_{schedule}", "4x8:h800-80gb", lag, dict(pools), dict(changes), published)
+            for plan, schedule, lag, pools, changes, published in SYSTEMS
+        ),
+    ),
 }
 
 
@@ -223,7 +244,7 @@ def main() -> None:
         "--only",
         nargs="*",
         default=[],
-        choices=("areal", "flow", "verl", "verl_fully", "streamrl"),
+        choices=("areal", "flow", "verl", "verl_fully", "streamrl", "systems"),
         help="some experiments",
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row instead of tables")

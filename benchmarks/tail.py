@@ -4,6 +4,7 @@
     python benchmarks/tail.py --share 0.1 0.2 0.3 --on 8 16 --seeds 3
     python benchmarks/tail.py --scoring 0.6
     python benchmarks/tail.py --measured --share 0.2 0.4
+    python benchmarks/tail.py --measured --size large --share 0.1 0.2 0.4 --steps 5
 
     share     of the rows that have not ended when they move
     on        copies that go on with them
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--scoring", type=float, default=2.0, help="seconds in which a copy scores a row")
     parser.add_argument("--measured", action="store_true", help="on Ray, on this machine")
     parser.add_argument("--steps", type=int, default=8, help="of a measured run")
+    parser.add_argument("--size", choices=["small", "large"], default="small", help="of a measured run's models")
     parser.add_argument("--rows", type=int, default=64, help="of a measured step")
     asked = parser.parse_args()
     if asked.measured:
@@ -130,7 +132,7 @@ def main() -> None:
 
         print(f"{'plan':>12} {'step':>8} {'speedup':>8} {'apart':>8}")
         whole = 0.0
-        for each in measured(asked.rows, asked.steps, [(share, 1) for share in asked.share]):
+        for each in measured(asked.rows, asked.steps, [(share, 1) for share in asked.share], asked.size):
             whole = whole or each["step_s"]
             speedup = whole / each["step_s"]
             print(f"{each['plan']:>12} {each['step_s']:>6.2f} s {speedup:>7.2f}x {each['apart']:>8.1e}", flush=True)

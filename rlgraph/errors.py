@@ -99,12 +99,11 @@ class Diagnostic:
 
     def render(self) -> str:
         """As text: the message, the place, the source line with a caret under the expression, the hint."""
-        head = f"{self.severity}[{self.code}]: {visible(self.message)}"
-        parts = [head, *_excerpt(self.span)]
+        parts = [f"{self.severity}[{self.code}]: {_told(self.message)}", *_excerpt(self.span)]
         for other in self.related:
-            parts += [f"note: {visible(other.message)}", *_excerpt(other.span)]
+            parts += [f"note: {_told(other.message)}", *_excerpt(other.span)]
         if self.hint:
-            parts.append(f"help: {visible(self.hint)}")
+            parts.append(f"help: {_told(self.hint)}")
         return "\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +152,16 @@ def _place(span: Span) -> dict[str, Any]:
 
 
 _WIDEST = 200
-"""Characters of a line that are shown; of a longer one those around the place."""
+"""Characters of a line that are shown; of a longer one those around the place, of a longer quotation the first."""
+_LONGEST = 4000
+"""Characters of a message."""
+_QUOTED = re.compile(f"(`[^`]{{{_WIDEST}}})[^`]{{{_WIDEST},}}`")
+
+
+def _told(message: str) -> str:
+    """What a message says, for a terminal: it may quote a text of any length."""
+    short = _QUOTED.sub(r"\1…`", message)
+    return visible(short if len(short) <= _LONGEST else f"{short[:_LONGEST]}…")
 
 
 def _excerpt(span: Span) -> list[str]:

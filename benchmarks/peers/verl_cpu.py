@@ -178,3 +178,35 @@ if os.environ.get("PEERS_VERL_POLL"):
             "__getattr__": lambda self, k: getattr(time, k),
         },
     )()
+
+# verl's asynchronous trainer without replicas on the devices that train logs with `print`'s `flush`, and dies of it
+import logging
+
+_info = logging.Logger.info
+logging.Logger.info = lambda self, message, *a, flush=None, **k: _info(self, message, *a, **k)
+
+
+# verl 0.9.1 says `wait_for_inflight_requests=False`, which vLLM 0.32 calls `mode="abort"`, its default
+import importlib.util
+
+
+class _Pauses:
+    """Once this module of vLLM is imported: to import it here would take every process of verl ten seconds."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "vllm.v1.engine.async_llm":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            pause = module.AsyncLLM.pause_generation
+            module.AsyncLLM.pause_generation = lambda self, wait_for_inflight_requests=False, **k: pause(self, **k)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _Pauses())

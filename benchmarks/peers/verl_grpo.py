@@ -2,9 +2,13 @@
 
     python verl_grpo.py --steps 12
     python verl_grpo.py --steps 12 --gpus 2 --poll 0.02
+    python verl_grpo.py --steps 12 --behind 1 --poll 0.02
 
 verl looks every 2 s whether generation is done; no real step notices that, and a step of the toy task is largely made
-of it. `--poll` makes that time shorter. The first two steps do not count. Options that are not known here go to verl.
+of it. `--poll` makes that time shorter. With `--behind K` its asynchronous trainer (`separate_async`) is used: as many
+processes again generate, batches are asked for K steps ahead, and weights go to the servers after each step
+(`verl_sockets.py`). The first steps, in which what is ahead is made, do not count. Options that are not known here go
+to verl.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--gpus", type=int, default=1, help="processes that train, and servers that generate")
+    parser.add_argument("--behind", type=int, default=0, help="batches that are sampled ahead, beside training")
+    parser.add_argument("--epochs", type=int, default=1, help="updates with the same rows in a step")
     parser.add_argument("--poll", type=float, default=None, help="seconds between two looks at what is generated")
     parser.add_argument("--out", default="")
     return parser.parse_known_args()
@@ -64,7 +70,7 @@ def overrides(options: argparse.Namespace, folder: Path) -> list[str]:
     """What differs from verl's defaults: the toy task, float32, one micro-batch, no KL, nothing saved."""
     micro = options.prompts * options.n // options.gpus
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    return f"""
+    text = f"""
 algorithm.adv_estimator=grpo
 data.train_files={folder}/train.parquet data.val_files={folder}/train.parquet
 data.train_batch_size={options.prompts} data.max_prompt_length={toy.PROMPT_LEN} data.max_response_length={options.new}
@@ -91,8 +97,17 @@ trainer.nnodes=1 trainer.n_gpus_per_node={options.gpus} trainer.logger=[console]
 trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_epochs={options.steps}
 trainer.total_training_steps={options.steps}
 trainer.resume_mode=disable trainer.default_local_dir={folder}/ckpt trainer.v1.trainer_mode=sync trainer.use_v1=True
-+ray_kwargs.ray_init.num_gpus={options.gpus} ray_kwargs.ray_init.num_cpus=32 trainer.device=cpu
-""".split()
++ray_kwargs.ray_init.num_gpus={options.gpus * (2 if options.behind else 1)} ray_kwargs.ray_init.num_cpus=32
+trainer.device=cpu {actor}.ppo_epochs={options.epochs}
+"""
+    if options.behind:
+        text += f"""
+trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.num_warmup_batches={options.behind}
+trainer.v1.separate_async.parameter_sync_step=1 actor_rollout_ref.hybrid_engine=False
+{rollout}.nnodes=1 {rollout}.n_gpus_per_node={options.gpus}
+{rollout}.checkpoint_engine.backend=sockets {rollout}.checkpoint_engine.custom_backend_module=verl_sockets
+"""
+    return text.split()
 
 
 def environment(poll: float | None) -> dict[str, str]:

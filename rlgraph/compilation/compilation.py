@@ -97,10 +97,12 @@ class Compilation:
 
     @cached_property
     def choice(self) -> Choice:
-        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits."""
+        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits, and
+        ValueError where it has no cluster."""
         from rlgraph.compilation.choosing import chosen
 
-        assert self.target is not None, "without a cluster nothing is chosen"
+        if self.target is None:
+            raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
         return chosen(self.program, self.schedule, self.folders, self.target)
 
     @property

@@ -395,6 +395,13 @@ def test_devices_beside_other_groups() -> None:
         what_if(compiled, "devices=2")
 
 
+def test_without_a_cluster() -> None:
+    compiled = rlgraph.compile(ALONE)
+    for ask in (compiled.explain, lambda: compiled.what_if("devices=4")):
+        with pytest.raises(ValueError, match="without a cluster no plan is chosen"):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("text", "under", "said"),
     [

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.transport import _Rows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
@@ -411,6 +414,15 @@ def test_samples_that_end_first(folder: Path) -> None:
         (25, answers.until(3, 5)),
         *[(15, answers.first(3, 5))] * 2,
     ]
+
+
+@pytest.mark.parametrize("there", [0.1, 1.1, 7.3, 97.9])
+def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
+    copy: Any = SimpleNamespace(alone=SimpleNamespace(ends=(1.0,), cost=SimpleNamespace(seconds=1.0)))
+    for count in range(1, 20):
+        rows = _Rows([copy] * count, lambda _: 0.0, there=there)
+        rows.begin(lambda _: there)
+        assert rows.idle() == 0
 
 
 def test_the_work_of_samples_that_are_given_up() -> None:

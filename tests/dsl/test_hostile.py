@@ -75,6 +75,13 @@ def test_of_a_long_line_the_place_is_shown() -> None:
     assert len(whole) < 1000 and whole.splitlines()[-1].endswith("^" * 200)
 
 
+def test_of_a_long_quotation_the_beginning_is_shown() -> None:
+    quoted = Diagnostic("E0920", f"`{'x' * 90_000}` does not belong `here`", Span(Source("a", ""), 0, 0, 0, 0))
+    assert quoted.render() == f"error[E0920]: `{'x' * 200}…` does not belong `here`"
+    ticks = Diagnostic("E0920", "`" * 90_000, quoted.span, hint="y " * 45_000, related=())
+    assert len(ticks.render()) < 10_000
+
+
 def test_a_terminal_obeys_nothing_of_a_text() -> None:
     evil = "a\x1b]0;title\x07\u202eb"
     source = Source("p\x1b[2J.rlf", f"{evil} here")

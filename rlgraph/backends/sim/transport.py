@@ -107,8 +107,10 @@ class _Rows:
 
     def idle(self) -> float:
         """Seconds of this wait that a copy has nothing to do, on average: all rows that it has have ended."""
-        busy = (min(self.until, max(self.there, end)) for end in self.over)
-        return 0.0 if self.followed else self.until - fmean(busy)
+        if self.followed:
+            return 0.0
+        # Differences first: the mean of equal numbers need not be that number.
+        return fmean(self.until - min(self.until, max(self.there, end)) for end in self.over)
 
 
 class SimTransport:
