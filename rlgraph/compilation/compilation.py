@@ -97,8 +97,8 @@ class Compilation:
 
     @cached_property
     def choice(self) -> Choice:
-        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits, and
-        ValueError where it has no cluster."""
+        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits,
+        ValueError without a cluster."""
         from rlgraph.compilation.choosing import chosen
 
         if self.target is None:

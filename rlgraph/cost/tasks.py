@@ -42,6 +42,8 @@ def usual(limit: int) -> Lengths:
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
     16,384. docs/clusters.md has the published lengths that this lies between.
     """
+    if not limit:
+        return Lengths((0.0,))
     return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
 
 

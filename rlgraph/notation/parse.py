@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import get_args
 
 from rlgraph.ir.graph import (
     SPANS,
@@ -28,6 +29,7 @@ from rlgraph.ir.graph import (
     tensor_node,
 )
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+from rlgraph.models.families import ModelKind
 from rlgraph.ops.tensor import INFIX, PREFIX, infer
 
 LONGEST = 40
@@ -313,8 +315,8 @@ class _Parser:
             original = record.args[0]
             assert isinstance(original, str)
             line.want(":")
-            return Model(name, line.next(), None, original, frozen, record.options)
-        return Model(name, record.name, record.args[0], None, frozen, record.options)
+            return Model(name, _kind(line.next()), None, original, frozen, record.options)
+        return Model(name, _kind(record.name), record.args[0], None, frozen, record.options)
 
     def phase(self, line: _Reader) -> Phase:
         name = line.next()
@@ -397,6 +399,12 @@ class _Parser:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+def _kind(name: str) -> str:
+    if name not in get_args(ModelKind):
+        raise ValueError(f"no kind of model is {name!r}")
+    return name
 
 
 def parse_program(text: str) -> Program:

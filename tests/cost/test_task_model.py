@@ -9,6 +9,7 @@ from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import TaskModel, order
+from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.known import known
@@ -49,3 +50,7 @@ def test_what_was_asked_before_changes_nothing(operation: str, engine: str, spli
     asked = task(operation, engine, split)
     for copies in (3, 1, 2, 3):
         assert asked.seconds(copies) == task(operation, engine, split).seconds(copies)
+
+
+def test_answers_of_no_tokens() -> None:
+    assert Workload().answers(0) == Lengths((0.0,))

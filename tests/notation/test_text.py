@@ -309,6 +309,7 @@ def test_good_text_stays_as_it_is() -> None:
         ("  yield actor@0, prompts@1\n", ""),
         ('"why"', '"why'),
         ('jsonl("p.jsonl", batch=8)', "4"),
+        ("= causal_lm(", "= causal_m("),
     ],
 )
 def test_bad_text_is_a_value_error(old: str, new: str) -> None:
