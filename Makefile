@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-ppo gpu test fuzz test-processors check docs package clean
+.PHONY: demo demo-ppo gpu test fuzz soak test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -61,6 +61,9 @@ test: $(VENV)/.engines ## everything but speed; what starts clusters comes last,
 
 fuzz: $(VENV)/.test ## texts that nobody wrote, for whatever reads texts; MINUTES=10 SEED=7 for more, or the same again
 	@nice $(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(FUZZ)
+
+soak: $(VENV)/.engines ## runs that are killed at random moments, at length; MINUTES=60 SEED=7, SOAK=--actors for Megatron and vLLM on Ray
+	@nice $(BIN)/python benchmarks/kills.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(SOAK)
 
 test-processors: $(VENV)/.test ## the tests of numbers as older processors would run them
 	@$(BIN)/python tools/test_processors.py

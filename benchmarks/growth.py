@@ -77,7 +77,7 @@ step async(lag=1):
 PLAN = """schedule growth
 pool learn = 1 devices
 pool play = 1 devices
-place actor.train, actor.logprobs, slow on learn(engine=transformers)
+place actor.train, slow on learn(engine=transformers)
 place actor.generate on play(engine=vllm)
 """
 POINTS = 200
@@ -217,13 +217,15 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
 
 
 def plot(found: Sequence[Grown], steps: int, title: str) -> str:
-    """A panel for each process, as SVG."""
+    """A panel for the driver and each rank of a group, as SVG."""
     from rlgraph.viz.plot import Axis, Panel, lines
 
     at = [step for step, _ in found[0].points]
     chosen = at[:: max(1, len(at) // 40)]
     panels = []
     for each in found:
+        if each.name != "driver" and not each.name[-1].isdigit():
+            continue
         known = dict(each.points)
         panels.append(Panel(f"{each.name} (MB)", tuple(known.get(step) for step in chosen)))
     axis = Axis("steps", tuple(str(step) for step in chosen), tuple(map(float, chosen)))
@@ -257,7 +259,7 @@ def main() -> int:
     if given.plot:
         given.plot.write_text(plot(found, steps, f"Memory of a run, backend {given.backend}"))
     if given.json:
-        document = {each.name: each.points for each in found}
+        document = [{"name": each.name, "points": each.points} for each in found]
         given.json.write_text(json.dumps({"steps": steps, "backend": given.backend, "processes": document}))
     return 1 if grows else 0
 

@@ -5,6 +5,7 @@
     python benchmarks/kills.py --program async --all
     python benchmarks/kills.py --backend ray --debug
     python benchmarks/kills.py --backend ray --kills 3
+    python benchmarks/kills.py --actors --minutes 15
 
 Of each program a run is done that nobody disturbs. Then, again and again, the same run in a process that gets SIGKILL
 at a moment drawn from all that there are: whenever a node begins or ends, and whenever a file is opened, written anew,
@@ -14,6 +15,11 @@ checkpoint has of weights, moments, states, buffers and positions.
 
 With `--backend ray` the process that is killed is the controller of a cluster of its own, whose processes end with it;
 with `--debug` they are objects in it. A plan of one device: sums are in the same order, so bits can be compared.
+
+With `--actors` Megatron trains and vLLM samples, in processes of Ray's, and any of them is killed: the controller, as
+before; or a rank or the host, after which the run goes back to its last checkpoint by itself. vLLM adds up in another
+order where other rows are sampled beside one: metrics are compared to 1e-4, and which rows were trained on exactly.
+`--minutes` goes on for so long, with the programs in turn. No process of a run may be left when it is over.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -134,29 +140,68 @@ PROGRAMS = {
 """Adapters and a rate that falls; two models, phases and epochs; wide copies, states, a buffer, what `collect` carries,
 an average of weights; weights of two steps before."""
 
+WIDE = weights().replace("hidden_size=8", "hidden_size=64").replace("key_value_heads=1", "key_value_heads=2")
+"""Heads that are wide enough for vLLM."""
+ON_ACTORS = {
+    "grpo": HEAD.format(name="grpo", base=WIDE, more="") + GRPO,
+    "kept": HEAD.format(name="kept", base=WIDE, more="") + KEPT,
+    "async": HEAD.format(name="async_collect", base=WIDE, more="") + ASYNC,
+}
+"""The same where Megatron trains, in float32 and without adapters."""
+PLAN = """schedule {name}
+pool learn = 1 devices
+pool play = 1 devices
+place {others} on learn(engine=megatron)
+place actor.generate on play(engine=vllm)
+"""
+OTHERS = {
+    "grpo": "actor.train, ref",
+    "kept": "actor.train, slow",
+    "async": "actor.train, actor.logprobs",
+}
+
 STEPS = 6
 MACHINE = ("seconds", "sync/")
 """Metrics that tell the time."""
+TOLERANCE = 1e-4
+GOLDEN = 0.618034
+"""Of all processes each is killed about as often."""
+MARK = "RLGRAPH_KILLS_RUN"
+"""A variable that all processes of a run inherit."""
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
 
-def write(folder: Path, name: str) -> Path:
+def write(folder: Path, name: str, programs: Mapping[str, str] = PROGRAMS) -> Path:
     """The files of a program."""
     rows = [{"prompt": word, "task": word[0]} for word in WORDS]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(USER)
     path = folder / f"{name}.rlf"
-    path.write_text(PROGRAMS[name])
+    path.write_text(programs[name])
     return path
 
 
 class Killed:
     """Counts the moments of a run in this process, and ends it at one of them. An observer of the run."""
 
-    def __init__(self, folder: Path, moment: int) -> None:
-        self.folder, self.moment, self.count = str(folder), moment, 0
+    def __init__(self, folder: Path, moment: int, victim: float) -> None:
+        """victim: who of all is killed, from 0 to 1; 0: this process."""
+        self.folder, self.moment, self.count, self.victim = str(folder), moment, 0, victim
+        self.pids: list[int] = []
+        """Of others, where there are any."""
+        self.kills = 0
         self._numbers = count(1)
         sys.addaudithook(self._audit)
+
+    def begun(self, processes: Any) -> Any:
+        """Those of a run are there."""
+        from rlgraph.backends.ray.worker import Worker
+
+        asked = [processes.call(who, Worker.pid) for who in processes.who]
+        import ray
+
+        self.pids = ray.get(asked)
+        return processes
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS and str(arguments[0]).startswith(self.folder):
@@ -166,7 +211,10 @@ class Killed:
         # A checkpoint is written by another thread: each moment has a number of its own.
         self.count = number = next(self._numbers)
         if number == self.moment:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kills += 1
+            # Who has ended already may have given his number to somebody else.
+            everybody = [os.getpid(), *(pid for pid in self.pids if _of_run(pid, self.folder))]
+            os.kill(everybody[int(self.victim * len(everybody))], signal.SIGKILL)
 
     def opening(self, what: str) -> None: ...
 
@@ -184,20 +232,25 @@ class Killed:
     def flow(self, *_: Any) -> None: ...
 
 
-def run_in_child(compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any]) -> int | None:
-    """Runs, or goes on where there is a run, in a process of its own that is killed at a moment. How many moments there
-    were, if it came to its end before."""
+def run_in_child(
+    compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any], victim: float = 0.0
+) -> tuple[int, int] | None:
+    """Runs, or goes on where there is a run, in a process of its own that is killed at a moment, or that loses another
+    one. How many moments there were, if it came to its end, and how many others were killed."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.close(reads)
-            killed = Killed(folder, moment)
+            os.environ[MARK] = str(folder)
+            killed = Killed(folder, moment, victim)
+            if how["backend"] == "ray" and not how["debug"]:
+                _watched(killed)
             begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
             where: dict[str, Any] = {"resume": folder} if begun else {"out": folder, "overwrite": True}
             compiled.run(STEPS, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
-            os.write(writes, str(killed.count).encode())
+            os.write(writes, f"{killed.count} {killed.kills}".encode())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -211,7 +264,16 @@ def run_in_child(compiled: Any, folder: Path, every: int, moment: int, how: Mapp
         assert os.WTERMSIG(status) == signal.SIGKILL, status
         return None
     assert os.WEXITSTATUS(status) == 0, "the run failed"
-    return int(told)
+    moments, kills = told.split()
+    return int(moments), int(kills)
+
+
+def _watched(killed: Killed) -> None:
+    """It hears of the processes of each plan that is started."""
+    from rlgraph.backends.ray import backend
+
+    start = backend.start
+    backend.start = lambda *args, **named: killed.begun(start(*args, **named))
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -243,30 +305,72 @@ class Unbroken:
     moments: int
     wanted: dict[str, Any]
     how: Mapping[str, Any]
+    exact: bool = True
 
     @classmethod
-    def of(cls, name: str, folder: Path, how: Mapping[str, Any]) -> Unbroken:
+    def of(cls, name: str, folder: Path, how: Mapping[str, Any], actors: bool = False) -> Unbroken:
         import rlgraph
 
         folder.mkdir(parents=True)
-        compiled = rlgraph.compile(write(folder, name))
+        plan = PLAN.format(name="async_collect" if name == "async" else name, others=OTHERS[name]) if actors else None
+        compiled = rlgraph.compile(write(folder, name, ON_ACTORS if actors else PROGRAMS), schedule=plan)
         _load(compiled)
-        moments = run_in_child(compiled, folder / "whole", 1, 0, how)
-        assert moments is not None
-        return cls(compiled, folder, moments, result(folder / "whole"), how)
+        ended = run_in_child(compiled, folder / "whole", 1, 0, how)
+        assert ended is not None
+        return cls(compiled, folder, ended[0], result(folder / "whole"), how, exact=not actors)
 
-    def killed(self, moments: Sequence[int], every: int) -> tuple[list[str], int]:
+    def killed(self, moments: Sequence[int], every: int, victim: float = 0.0) -> tuple[list[str], int]:
         """A run that is killed at these moments, one after the other, each counted from where it went on: what of its
-        results is another than it should be, and how often it was killed."""
+        results is another than it should be, and how often it was killed, or another process of it."""
         place, kills = self.folder / f"killed-{'-'.join(map(str, moments))}", 0
         for moment in (*moments, 0):
-            ended = run_in_child(self.compiled, place, every, moment, self.how)
+            ended = run_in_child(self.compiled, place, every, moment, self.how, victim)
+            kills += 1 if ended is None else ended[1]
             if ended is not None:
                 break
-            kills += 1
-        found = differing(result(place), self.wanted)
+        found = differing(result(place), self.wanted) if self.exact else apart(result(place), self.wanted)
+        if left := _left(place):
+            found.append(f"processes {left} are left, which")
         shutil.rmtree(place)
         return found, kills
+
+
+def apart(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The same for metrics to a tolerance, and which rows there were."""
+    steps = zip(found["metrics"], wanted["metrics"], strict=False)
+    wrong = [
+        f"step {one['step']}: {name} {one.get(name)} for {other.get(name)}"
+        for one, other in steps
+        for name in sorted(one.keys() | other.keys())
+        if not _close(one.get(name), other.get(name))
+    ]
+    wrong += ["the number of steps"] if len(found["metrics"]) != len(wanted["metrics"]) else []
+    return wrong + (["trace.jsonl"] if found["trace"] != wanted["trace"] else [])
+
+
+def _close(one: Any, other: Any) -> bool:
+    numbers = all(isinstance(each, (int, float)) for each in (one, other))
+    return abs(one - other) <= TOLERANCE * max(1, abs(other)) if numbers else one == other
+
+
+def _left(folder: Path) -> list[int]:
+    """Processes of a run that is over."""
+    import psutil
+
+    end = time.monotonic() + 20
+    while (found := [pid for pid in psutil.pids() if _of_run(pid, str(folder))]) and time.monotonic() < end:
+        time.sleep(0.5)
+    return found
+
+
+def _of_run(pid: int, folder: str) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == folder)
+    except psutil.Error:
+        return False
 
 
 def _load(compiled: Any) -> None:
@@ -293,13 +397,16 @@ def drawn(random: random.Random, moments: int) -> list[int]:
     return found
 
 
-def _told(
-    name: str, unbroken: Unbroken, plans: Iterator[list[int]] | list[list[int]], say: Callable[[str], None]
-) -> bool:
+def _until(end: float, random: random.Random, moments: int) -> Iterator[list[int]]:
+    while time.monotonic() < end:
+        yield drawn(random, moments)
+
+
+def _told(name: str, unbroken: Unbroken, plans: Iterable[list[int]], say: Callable[[str], None]) -> bool:
     runs, kills, wrong, began = 0, 0, 0, time.perf_counter()
     for plan in plans:
-        every = 1 + runs % 3
-        found, times = unbroken.killed(plan, every)
+        every, victim = 1 + runs % 3, 0.0 if unbroken.exact else (runs * GOLDEN) % 1
+        found, times = unbroken.killed(plan, every, victim)
         runs, kills, wrong = runs + 1, kills + times, wrong + bool(found)
         if found:
             say(f"{name}: killed at {plan}, saved every {every}: {', '.join(found)} differ")
@@ -316,15 +423,24 @@ def main() -> int:
     options.add_argument("--all", action="store_true", help="every moment that there is, once")
     options.add_argument("--backend", choices=["local", "ray"], default="local")
     options.add_argument("--debug", action="store_true", help="with `ray`: all processes are objects in one")
+    options.add_argument("--actors", action="store_true", help="Megatron and vLLM on Ray; any process is killed")
+    options.add_argument("--minutes", type=float, help="goes on for so long, however many runs that are")
     given = options.parse_args()
-    how = {"backend": given.backend, "debug": given.debug}
+    how = {"backend": "ray" if given.actors else given.backend, "debug": given.debug and not given.actors}
     print(f"seed {given.seed}", flush=True)
-    fine = True
+    programs = ON_ACTORS if given.actors else PROGRAMS
+    names = [given.program] if given.program else [*programs]
+    fine, end = True, time.monotonic() + 60 * (given.minutes or 0)
     with tempfile.TemporaryDirectory() as folder:
-        for name in [given.program] if given.program else PROGRAMS:
-            unbroken, source = Unbroken.of(name, Path(folder) / name, how), random.Random(f"{given.seed}/{name}")
-            plans = [[at] for at in range(1, unbroken.moments + 1)] if given.all else []
-            plans = plans or [drawn(source, unbroken.moments) for _ in range(given.kills)]
+        for left, name in zip(range(len(names), 0, -1), names, strict=True):
+            until = time.monotonic() + (end - time.monotonic()) / left
+            unbroken = Unbroken.of(name, Path(folder) / name, how, given.actors)
+            source = random.Random(f"{given.seed}/{name}")
+            plans: Iterable[list[int]] = (drawn(source, unbroken.moments) for _ in range(given.kills))
+            if given.all:
+                plans = ([at] for at in range(1, unbroken.moments + 1))
+            elif given.minutes:
+                plans = _until(until, source, unbroken.moments)
             fine &= _told(name, unbroken, plans, lambda text: print(text, flush=True))
     return 0 if fine else 1
 

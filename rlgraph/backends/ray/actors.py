@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, why_gone
@@ -160,8 +159,12 @@ class Actors(Processes):
         while waiting and (took := time.monotonic() - began) < min(self.seconds, _PATIENCE):
             answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_SLICE)
             for reference in answered:
-                with suppress(ray.exceptions.RayError):
+                try:
                     found[asked[reference]] = ray.get(reference)
+                except ray.exceptions.RayActorError as error:
+                    self.gone[asked[reference]] = why_gone(error)
+                except ray.exceptions.RayError:
+                    continue
             if took > _GRACE and enough(found):
                 break
         return {each: found[each] for each in who if each in found}

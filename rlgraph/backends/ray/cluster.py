@@ -143,6 +143,8 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         num_cpus=part if kind == "CPU" else 0,
         num_gpus=part if kind == "GPU" else 0,
         max_restarts=0,
+        # Ray's control process would keep a record of each call, of the last 100,000 ones: 100 kB for a small step.
+        enable_task_events=False,
         scheduling_strategy=place,
         runtime_env={"env_vars": _environment(kind, spec.alone)},
     ).remote(spec)

@@ -37,7 +37,7 @@ class Folders:
         self._tries = count()
         trained = [model.name for model in program.models if not model.frozen]
         self._whole = {name: self._layouts(name, plan.owner(name)) for name in trained if name in dict(plan.owners)}
-        """Of each model what the ranks of a copy that is split have together."""
+        """Of each model what the ranks of a copy that is split have, one after the other."""
 
     def _layouts(self, model: str, owner: Group) -> list[tuple[Local, ...]]:
         copy = tuple((owner.name, rank) for rank in owner.copies()[0])
@@ -63,14 +63,15 @@ class Folders:
         request = Request(ranks(owner), f"saving `{model}`")
 
         def enough(found: Mapping[Address, Holding]) -> bool:
-            return any(not lack for lack in self._lacking(model, found).values())
+            whole = any(not lack for lack in self._lacking(model, found).values())
+            return whole or bool(self._gone(model, owner))
 
         held = self.processes.free(request.who, enough, request, Worker.holding, model)
         lacks = self._lacking(model, held)
         # The newest weights of which all is there.
         changes = next((changes for changes, lack in lacks.items() if not lack), None)
         if changes is None:
-            raise self._lost(model, owner, held, next(iter(lacks.values()), []))
+            raise self._lost(model, owner, held, self._gone(model, owner) or next(iter(lacks.values()), []))
         held = {who: each for who, each in held.items() if not each.torn and each.changes == changes}
         if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
             writer = next(iter(held))
@@ -92,13 +93,27 @@ class Folders:
             for changes in sorted({each.changes for each in whole}, reverse=True)
         }
 
+    def _gone(self, model: str, owner: Group) -> list[TensorBox]:
+        """What of a model nobody has who may answer yet."""
+        known = self._whole.get(model) or []
+        left = [
+            layout
+            for copy in owner.copies()
+            for rank, layout in zip(copy, known, strict=bool(known))
+            if (owner.name, rank) not in self.processes.gone
+        ]
+        return lacking(known, left)
+
     def _lost(self, model: str, owner: Group, held: Mapping[Address, Holding], parts: Sequence[TensorBox]) -> RunError:
         """It cannot be saved: who had what nobody else has."""
-        why = [
-            f"{shown(who)} {'was in the midst of an update' if who in held else 'is gone'}"
-            for who in ranks(owner)
-            if who not in held or held[who].torn
-        ]
+        why = []
+        for who in ranks(owner):
+            if who in self.processes.gone:
+                why.append(f"{shown(who)} is gone")
+            elif who not in held:
+                why.append(f"{shown(who)} does not answer")
+            elif held[who].torn:
+                why.append(f"{shown(who)} was in the midst of an update")
         more = f" and {counted(len(parts) - 1, 'more part')}" if len(parts) > 1 else ""
         said = f"of {_shown(parts[0])}{more}" if parts else f"of `{model}`"
         hint = "more data-parallel copies, or `--save-every`, keep a model from being lost with a process"

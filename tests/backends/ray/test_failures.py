@@ -269,7 +269,9 @@ def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
         for where in ("before", "after")
     )
     assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
-    assert lost.startswith("error[E0813]: rank 0 of learn is gone, rank 1 of learn is gone, rank 3 of learn is gone")
+    assert lost.startswith(
+        "error[E0813]: rank 0 of learn does not answer, rank 1 of learn is gone, rank 3 of learn is gone"
+    )
     assert "and nobody else has all of model." in lost and " more parts" in lost
     wait_for(lambda: not psutil.pid_exists(pids[3]))
 
