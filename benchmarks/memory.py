@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py [--engine transformers]
 
-Each case runs in this process (Megatron-core's in one process for each rank) on a CPU; megatron-core and vLLM are left
-out where they are not installed.
+Each case runs in this process (models that are split in one process for each rank) on a CPU; megatron-core and vLLM are
+left out where they are not installed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,22 @@ def of_transformers() -> Iterator[Row]:
     for work in CASES:
         found = work.predicted("transformers")
         yield "transformers", str(work), sum(transformers(work)), found.resident.total + found.active.total
+
+
+def of_split() -> Iterator[Row]:
+    """The fullest of ranks that share a model out, or split its layers."""
+    from tests.cost.allocated import shared_out
+    from tests.cost.test_fsdp_memory import CASES
+    from tests.engines.ranks import Ranks
+
+    ranks = Ranks(4, ["rlgraph.engines.transformers.engine", "torch.distributed.fsdp", "tests.cost.allocated"])
+    try:
+        for work in CASES:
+            found = work.predicted("transformers")
+            measured = max(sum(each) for each in ranks.run(work.split, shared_out, work))
+            yield "transformers", str(work), measured, found.resident.total + found.active.total
+    finally:
+        ranks.close()
 
 
 def of_megatron() -> Iterator[Row]:
@@ -67,7 +83,13 @@ def of_programs() -> Iterator[Row]:
         yield "a whole step", f"{name}: {peak.moment}", most, peak.bytes
 
 
-TABLES = {"transformers": of_transformers, "programs": of_programs, "megatron": of_megatron, "vllm": of_vllm}
+TABLES = {
+    "transformers": of_transformers,
+    "split": of_split,
+    "programs": of_programs,
+    "megatron": of_megatron,
+    "vllm": of_vllm,
+}
 NEEDS = {"megatron": "megatron", "vllm": "vllm"}
 
 

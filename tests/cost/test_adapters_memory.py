@@ -21,6 +21,9 @@ LORA = Adapters(8, 16.0)
 
 
 class Tuned(Work):
+    def __str__(self) -> str:
+        return f"{super().__str__()} adapters"
+
     @property
     def spec(self) -> ModelSpec:
         return replace(self.case.spec(self.layers), adapters=LORA)

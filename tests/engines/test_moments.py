@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from rlgraph.enginespec.registry import opener
 from rlgraph.ir.layout import Local, Piece, volume, whole, within
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.models.adapters import Adapters
 from rlgraph.transfers.owners import owners
 from tests.cost.live import Live
 from tests.engines import sharded
@@ -91,7 +93,7 @@ DENSE = [
     ("megatron", mesh(dp=2, tp=2)),
     ("transformers", mesh(fsdp=2)),
     ("megatron", mesh(cp=2, dp=2)),
-    ("transformers", mesh(dp=2, tp=2)),
+    ("transformers", mesh(fsdp=2, tp=2)),
     ("megatron", mesh(dp=2, pp=2)),
 ]
 SPARSE = [
@@ -103,12 +105,19 @@ SPARSE = [
 ]
 
 
-@pytest.mark.parametrize("model,kind,chain", [("tied", "causal_lm", DENSE), ("qwen2_moe", "causal_lm", SPARSE)])
+ADAPTED = [("transformers", split) for split in (mesh(tp=2), mesh(fsdp=2), mesh(), mesh(fsdp=2, tp=2), mesh(tp=2))]
+
+
+@pytest.mark.parametrize(
+    "model,kind,chain",
+    [("tied", "causal_lm", DENSE), ("qwen2_moe", "causal_lm", SPARSE), ("qwen2", "value_lm", ADAPTED)],
+)
 def test_training_goes_on_with_other_engines_and_splits(
     ranks: Ranks, model: str, kind: Any, chain: list[tuple[str, Mesh]], tmp_path: Path
 ) -> None:
     """Copies that share the optimizer out have ranges of parameters, whose ends are nobody's rows."""
     spec, task = sharded.write(model, kind, tmp_path / "model"), Clipped(rows(12), BLOCKS, OPTIONS)
+    spec = replace(spec, adapters=Adapters(3, 6.0)) if chain is ADAPTED else spec
     alone = TransformersEngine.open(spec)
     expected = [update(alone, spec, task, sum(BLOCKS, ()), step) for step in range(len(chain))]
     before: SavedModel | None = None
