@@ -58,7 +58,12 @@ def verify(
     and nothing that a later pass writes.
     """
     problems: list[str] = []
-    known = {model.name for model in program.models} | {o.name for o in program.outside}
+    known = set[str]()
+    for model in program.models:
+        if model.copy_of is not None and model.copy_of not in known:
+            problems.append(f"model {model.name}: no model before it is called {model.copy_of}")
+        known.add(model.name)
+    known |= {o.name for o in program.outside}
     known |= {state.name for state in program.states}
     by_key = axes(program)
     for phase in program.phases:

@@ -213,6 +213,13 @@ def test_broken_graph(case: str) -> None:
     assert any(each.startswith(f"phase step: {problem}") for each in found), found
 
 
+@pytest.mark.parametrize("name", ["ref", "other"])
+def test_a_copy_of_no_model_before_it(name: str) -> None:
+    actor = 'model actor = causal_lm("m")\n'
+    told = problems(parse_program(GOOD.replace(actor, f'{actor}model ref = frozen(copy("{name}")) : causal_lm\n')))
+    assert told == [f"model ref: no model before it is called {name}"]
+
+
 def test_every_problem_is_said_at_once() -> None:
     text = (
         GOOD.replace("call(rollout)", "ring(rollout)")
