@@ -100,9 +100,21 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
         return reserved.cpu_rows
     weights = work.stage_parameters(config.shape, config.kind, 1) * config.item / deployment.tp
     room = deployment.kv_bytes or reserved.share * device.memory - weights
-    own = work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
-    most = reserved.cpu_rows if deployment.on_cpu else reserved.rows
-    return max(1.0, min(most, room / (own * (batch.prompt.mean + batch.response.mean))))
+    own = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
+    return max(1.0, min(at_once(deployment), room / own))
+
+
+def at_once(deployment: Deployment) -> float:
+    """How many rows a copy decodes together at most, however large its cache is."""
+    reserved = deployment.spec.memory.cache
+    if not isinstance(reserved, Reserved):
+        return SLOTS
+    return reserved.cpu_rows if deployment.on_cpu else reserved.rows
+
+
+def cached(config: ModelConfig, deployment: Deployment) -> float:
+    """Bytes of each rank's cache that a token has."""
+    return work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
@@ -149,7 +161,7 @@ class DecodeStep:
             work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
         )
         """Experts that one row alone does not need."""
-        self.cache = work.kv_bytes(shape, config.item) / min(deployment.tp, shape.kv_heads) * context / bandwidth
+        self.cache = cached(config, deployment) * context / bandwidth
         self.compute = (
             work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
         )

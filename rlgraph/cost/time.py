@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from rlgraph.clusters.cluster import Island
@@ -69,9 +69,9 @@ class Batch:
     def blocks(self, budget: float, packed: bool = False) -> tuple[float, Tokens]:
         """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and those of a micro-batch are as long as its longest. packed: rows have
-        no padding."""
+        no padding, and a longer one than the budget is a micro-batch by itself."""
         if packed:
-            return max(1 / max(self.rows, 1.0), min(1.0, self.row.tokens / budget)), self.row
+            return self._packed(budget), self.row
         if budget not in self._blocks:
             self._blocks[budget] = self._cut(budget)
         return self._blocks[budget]
@@ -96,6 +96,19 @@ class Batch:
     @cached_property
     def _blocks(self) -> dict[float, tuple[float, Tokens]]:
         """By the budget: a search asks for the same few with every split."""
+        return {}
+
+    def _packed(self, budget: float) -> float:
+        if self.row.longest <= budget:
+            return max(1 / max(self.rows, 1.0), self.row.tokens / budget)
+        if budget not in self._parts:
+            prompt, values = self.prompt.mean, self.response.values
+            self._parts[budget] = sum(min(1.0, (prompt + each) / budget) for each in values) / len(values)
+        return max(1 / max(self.rows, 1.0), self._parts[budget])
+
+    @cached_property
+    def _parts(self) -> dict[float, float]:
+        """How many packed micro-batches a row makes, by the budget."""
         return {}
 
     @cached_property
@@ -172,6 +185,8 @@ class LatencyModel:
     blocks: float
     """Micro-batches that a row makes."""
     stages: int
+    longest: float = 1.0
+    """As many rows as the longest of all takes: packed with none, it is a micro-batch."""
     ranks: int = 1
     """That share out the rows of a copy."""
     row_s: float = field(init=False)
@@ -197,7 +212,13 @@ class LatencyModel:
             return self.call
         rows = self.own(rows)
         turns = self.turns(rows)
-        return self.call + (self.row_s * rows + self.block_s * turns) * (1 + (self.stages - 1) / turns)
+        found = self.row_s * rows + self.block_s * turns
+        return self.call + found + self.bubble(found / turns)
+
+    def bubble(self, turn: float) -> float:
+        """Seconds in which stages wait. They take as long as the longest micro-batch that passes all of them (a flow
+        shop whose machines are alike: Pinedo, Scheduling, section 6.1). turn: seconds of one, on average."""
+        return (self.stages - 1) * max(turn, self.row_s * self.longest + self.block_s)
 
     def cost(self, rows: float) -> Cost:
         """The same, by what it goes to."""
@@ -206,12 +227,60 @@ class LatencyModel:
         rows = self.own(rows)
         turns = self.turns(rows)
         found = self.row.times(rows) + self.block.times(turns)
-        return found + Cost(bubble=found.seconds * (self.stages - 1) / turns, overhead=self.call)
+        return found + Cost(bubble=self.bubble(found.seconds / turns), overhead=self.call)
 
 
 def crowded(deployment: Deployment, rates: Rates) -> float:
     """How many times as long work takes that is not done alone."""
     return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a row of some batches takes, on average."""
+
+    layers_flops: float
+    head_flops: float
+    tokens: float
+    squares: float
+    blocks: float
+    """Micro-batches."""
+    longest: float
+    """As many rows as the longest of all takes."""
+
+
+@lru_cache(4096)
+def _row(
+    kind: Literal["forward", "train"],
+    shape: Shape,
+    model: ModelKind,
+    tp: int,
+    budget: int,
+    packs: bool,
+    recompute: bool,
+    batches: tuple[Batch, ...],
+) -> _Row:
+    """Many splits are fed the same."""
+    whole = sum(batch.rows for batch in batches) or 1.0
+    layers = heads = tokens = squares = blocks = longest = 0.0
+    for batch in batches:
+        part = batch.rows / whole
+        made, row = batch.blocks(budget, packs)
+        # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
+        parts = work.in_parts(shape, model, row.scored / made, tp)
+        head_once = work.head_flops(shape, model, row)
+        layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
+        if kind == "train":
+            layers_flops, head_flops = work.training_flops(shape, model, row, recompute)
+            head_flops += parts * head_once
+        layers += part * layers_flops
+        heads += part * head_flops
+        tokens += part * row.tokens
+        squares += part * row.squares
+        blocks += part * made
+        if packs:
+            longest = max(longest, batch.prompt.mean + batch.response.at(1 - 0.5 / max(batch.rows, 1.0)))
+    return _Row(layers, heads, tokens, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
 
 
 def latency(
@@ -225,22 +294,9 @@ def latency(
     are."""
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
-    whole = sum(batch.rows for batch in batches) or 1.0
-    flops = tokens = squares = blocks = 0.0
-    for batch in batches:
-        part = batch.rows / whole
-        made, row = batch.blocks(deployment.micro_tokens or BLOCK_TOKENS, deployment.packs)
-        # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
-        parts = work.in_parts(shape, config.kind, row.scored / made, deployment.tp)
-        head_once = work.head_flops(shape, config.kind, row)
-        layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
-        if kind == "train":
-            layers_flops, head_flops = work.training_flops(shape, config.kind, row, deployment.recompute)
-            head_flops += parts * head_once
-        flops += part * (layers_flops / deployment.pp + head_flops)
-        tokens += part * row.tokens
-        squares += part * row.squares
-        blocks += part * made
+    budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
+    row = _row(kind, shape, config.kind, deployment.tp, budget, deployment.packs, again, tuple(batches))
+    flops, tokens, blocks = row.layers_flops / deployment.pp + row.head_flops, row.tokens, row.blocks
     layers = shape.layers / deployment.pp
     inner, beside = deployment.links(constants)
     tokens /= deployment.cp
@@ -267,7 +323,7 @@ def latency(
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
     moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
     if deployment.spec.keeps_scores(deployment.attention):
-        moved += passes * constants.traffic * layers * shape.heads / deployment.tp * squares * max(4, config.item)
+        moved += passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item)
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
     each = Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower)
@@ -278,7 +334,7 @@ def latency(
             # The next layer's parameters come while this one works.
             waited = max(0.0, waited - each.seconds / max(blocks, 1e-9))
         block += Cost(communication=waited)
-    return LatencyModel(each, block, rates.call, blocks, deployment.pp, deployment.row_ranks)
+    return LatencyModel(each, block, rates.call, blocks, deployment.pp, row.longest, deployment.row_ranks)
 
 
 def _gathering(

@@ -22,6 +22,7 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components
+from rlgraph.placement.search.fill import filled
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
@@ -144,7 +145,8 @@ def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnosti
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
     """The best of some partitions, or of all. Raises ProgramError where the time is over before there is a plan."""
     among = candidates(problem, question) if only is None else only
-    return Search(problem, among, _gap(problem, question), question.search_seconds).run()
+    found = Search(problem, among, _gap(problem, question), question.search_seconds).run()
+    return found and filled(problem, found)
 
 
 def search_until(
@@ -152,7 +154,8 @@ def search_until(
 ) -> Found | None:
     """The same, one of several searches that end together; raises OutOfTime where that is too early for a plan."""
     among = candidates(problem, question) if only is None else only
-    return Search(problem, among, _gap(problem, question), ends - monotonic()).best()
+    found = Search(problem, among, _gap(problem, question), ends - monotonic()).best()
+    return found and filled(problem, found)
 
 
 def _gap(problem: Problem, question: Question) -> float:

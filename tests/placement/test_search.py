@@ -25,7 +25,7 @@ from rlgraph.cost.time import Batch
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
-from rlgraph.placement.search import watch
+from rlgraph.placement.search import caches, watch
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
@@ -78,6 +78,14 @@ class Case:
     @property
     def candidates(self) -> list[Blocks]:
         return list(partitions(self.problem.components, self.problem.cluster, self.fixed))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def coarse() -> Iterator[None]:
+    """Few sizes of caches, so that brute force looks at all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "STEP", 4.0)
+        yield
 
 
 # Random problems
@@ -193,8 +201,14 @@ def everything(problem: Problem, number: int, place: int, devices: int) -> list[
         option
         for strategy in strategies(problem, number, place)
         for copies in range(1, strategy.room(devices) + 1)
-        for option in problem.options.made(problem.components[number], strategy, copies)
+        for made in problem.options.made(problem.components[number], strategy, copies)
+        for option in sized(made)
     ]
+
+
+def sized(option: Option) -> list[Option]:
+    """With each of its caches."""
+    return [option.between(cache, cache) for cache in range(option.strategy.cache, option.high.cache + 1)]
 
 
 @cache
@@ -202,7 +216,7 @@ def strategies(problem: Problem, number: int, place: int) -> list[Strategy]:
     """Of a component on an island, also those that do not fit there."""
     component, options = problem.components[number], problem.options
     splits = options.splits(component, problem.cluster.islands[place])
-    return [options.strategy(component, full) for split in splits for full in options.knobs(component, split)]
+    return [options.whole(component, full) for split in splits for full in options.knobs(component, split)]
 
 
 def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:

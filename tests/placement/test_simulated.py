@@ -15,6 +15,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload
 from rlgraph.placement.choose import Choice, candidates, planned
+from rlgraph.placement.search import caches
 from rlgraph.placement.search import options as searched
 from rlgraph.placement.search.options import Option
 from rlgraph.placement.search.partitions import packed, sizes
@@ -95,9 +96,10 @@ def ways(choice: Choice, number: int, island: int, devices: int) -> Iterator[Opt
     component, made = problem.components[number], problem.options
     for split in made.splits(component, problem.cluster.islands[island]):
         for full in made.knobs(component, split):
-            strategy = made.strategy(component, full)
+            strategy = made.whole(component, full)
             for copies in range(1, strategy.room(devices) + 1):
-                yield from made.options(component, strategy, copies)
+                for each in made.options(component, strategy, copies):
+                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
 
 
 def simulated(choice: Choice, found: Found) -> float:
@@ -111,7 +113,7 @@ def simulated(choice: Choice, found: Found) -> float:
 def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Fewer settings of each split: what is tried is where things are.
     monkeypatch.setattr(searched, "MICROS", (2,))
-    monkeypatch.setattr(searched, "SLOTS_AT_ONCE", (64,))
+    monkeypatch.setattr(caches, "STEP", 8.0)
     text, cluster = PROBLEMS[name]
     program = tmp_path / "small.rlf"
     program.write_text(text)

@@ -79,7 +79,8 @@ class Bounds:
         held = {number: min(option.resident for option in own) for number, own in found.items()}
         room = usable(island, self.problem.constants) - sum(held.values())
         fit = {
-            number: [option for option in own if option.peak <= room + held[number]] for number, own in found.items()
+            number: [each for option in own if (each := option.within(room + held[number])) is not None]
+            for number, own in found.items()
         }
         return {number: Candidates(own) for number, own in fit.items()} if all(fit.values()) else None
 

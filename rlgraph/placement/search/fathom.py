@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import is_
 
 from rlgraph.cost.peak import usable
 from rlgraph.placement.search.bounds import Bounds, Candidates, Choices
@@ -49,7 +50,14 @@ class Fathoming:
         if value >= self.incumbent.enough() or self.left < 0:
             self.incumbent.drop(value)
             return
+        wide = self.wide(chosen, choices) if len(chosen) == len(self.sequence) else None
+        if wide is not None:
+            for half in choices[wide].options[0].halves:
+                part = self.beside(wide, {**chosen, wide: half}, choices)
+                self.choose({**chosen, wide: half}, part)
+            return
         if len(chosen) == len(self.sequence):
+            chosen = {number: choices[number].options[0].largest for number in chosen}
             # With more devices than the least there are, it may be as fast as it seems, or not.
             if all(option.devices <= self.devices[self.colocation.home[number]] for number, option in chosen.items()):
                 self.keep(chosen)
@@ -71,13 +79,26 @@ class Fathoming:
         """What is left of the choices after the last option that was chosen: only its own pool has less room."""
         found = {**choices, last: Candidates((chosen[last],))}
         for number in self.blocks[self.colocation.home[last]].components:
-            if number not in chosen:
-                own = self.fitting(number, chosen)
-                if own is None:
-                    del found[number]
-                else:
-                    found[number] = own
+            if number in chosen and chosen[number].settled:
+                continue
+            own = self.fitting(number, chosen)
+            if own is None:
+                del found[number]
+            else:
+                found[number] = own
         return found
+
+    def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
+        """Where pools have no room for the largest caches of all that is chosen, the component whose cache matters
+        most."""
+        for block in self.blocks:
+            own = [choices[number].options[0] for number in block.components]
+            if all(each.settled for each in own) or self.problem.fits(
+                [each.largest for each in own], self.problem.island(block)
+            ):
+                continue
+            return max(block.components, key=lambda number: choices[number].options[0].range_s)
+        return None
 
     def fitting(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
         """The options of a component that fit into its pool beside what is chosen, and the least of what is not; None
@@ -85,27 +106,31 @@ class Fathoming:
         block = self.colocation.home[number]
         left, active = self.rooms[block], 0.0
         for other in self.blocks[block].components:
+            if other == number:
+                continue
             if other in chosen:
                 left -= chosen[other].resident
                 active = max(active, *chosen[other].active)
-            elif other != number:
+            else:
                 left -= self.least[other]
+        if number in chosen:
+            return _within(Candidates((chosen[number],)), left, active)
         key = (number, left, active)
         if key not in self._fitting:
-            whole = self.choices[number]
-            fit = [o for o in whole.options if o.resident + max(active, *o.active) <= left]
-            self._fitting[key] = whole if len(fit) == len(whole.options) else Candidates(fit) if fit else None
+            self._fitting[key] = _within(self.choices[number], left, active)
         return self._fitting[key]
 
     def keep(self, chosen: Mapping[int, Option]) -> None:
         """A plan, if it beats the best one."""
-        home = self.colocation.home
-        durations = {number: option.seconds for number, option in chosen.items()}
-        syncs = [
-            self.problem.sync(source, chosen[source], chosen[target], home[source] == home[target])
-            for source, target in self.problem.syncs
-        ]
-        copies = {number: option.copies for number, option in chosen.items()}
-        seconds = self.problem.step(durations, syncs, self.colocation, copies)
+        own = [chosen[number] for number in sorted(chosen)]
+        seconds = self.problem.whole(self.blocks, own)
         value = self.problem.value(seconds, self.blocks, self.devices)
-        self.incumbent.keep(self.blocks, self.devices, [chosen[number] for number in sorted(chosen)], seconds, value)
+        self.incumbent.keep(self.blocks, self.devices, own, seconds, value)
+
+
+def _within(own: Candidates, left: float, active: float) -> Candidates | None:
+    """Those that fit into so many bytes beside what others need while they work."""
+    fit = [each for option in own.options if (each := option.within(left, active)) is not None]
+    if len(fit) == len(own.options) and all(map(is_, fit, own.options)):
+        return own
+    return Candidates(fit) if fit else None

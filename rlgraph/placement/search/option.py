@@ -12,6 +12,7 @@ from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.predict import TaskModel
 from rlgraph.ir.mesh import Mesh
+from rlgraph.placement.search.caches import Caches
 
 Key = tuple[float, ...]
 
@@ -21,11 +22,14 @@ Split = tuple[str, int, Mesh, int]
 
 class Option:
     """A component's work done on some devices. Its bytes are counted when somebody asks: most options are dropped
-    before."""
+    before.
+
+    Of a generating engine it stands for a range of caches: it needs what it does with the smallest of them, and is as
+    fast as with the largest."""
 
     __slots__ = (
-        *("_deployment", "active", "beaten", "copies", "floor", "key", "kind", "offload", "order", "peak"),
-        *("resident", "seconds", "sent", "split", "strategy", "total"),
+        *("_deployment", "_ranges", "active", "beaten", "copies", "floor", "high", "key", "kind", "moved", "offload"),
+        *("often", "order", "peak", "resident", "seconds", "sent", "slowest", "split", "strategy", "total"),
     )
 
     resident: float
@@ -44,23 +48,36 @@ class Option:
         copies: int,
         split: Split,
         offload: bool,
-        seconds: tuple[float, ...],
+        often: tuple[float, ...],
+        moved: float,
         kind: object,
         sent: tuple[float, ...],
+        high: Strategy | None = None,
     ) -> None:
-        """kind, sent: what decides how fast weights and rows come from here, or to here."""
-        self.strategy, self.copies, self.offload = strategy, copies, offload
-        self.seconds, self.total = seconds, sum(seconds)
+        """often: how many times each of the component's tasks is done in a step. moved: seconds until an off-loaded
+        model is there, each time. kind, sent: what decides how fast weights and rows come from here, or to here. high:
+        with the largest cache, where `strategy` has the smallest."""
+        self.strategy, self.copies, self.offload, self.often, self.moved = strategy, copies, offload, often, moved
+        self.high = high or strategy
+        self.seconds = self._taken(self.high)
         """Of each of the component's tasks, as often as it is done in a step."""
+        self.total = sum(self.seconds)
+        self.slowest = self.seconds if self.high is strategy else self._taken(strategy)
         self.split = split
         """What a transfer of its weights depends on; options of one split have the same object."""
         self.kind, self.sent = kind, sent
         resident, active = self._bytes(*strategy.floor(copies))
-        self.floor: Key = (resident, *active, *seconds, *sent)
+        # What is as fast with its smallest cache and with its largest one is as fast in between, of one split.
+        self.floor: Key = (resident, *active, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
         """No number of the key is less than these, which are known earlier."""
         self.beaten: Option | None = None
         """By this one, wherever it is there."""
         self._deployment: Deployment | None = None
+        self._ranges: dict[tuple[int, int], Option] = {}
+
+    def _taken(self, strategy: Strategy) -> tuple[float, ...]:
+        once, moved = strategy.seconds(self.copies), self.moved
+        return tuple([(each + moved) * often for each, often in zip(once, self.often, strict=True)])
 
     def __getattr__(self, name: str) -> object:
         # Of a slot that is still empty.
@@ -68,7 +85,7 @@ class Option:
             raise AttributeError(name)
         self.resident, self.active = self._bytes(*self.strategy.needs(self.copies))
         self.peak = self.resident + max(self.active, default=0.0)
-        self.key = (self.resident, *self.active, *self.seconds, *self.sent)
+        self.key = (self.resident, *self.active, *self.floor[1 + len(self.active) :])
         self.order = (self.total, self.offload, self.resident, self.active)
         return object.__getattribute__(self, name)
 
@@ -76,6 +93,77 @@ class Option:
         """What stays and what comes beside it, where a model needs so much. A process is there all the time."""
         process = self.strategy.held(self.copies)
         return (float(process), tuple(held + each for each in active)) if self.offload else (held + process, active)
+
+    # The range of its caches
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has one cache, or none."""
+        return self.high is self.strategy
+
+    @property
+    def range_s(self) -> float:
+        """By how many seconds it is faster with the largest cache than with the smallest."""
+        return sum(self.slowest) - self.total
+
+    @property
+    def largest(self) -> Option:
+        """With the largest cache."""
+        return self.between(self.high.cache, self.high.cache)
+
+    @property
+    def halves(self) -> tuple[Option, Option]:
+        """The upper and the lower half."""
+        low, high = self.strategy.cache, self.high.cache
+        middle = (low + high) // 2
+        return self.between(middle + 1, high), self.between(low, middle)
+
+    def within(self, left: float, active: float = 0.0) -> Option | None:
+        """With the caches with which it needs so many bytes at most. active: what others need at least while they work,
+        beside what stays. None: not even the smallest."""
+        if self.resident + max(active, *self.active) > left:
+            return None
+        if self.settled:
+            return self
+        assert self.strategy.caches
+        caches, low = self.strategy.caches, self.strategy.cache
+        # What an off-loaded model has is there while nothing else works.
+        beside = max(self.active) if self.offload else max(active, *self.active)
+        high = min(self.high.cache, caches.below(caches.size(low) + left - self.resident - beside))
+        if not self._fits(high, left, active):
+            # It needs more than its cache for more rows: the largest that fits is between these.
+            fit = low
+            while high - fit > 1:
+                middle = (fit + high) // 2
+                fit, high = (middle, high) if self._fits(middle, left, active) else (fit, middle)
+            high = fit
+        return self if high == self.high.cache else self.between(low, high)
+
+    def with_cache(self, size: int) -> Option:
+        """With a cache of so many bytes."""
+        assert self.strategy.caches
+        made = self.strategy.caches.made(self.strategy.cache, size)
+        return Option(made, self.copies, self.split, self.offload, self.often, self.moved, self.kind, self.sent)
+
+    def _fits(self, cache: int, left: float, active: float) -> bool:
+        assert self.strategy.caches
+        resident, more = self._bytes(*self.strategy.caches.strategy(cache).needs(self.copies))
+        return resident + max(active, *more) <= left
+
+    def between(self, low: int, high: int) -> Option:
+        """From one cache to another."""
+        if (low, high) not in self._ranges:
+            assert self.strategy.caches or low == high
+            one, other = (
+                self.strategy.caches.strategy(number) if self.strategy.caches else self.strategy
+                for number in (low, high)
+            )
+            made = Option(
+                one, self.copies, self.split, self.offload, self.often, self.moved, self.kind, self.sent, other
+            )
+            made._ranges = self._ranges
+            self._ranges[low, high] = made
+        return self._ranges[low, high]
 
     @property
     def deployment(self) -> Deployment:
@@ -99,8 +187,21 @@ class Strategy:
     """A split and its settings, for any number of copies; `deployment` is of one."""
 
     __slots__ = (
-        *("_floors", "deployment", "fewer", "idle", "made", "memory", "near", "paying", "process", "sent", "size"),
-        "tasks",
+        *(
+            "_floors",
+            "_seconds",
+            "cache",
+            "caches",
+            "deployment",
+            "fewer",
+            "idle",
+            "made",
+            "memory",
+            "near",
+            "paying",
+            "process",
+        ),
+        *("sent", "size", "tasks"),
     )
 
     def __init__(
@@ -123,6 +224,8 @@ class Strategy:
         """Of what the component does outside of the step, for which it is there all the same."""
         self.near = self.room(deployment.island.per_node)
         """Copies that one node has room for."""
+        self._seconds: dict[int, tuple[float, ...]] = {}
+        """By the copies."""
         self.made: dict[int, tuple[Option, ...]] = {}
         """The options that were worked out, by their copies."""
         self.paying: dict[int, list[int]] = {}
@@ -131,6 +234,9 @@ class Strategy:
         """By the copies, and the settings that matter."""
         self.sent: dict[int, tuple[Split, object, Key]] = alike.sent if alike else {}
         """What decides how fast its weights travel, by the copies."""
+        self.caches: Caches | None = None
+        """That it can have, of a generating engine, and the number of the one that it has."""
+        self.cache = 0
         self.fewer: list[int] | None = None
         """`lighter` of all numbers that there may be, once it is known."""
 
@@ -143,6 +249,12 @@ class Strategy:
         """Bytes that stay on each device of so many copies unless the model is off-loaded, and more of them during each
         of the component's tasks."""
         return _together([each.totals(copies) for each in self.memory], [each.totals(copies) for each in self.idle])
+
+    def seconds(self, copies: int) -> tuple[float, ...]:
+        """Of each of the component's tasks, once."""
+        if copies not in self._seconds:
+            self._seconds[copies] = tuple([task.seconds(copies) for task in self.tasks])
+        return self._seconds[copies]
 
     def floor(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """What they need at least, which takes less to know."""

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, product, zip_longest
-from operator import lt, mul
+from operator import lt
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
+from rlgraph.cost.decoding import at_once, cached
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
-from rlgraph.cost.work import kv_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
@@ -25,6 +25,7 @@ from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import NODES
+from rlgraph.placement.search.caches import Caches
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option, Split, Strategy, undominated
 
@@ -39,9 +40,6 @@ EACH = 16
 
 _NODES = 8
 """Over which a copy's parameters are shared out at most, whatever its layers are split by."""
-
-SLOTS_AT_ONCE = (1, 4, 16, 64, 128, 256, 512, 1024)
-"""Longest rows that a generating engine's cache holds."""
 
 
 class Options:
@@ -178,7 +176,7 @@ class Options:
         for deployment in self.splits(component, island):
             alike: Strategy | None = None
             for full in self.knobs(component, deployment):
-                strategy = self.strategy(component, full, alike)
+                strategy = self.whole(component, full, alike)
                 alike = alike or strategy
                 most = strategy.room(island.devices)
                 if most and strategy.least(most) <= fit:
@@ -206,17 +204,11 @@ class Options:
         return [embedded().name]
 
     def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
-        """Sizes of micro-batches and caches, recomputation."""
+        """Sizes of micro-batches, recomputation; the smallest cache."""
         width = self.longest(component) + 1
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
-            row = (
-                kv_bytes(component.config.shape, component.config.item)
-                / min(deployment.tp, component.config.shape.kv_heads)
-                * width
-            )
-            for rows in SLOTS_AT_ONCE:
-                yield replace(deployment, kv_bytes=int(row * rows))
+            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * width))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         again = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -225,6 +217,19 @@ class Options:
         for tokens in [rows * width for rows in MICROS] if micros else [deployment.micro_tokens]:
             for recompute in again:
                 yield replace(deployment, micro_tokens=tokens, recompute=recompute)
+
+    def whole(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+        """A split and its settings, with the larger caches that it can have."""
+        strategy = self.strategy(component, deployment, alike)
+        if deployment.kv_bytes:
+
+            def made(number: int, size: int) -> Strategy:
+                found = self.strategy(component, replace(deployment, kv_bytes=size), strategy)
+                found.caches, found.cache = strategy.caches, number
+                return found
+
+            strategy.caches = Caches(strategy, made)
+        return strategy
 
     def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
         """alike: the first one of the same split."""
@@ -254,6 +259,16 @@ class Options:
         """Tokens of its longest row."""
         return int(max((batch.row.longest for batch in self.batches(component)), default=1.0))
 
+    def filling(self, component: Component, deployment: Deployment, copies: int, longest: bool = False) -> float:
+        """Bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest: if all of
+        them are the longest."""
+        most, rows = at_once(deployment), self.batches(component)
+        tokens = [
+            min(most, each.share(copies)) * (each.row.longest if longest else each.prompt.mean + each.response.mean)
+            for each in rows
+        ]
+        return cached(component.config, deployment) * max(tokens, default=0.0)
+
     def units(self, component: Component) -> list[float]:
         """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
         if id(component) not in self._units:
@@ -266,23 +281,26 @@ class Options:
     def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """With the model staying there, and with the model in the host's memory in between."""
         deployment = strategy.deployment
-        once = [found.seconds(copies) for found in strategy.tasks]
-        times = [self.tasks[number].times for number in component.tasks]
+        times = tuple([self.tasks[number].times for number in component.tasks])
         if copies not in strategy.sent:
             split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
             split = self._splits.setdefault(split, split)
             kind, sent = _sent(component, deployment, split)
             strategy.sent[copies] = split, kind, (*sent, -copies) if self.apart else sent
         split, kind, sent = strategy.sent[copies]
-        staying = Option(strategy, copies, split, False, tuple(map(mul, once, times)), kind, sent)
+        high = strategy
+        if strategy.caches:
+            # With more than all of its rows fill it is no faster.
+            high = strategy.caches.over(self.filling(component, deployment, copies))
+            kind = kind, deployment.mesh
+        staying = Option(strategy, copies, split, False, times, 0.0, kind, sent, high)
         # What is called a CPU's device memory is its host's.
         if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
             return (staying,)
         synced = component.work == "generate" and component.trained
         resident, _ = strategy.needs(copies)
         moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds
-        again = tuple((each + moved) * often for each, often in zip(once, times, strict=True))
-        return staying, Option(strategy, copies, split, True, again, kind, sent)
+        return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high)
 
 
 def _said(component: Component) -> tuple[tuple[str, int], ...]:

@@ -293,6 +293,14 @@ class Problem:
         """Seconds of a step."""
         return makespan(self.order, self.seconds(durations, syncs, self.trips(colocation, copies)), colocation.pools)
 
+    def whole(self, blocks: Blocks, chosen: Sequence[Option]) -> float:
+        """Seconds of a step with an option of each component."""
+        colocation = self.colocation(blocks)
+        home, durations = colocation.home, {number: option.seconds for number, option in enumerate(chosen)}
+        syncs = [self.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
+        copies = {number: option.copies for number, option in enumerate(chosen)}
+        return self.step(durations, syncs, colocation, copies)
+
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""
         return peak(chosen) <= usable(island, self.constants)
