@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from planners.caches import settled
+
 from rlgraph.cost import decoding, time, work
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.optimizer import optimizer_bytes
@@ -132,7 +134,7 @@ def _pieces(
     trained = next(
         (chosen[a].deployment for a, b in problem.syncs if b == number and a in chosen and not gathered), None
     )
-    for option in problem.options.all(number, component, island, devices):
+    for option in settled(problem.options.all(number, component, island, devices)):
         if option.offload or option.deployment.tp > island.per_node:
             continue
         if tensor and component.work == "train" and option.deployment.tp != tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
 
+from planners.caches import settled
 from planners.plans import Chosen, fastest_that_fit
 
 from rlgraph.placement.search.option import Option
@@ -106,7 +107,7 @@ class _Algorithm1:
     def legal(self, number: int, devices: int) -> list[Option]:
         """Tensor parallelism within a machine, and as many copies as there are devices for."""
         found: dict[object, Option] = {}
-        for option in self.problem.options.all(number, self.problem.components[number], self.island, devices):
+        for option in settled(self.problem.options.all(number, self.problem.components[number], self.island, devices)):
             deployment = option.deployment
             key = (replace(deployment, dp=1), option.offload)
             if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):

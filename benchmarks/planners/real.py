@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from math import exp, inf
 
+from planners.caches import settled
 from planners.plans import Chosen
 
 from rlgraph.placement.search.option import Option
@@ -68,7 +69,7 @@ class _Walk:
         key = (number, devices)
         if key not in self.known:
             component = self.problem.components[number]
-            self.known[key] = list(self.problem.options.all(number, component, self.island, devices))
+            self.known[key] = list(settled(self.problem.options.all(number, component, self.island, devices)))
         return self.known[key]
 
     def first(self) -> Chosen:
