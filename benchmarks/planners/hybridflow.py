@@ -9,7 +9,7 @@ devices that it is trained on. On one machine allocations are counted in devices
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 
@@ -109,7 +109,7 @@ class _Algorithm1:
         found: dict[object, Option] = {}
         for option in settled(self.problem.options.all(number, self.problem.components[number], self.island, devices)):
             deployment = option.deployment
-            key = (replace(deployment, dp=1), option.offload)
+            key = (deployment.copied(1), option.offload)
             if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):
                 found[key] = option
         return list(found.values())
