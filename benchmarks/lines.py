@@ -10,9 +10,9 @@ A line counts if it is neither blank nor only a comment; in Python docstrings do
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
-import sys
 import zipfile
 from collections.abc import Iterable
 from itertools import takewhile
@@ -103,9 +103,13 @@ def count_wheels(folder: Path) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--wheels"]:
-        KEPT.write_text(json.dumps(count_wheels(Path(sys.argv[2])), indent=2) + "\n", "utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="count other systems, from their wheels")
+    options = parser.parse_args()
+    if options.wheels:
+        KEPT.write_text(json.dumps(count_wheels(options.wheels), indent=2) + "\n", "utf-8")
         print(KEPT.read_text("utf-8"), end="")
     else:
-        for each in counts(map(Path, sys.argv[1:]) if sys.argv[1:] else None):
+        for each in counts(options.files or None):
             print(f"{each.lines:5}  {each.path.stem:14}  {each.title}")
