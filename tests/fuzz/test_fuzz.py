@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related
 from tests.fuzz.cases import Failure, made, minimized, outcome
 from tests.fuzz.mutators import splice, tokens
 from tests.fuzz.targets import TARGETS, Target
@@ -68,10 +68,10 @@ def test_what_takes_too_long_is_noticed_whatever_it_catches(tmp_path: Path) -> N
     assert isinstance(failed, Failure) and failed.where == "TooSlow"
 
 
-@pytest.mark.parametrize(("message", "said"), [("", "says nothing"), ("x" * 40_000, "without an end")])
-def test_a_bad_diagnostic_is_noticed(message: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("message", "notes", "said"), [("", 0, "says nothing"), ("x", 20_000, "without an end")])
+def test_a_bad_diagnostic_is_noticed(message: str, notes: int, said: str, tmp_path: Path) -> None:
     def read(raw: bytes, folder: Path) -> None:
-        raise ProgramError(Diagnostic("E0101", message, NO_SPAN))
+        raise ProgramError(Diagnostic("E0101", message, NO_SPAN, related=(Related(NO_SPAN, "y"),) * notes))
 
     failed = outcome(_target(read), b"x", tmp_path)
     assert isinstance(failed, Failure) and said in failed.told
