@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlgraph.backends.ray.links import Holding
-from rlgraph.engines.adapters import base_of, save
 from rlgraph.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
 from rlgraph.engines.weights import filed
 from rlgraph.ir.layout import Local, Piece, whole
@@ -70,6 +69,9 @@ class AdapterFolder:
 
     def close(self) -> None:
         """Writes them, and a base that nobody has but this run."""
+        # With it come transformers' models, which take seconds, and every process imports this file.
+        from rlgraph.engines.adapters import base_of, save
+
         base, made = base_of(self._spec.source, self._folder)
         with quiet():
             if made:
