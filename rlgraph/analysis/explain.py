@@ -17,7 +17,7 @@ from rlgraph.analysis.variants import Other, others
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.placement.choose import Choice, candidates, problem_of
+from rlgraph.placement.choose import SPARE, Choice, candidates, problem_of
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Search
@@ -213,7 +213,7 @@ def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None, ends
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
     try:
-        found = Search(problem, some, COARSE, ends - monotonic()).best()
+        found = Search(problem, some, COARSE, ends - monotonic(), SPARE).best()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (found is None or found.value > choice.found.value):

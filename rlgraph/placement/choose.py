@@ -36,6 +36,9 @@ SMALL = (64, 5)
 
 NEAR = 0.01
 
+SPARE = 0.01
+"""By which share of its seconds, or price, a plan has to be better to leave less memory than its count may be off."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -145,7 +148,7 @@ def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnosti
 def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
     """The best of some partitions, or of all. Raises ProgramError where the time is over before there is a plan."""
     among = candidates(problem, question) if only is None else only
-    found = Search(problem, among, _gap(problem, question), question.search_seconds).run()
+    found = Search(problem, among, _gap(problem, question), question.search_seconds, _spare(question)).run()
     return found and filled(problem, found)
 
 
@@ -154,7 +157,7 @@ def search_until(
 ) -> Found | None:
     """The same, one of several searches that end together; raises OutOfTime where that is too early for a plan."""
     among = candidates(problem, question) if only is None else only
-    found = Search(problem, among, _gap(problem, question), ends - monotonic()).best()
+    found = Search(problem, among, _gap(problem, question), ends - monotonic(), _spare(question)).best()
     return found and filled(problem, found)
 
 
@@ -164,6 +167,11 @@ def _gap(problem: Problem, question: Question) -> float:
         return question.search_gap
     small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
     return 0.0 if small else NEAR
+
+
+def _spare(question: Question) -> float:
+    """Who asks for the very best gets it, however full it is."""
+    return SPARE if question.search_gap is None else min(SPARE, question.search_gap)
 
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:

@@ -20,6 +20,7 @@ from rlgraph.clusters.cluster import Cluster, Device, Island
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.peak import TIGHT, usable
 from rlgraph.cost.tasks import Read, Task
 from rlgraph.cost.time import Batch
 from rlgraph.errors import ProgramError
@@ -32,7 +33,7 @@ from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option, Strategy
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import packed, partitions, sizes
-from rlgraph.placement.search.problem import Blocks, Problem
+from rlgraph.placement.search.problem import Blocks, Problem, peak
 from rlgraph.placement.search.search import Search
 
 CONSTANTS = replace(
@@ -328,6 +329,40 @@ def test_the_gap_is_kept(seed: int) -> None:
         assert found.bound <= least * (1 + 1e-9)
         assert found.value * 0.9 <= least
         assert found.gap <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 2))
+def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
+    case = random_case(seed)
+    calm, full = least(case, TIGHT), least(case, 1.0)
+    found = Search(case.problem, case.candidates, 0.0, spare=0.2).run()
+    if found is not None:
+        assert found.tight == (calm * 0.8 > full)
+        assert found.value == pytest.approx(full if found.tight else calm, rel=1e-9)
+        assert found.bound <= full * (1 + 1e-12)
+
+
+def test_some_plans_leave_memory_and_others_do_not() -> None:
+    cases = [random_case(seed) for seed in range(0, 200, 2)]
+    found = [Search(case.problem, case.candidates, 0.0, spare=spare).run() for case in cases for spare in (0.0, 0.2)]
+    pairs = [(exact, calm) for exact, calm in zip(found[::2], found[1::2], strict=True) if exact and calm]
+    assert sum(exact.tight and not calm.tight for exact, calm in pairs) > 5
+    assert sum(calm.tight for _, calm in pairs) > 5
+
+
+def least(case: Case, share: float) -> float:
+    """The least value of all plans that need so much of what a device has at most."""
+    islands = case.problem.cluster.islands
+    rooms = [share * usable(island, case.problem.constants) for island in islands]
+    return min(
+        (
+            valued(case, blocks, devices, chosen)
+            for blocks, devices, options in plans(case)
+            for chosen in product(*options)
+            if all(peak([chosen[number] for number in each.components]) <= rooms[each.island] for each in blocks)
+        ),
+        default=inf,
+    )
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 10))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import is_
 
-from rlgraph.cost.peak import usable
+from rlgraph.cost.peak import TIGHT, usable
 from rlgraph.placement.search.bounds import Bounds, Candidates, Choices
+from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
-from rlgraph.placement.search.problem import Blocks
+from rlgraph.placement.search.problem import Blocks, peak
 from rlgraph.placement.search.watch import Watch
 
 MOST_TRIES = 4000
@@ -19,13 +20,22 @@ class Fathoming:
     """Of one allocation, or of all that are between two of them."""
 
     def __init__(
-        self, bounds: Bounds, watch: Watch, blocks: Blocks, devices: tuple[int, ...], choices: Choices
+        self,
+        bounds: Bounds,
+        watch: Watch,
+        blocks: Blocks,
+        devices: tuple[int, ...],
+        choices: Choices,
+        tight: bool = True,
     ) -> None:
-        """devices: the least of each pool. choices: what is possible with the most."""
+        """devices: the least of each pool. choices: what is possible with the most. tight: whether pools may be fuller
+        than `TIGHT`."""
         self.bounds, self.watch, self.blocks, self.devices = bounds, watch, blocks, devices
         self.problem, self.incumbent, self.choices = bounds.problem, bounds.incumbent, choices
         self.colocation = self.problem.colocation(blocks)
-        self.rooms = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
+        whole = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
+        self.calm = [TIGHT * room for room in whole]
+        self.rooms = whole if tight else self.calm
         self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
         self.least = {number: min(option.resident for option in own.options) for number, own in choices.items()}
         self.left = MOST_TRIES
@@ -91,11 +101,9 @@ class Fathoming:
     def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
         """Where pools have no room for the largest caches of all that is chosen, the component whose cache matters
         most."""
-        for block in self.blocks:
+        for block, room in zip(self.blocks, self.rooms, strict=True):
             own = [choices[number].options[0] for number in block.components]
-            if all(each.settled for each in own) or self.problem.fits(
-                [each.largest for each in own], self.problem.island(block)
-            ):
+            if all(each.settled for each in own) or peak([each.largest for each in own]) <= room:
                 continue
             return max(block.components, key=lambda number: choices[number].options[0].range_s)
         return None
@@ -125,7 +133,11 @@ class Fathoming:
         own = [chosen[number] for number in sorted(chosen)]
         seconds = self.problem.whole(self.blocks, own)
         value = self.problem.value(seconds, self.blocks, self.devices)
-        self.incumbent.keep(self.blocks, self.devices, own, seconds, value)
+        tight = any(
+            peak([chosen[number] for number in block.components]) > calm
+            for block, calm in zip(self.blocks, self.calm, strict=True)
+        )
+        self.incumbent.keep(Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight))
 
 
 def _within(own: Candidates, left: float, active: float) -> Candidates | None:

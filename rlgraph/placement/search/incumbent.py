@@ -26,6 +26,8 @@ class Found:
     """No plan has a smaller value."""
     looked: int
     """Allocations and ranges that were looked at."""
+    tight: bool = False
+    """Whether a pool of it is fuller than `TIGHT`."""
 
     @property
     def gap(self) -> float:
@@ -36,9 +38,10 @@ class Found:
 class Incumbent:
     """The best plan so far, and the bounds of what was dropped."""
 
-    def __init__(self, gap: float) -> None:
-        """gap: how far from the best plan is near enough, as a share."""
-        self.gap = gap
+    def __init__(self, gap: float, spare: float = 0.0) -> None:
+        """gap: how far from the best plan is near enough, as a share. spare: by how much of it a tight plan has to be
+        better than one that is not."""
+        self.gap, self.spare = gap, spare
         self.best: Found | None = None
         self.looked = 0
         self.lowest = math.inf
@@ -48,18 +51,34 @@ class Incumbent:
 
     def enough(self) -> float:
         """Bounds from here on are not worth looking at."""
-        return math.inf if self.best is None else self.best.value * (1 - self.gap)
+        if self.best is None:
+            return math.inf
+        enough = self.best.value * (1 - self.gap)
+        # One that is not tight may be better although it takes longer.
+        return enough / (1 - self.spare) if self.best.tight else enough
 
     def drop(self, bound: float) -> None:
         """Something with this bound is not looked at."""
         self.lowest = min(self.lowest, bound)
 
-    def keep(
-        self, blocks: Blocks, devices: tuple[int, ...], options: Sequence[Option], seconds: float, value: float
-    ) -> None:
-        """A plan, if it beats the best one."""
-        if self.best is None or value < self.best.value:
-            self.best = Found(blocks, devices, tuple(options), seconds, value, 0.0, 0)
+    def keep(self, found: Found) -> None:
+        """A plan, if it beats the best one; the other one is not looked at any more."""
+        best = self.best
+        if best is None:
+            self.best = found
+        elif self._beats(found, best):
+            self.best = found
+            self.drop(best.value)
+        else:
+            self.drop(found.value)
+
+    def _beats(self, found: Found, best: Found) -> bool:
+        if found.tight == best.tight:
+            return found.value < best.value
+        if found.tight:
+            return found.value < best.value * (1 - self.spare)
+        # What was dropped as not better than the tight one has to be so beside this one.
+        return found.value * (1 - max(self.gap, self.spare)) <= min(best.value, self.lowest)
 
     def proven(self) -> float:
         """What no plan can beat, as far as it is known."""

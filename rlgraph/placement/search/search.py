@@ -39,10 +39,18 @@ MOST_LOOKS = 20000
 class Search:
     """Of one problem, among some partitions of its components."""
 
-    def __init__(self, problem: Problem, candidates: Sequence[Blocks], gap: float, seconds: float = math.inf) -> None:
-        """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends."""
+    def __init__(
+        self,
+        problem: Problem,
+        candidates: Sequence[Blocks],
+        gap: float,
+        seconds: float = math.inf,
+        spare: float = 0.0,
+    ) -> None:
+        """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends. spare: by
+        how much of it a plan that leaves too little memory has to be better than one that does not."""
         self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
-        self.incumbent = Incumbent(gap)
+        self.incumbent = Incumbent(gap, spare)
         self.boxes = Boxes(problem.cluster, candidates)
         self.bounds = Bounds(problem, self.incumbent)
         self.stages = Stages(self.boxes, self.bounds)
@@ -167,7 +175,12 @@ class Search:
                 return True
         self.incumbent.looked += 1
         choices = self.bounds.choices(blocks, high)
-        return choices is None or Fathoming(self.bounds, self.watch, blocks, low, choices).run()
+        if choices is None:
+            return True
+        if self.incumbent.spare:
+            # Plans that leave memory come first: they keep those out that are not much better.
+            Fathoming(self.bounds, self.watch, blocks, low, choices, tight=False).run()
+        return Fathoming(self.bounds, self.watch, blocks, low, choices).run()
 
 
 @contextmanager
