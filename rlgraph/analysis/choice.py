@@ -45,15 +45,19 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
 
 def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
     """The step of a plan, by what a plan file says of the prediction."""
-    seconds, gap, in_turn = predicted["seconds"], predicted["gap"], predicted.get("in_turn_seconds")
+    seconds, gap = predicted["seconds"], predicted["gap"]
+    in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
     rate = predicted["tokens"] / seconds if seconds else 0.0
     on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
-    if in_turn is None:
+    if in_turn is None and steady is None:
         yield f"{cluster}: {shown_seconds(seconds)} a step by the search, {on}; {proof}"
-        return
-    yield f"{cluster}: {shown_seconds(seconds)} a step by the simulator, {on}"
-    yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
+    else:
+        yield f"{cluster}: {shown_seconds(seconds)} a step by the simulator, {on}"
+    if in_turn is not None:
+        yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
+    if steady is not None:
+        yield f"in a steady state: {shown_seconds(steady)} by the search, {proof}"
 
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:

@@ -44,7 +44,10 @@ class Stretch:
 
 
 def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
-    """The works that the step is made of, first to last; their seconds add up to those of the step."""
+    """The works that the step is made of, first to last; their seconds add up to those of the step.
+
+    Where several steps are under way: the works of the pool that has most to do; or, where a step that begins with the
+    weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
     colocation = problem.colocation(found.blocks)
     home, pools = colocation.home, colocation.pools
     chosen = dict(enumerate(found.options))
@@ -52,9 +55,15 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
     seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs, trips)
     begun = starts(problem.order, seconds, pools)
+    chain = _chain(problem.order, begun, seconds, pools)
+    if problem.older:
+        fullest = max(colocation.busy, key=lambda own: sum(seconds[job] for job in own))
+        if sum(seconds[job] for job in fullest) * (problem.older + 1) >= sum(seconds[job] for job in chain):
+            chain = sorted((job for job in fullest if seconds[job]), key=begun.__getitem__)
+            for at, job in enumerate(chain):
+                begun[job] = sum(seconds[each] for each in chain[:at])
     return tuple(
-        _stretch(problem, found, job, begun[job], seconds[job], trips.get(job - len(syncs), 0.0))
-        for job in _chain(problem.order, begun, seconds, pools)
+        _stretch(problem, found, job, begun[job], seconds[job], trips.get(job - len(syncs), 0.0)) for job in chain
     )
 
 

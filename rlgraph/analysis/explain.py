@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import inf
 from time import monotonic
@@ -13,11 +13,12 @@ from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
 from rlgraph.analysis.sharing import OVER, Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
-from rlgraph.analysis.variants import Other, others
+from rlgraph.analysis.variants import ONE_STEP_OFF, Other, others
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
-from rlgraph.placement.choose import SPARE, Choice, candidates, problem_of
+from rlgraph.compilation.finalists import better
+from rlgraph.placement.choose import SPARE, Choice, candidates, planned, problem_of
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Search
@@ -39,6 +40,9 @@ MOST = 3
 
 LONGEST = 8
 """Works of the critical path that are told."""
+
+STEPS = 2
+"""That are simulated, where steps overlap."""
 
 LONG_TEXT = 60
 """Characters of the longest cluster that is written in a sentence."""
@@ -95,7 +99,7 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
-        """One work after the other on a pool, as the search lays them out."""
+        """One work after the other on a pool, as the search lays them out; where steps overlap, of one of many."""
         return self.choice.found.seconds
 
     @property
@@ -104,7 +108,7 @@ class Explanation:
 
     @property
     def goes_to(self) -> dict[str, float]:
-        """Seconds by kind of work, the most first; they add up to those of the step."""
+        """Seconds by kind of work on the critical path, the most first."""
         return goes_to(self.path)
 
     @property
@@ -114,8 +118,9 @@ class Explanation:
 
     @property
     def helpful(self) -> list[Change]:
-        """The changes that would help most."""
-        return [change for change in self.changes if change.saves > WORTH][:MOST]
+        """The changes that would help most, of those that leave the algorithm as it is."""
+        helpful = [each for each in self.changes if each.saves > WORTH and each.name != ONE_STEP_OFF]
+        return helpful[:MOST]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -127,7 +132,9 @@ class Explanation:
             "cluster": self.choice.question.cluster.text,
             "minimize": self.choice.question.goal,
             "seconds": self.seconds,
-            "overlapped_seconds": self.predicted["seconds"] if "in_turn_seconds" in self.predicted else None,
+            "overlapped_seconds": self.predicted["seconds"]
+            if {"in_turn_seconds", "steady_seconds"} & self.predicted.keys()
+            else None,
             "price": self.price,
             "gap": self.choice.found.gap,
             "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
@@ -220,6 +227,13 @@ def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None, ends
         found, problem = choice.found, choice.problem
     if found is None:
         return Change(other.name, other.detail, None, None, -inf)
+    if problem.older and not choice.problem.older and found.value < choice.found.value:
+        # Beside a step that is alone: what a steady state leaves out is not told as a saving.
+        made = Choice(planned(other.question, problem, found), found, problem, other.question)
+        made = better(made, replace(choice, question=other.question), STEPS)
+        seconds = made.simulated or made.found.seconds
+        value = problem.value(seconds, made.found.blocks, made.found.devices)
+        found = replace(made.found, seconds=seconds, value=value)
     saves = 1 - found.value / choice.found.value if choice.found.value else 0.0
     return Change(other.name, other.detail, found.seconds, _price(problem, found), saves)
 
@@ -234,13 +248,17 @@ def _price(problem: Problem, found: Found) -> float:
 def _lines(found: Explanation) -> Iterator[str]:
     yield from show_choice(found.choice, found.predicted)
     yield ""
+    whole = sum(found.goes_to.values())
     how = ", one work after the other" if "in_turn_seconds" in found.predicted else ""
-    yield f"what the step goes to{how}: {_shares(found.goes_to, found.seconds)}"
+    if (older := found.choice.problem.older) > 0:
+        alone = whole > (1 + LEAST) * found.seconds
+        how = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
+    yield f"what the step goes to{how}: {_shares(found.goes_to, whole)}"
     longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
     rows = [
-        (each.name, shown_seconds(each.seconds), _percent(each.seconds, found.seconds), _bounds(each))
+        (each.name, shown_seconds(each.seconds), _percent(each.seconds, whole), _bounds(each))
         for each in sorted(longest, key=lambda each: each.start)
-        if each.seconds > LEAST * found.seconds
+        if each.seconds > LEAST * whole
     ]
     yield from table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
     if len(found.alternatives) > 1:
@@ -271,16 +289,14 @@ def _advice(found: Explanation) -> Iterator[str]:
         tried = ", ".join(each.name for each in found.changes if each.seconds is not None)
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
-        yield f"{most} is {_percent(seconds, found.seconds)} of the step; what would help most:"
+        of = "that" if found.choice.problem.older else "the step"
+        yield f"{most} is {_percent(seconds, sum(found.goes_to.values()))} of {of}; what would help most:"
     for each in helpful:
         yield f"  {_called(each)} would {_effect(found, each)}"
-    less = [
-        each
-        for each in found.changes
-        if each.name.startswith("one node less") and each not in helpful and not each.over
-    ]
-    for each in less if found.choice.question.goal == "time" else ():
-        yield f"{_called(each)} would {_effect(found, each)}"
+    for each in found.changes:
+        less = each.name.startswith("one node less") and found.choice.question.goal == "time"
+        if (less or each.name == ONE_STEP_OFF) and each not in helpful and not each.over:
+            yield f"{_called(each)} would {_effect(found, each)}"
     if over := [each.name for each in found.changes if each.over]:
         yield f"{OVER} before these were searched: {', '.join(over)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -12,8 +12,11 @@ from rlgraph.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.clusters.text import write_text
 from rlgraph.clusters.units import show
 from rlgraph.cost.lengths import Lengths
+from rlgraph.cost.tasks import main_step
+from rlgraph.ir.graph import Graph, Staleness
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import work_of
+from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.placement.choose import Choice, Question
 
 BETTER = 1.1
@@ -21,6 +24,8 @@ BETTER = 1.1
 
 AS_GOOD = 0.98
 """How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
+
+ONE_STEP_OFF = "one step off"
 
 CPUS = 64
 """Of a pool on which functions are tried."""
@@ -61,6 +66,7 @@ def others(choice: Choice) -> Iterator[Other]:
         told = f"{half.mean:.0f} tokens on average"
         yield Other("half as long answers", told, with_lengths(asked, response=half), helps=False)
     yield from _on_cpus(choice)
+    yield from _one_step_off(choice)
     yield from _freed(asked)
 
 
@@ -165,6 +171,29 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
         changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
         yield Other("functions on cpus of their own", detail, changed, helps=False)
+
+
+def _one_step_off(choice: Choice) -> Iterator[Other]:
+    """Where a model is sampled from that the step trains: with the weights of the step before, so that two steps are
+    under way."""
+    asked, problem = choice.question, choice.problem
+    if problem.syncs and not problem.older:
+        trained = {problem.components[number].model for _, number in problem.syncs}
+        phase = main_step(asked.program)
+        older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
+        phases = tuple(older if each is phase else each for each in asked.program.phases)
+        changed = replace(asked, program=replace(asked.program, phases=phases))
+        yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
+
+
+def _lagging(graph: Graph, models: Set[str]) -> Graph:
+    """The same, sampling with weights that are one step old."""
+    nodes = []
+    for node in graph.nodes:
+        regions = tuple(_lagging(region, models) for region in node.regions)
+        lag = (("lag", 1),) if NODES[node.op].generates and model_of(node).split("@")[0] in models else ()
+        nodes.append(replace(node, attrs=(*node.attrs, *lag), regions=regions))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _pools(choice: Choice) -> set[str]:

@@ -40,6 +40,12 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         found = choose(replace(asked, search_seconds=left))
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
+    if found.problem.older and (left := ends - monotonic()) > 0:
+        from rlgraph.compilation.finalists import better
+
+        alone = choose(replace(found.question, in_turn=True, search_seconds=left))
+        if alone is not None and alone.plan != found.plan:
+            found = better(found, alone)
     if any(line.under is None or line.on is None for line in schedule.tails):
         # It needs the simulator.
         from rlgraph.compilation.tails import with_tails
@@ -170,15 +176,16 @@ def _samples_together(choice: Choice, phase: Phase) -> bool:
 
 def predicted(choice: Choice) -> Mapping[str, Any]:
     """What a plan file says of the prediction."""
-    seconds = None
-    if overlaps(choice):
+    seconds = choice.simulated
+    if seconds is None and overlaps(choice):
         # It needs the simulator, which takes longer to load than many searches take.
         from rlgraph.compilation.overlap import overlapped
 
         seconds = overlapped(choice)
     return {
         "seconds": choice.found.seconds if seconds is None else seconds,
-        "in_turn_seconds": None if seconds is None else choice.found.seconds,
+        "in_turn_seconds": None if seconds is None or choice.problem.older else choice.found.seconds,
+        "steady_seconds": None if seconds is None or not choice.problem.older else choice.found.seconds,
         "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
         "gap": choice.found.gap,
         "tokens": tokens(choice),

@@ -17,12 +17,12 @@ from rlgraph.placement.choose import Choice
 from rlgraph.placement.search.watch import Line
 
 
-def overlapped(choice: Choice) -> float | None:
-    """Seconds of a step in the middle of a run. None: it cannot be simulated, or Ctrl-C has ended that, which is
-    said."""
+def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
+    """Seconds of a step in the middle of a run, of so many. None: it cannot be simulated, or Ctrl-C has ended that,
+    which is said."""
     with closing(_Progress()) as progress:
         try:
-            return run_steps(simulated(choice, progress), FEWEST, progress.ended).seconds
+            return run_steps(simulated(choice, progress), steps, progress.ended).seconds
         except ProgramError:
             # Rows of which so few are kept that a group has none: `simulate` says so.
             return None

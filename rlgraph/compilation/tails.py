@@ -80,7 +80,7 @@ class _Search:
 
     def with_tail(self, tail: Tail | None) -> Choice:
         tails = self.others if tail is None else (*self.others, tail)
-        return replace(self.choice, plan=replace(self.choice.plan, tails=tails))
+        return replace(self.choice, plan=replace(self.choice.plan, tails=tails), simulated=None)
 
     def found(self) -> Choice:
         best = min(self.tried, key=self.tried.__getitem__, default=None)

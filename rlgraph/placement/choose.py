@@ -59,6 +59,8 @@ class Question:
     """After which a search ends with the best plan that it has."""
     search_gap: float | None = None
     """How far from the best plan is near enough, as a share; None: 0 where the problem is `SMALL`, else `NEAR`."""
+    in_turn: bool = False
+    """As if each step had to end before the next one begins."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Choice:
     found: Found
     problem: Problem
     question: Question
+    simulated: float | None = None
+    """Seconds of a step by the simulator, if it was asked already."""
 
     @property
     def configs(self) -> dict[str, ModelConfig]:
@@ -116,7 +120,8 @@ def problem_of(question: Question) -> Problem:
         for work in line.work
         if line.pool == pool.name
     }
-    step = tuple(tasks(question.program, main_step(question.program), question.workload, placed))
+    phase = main_step(question.program)
+    step = tuple(tasks(question.program, phase, question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step)
     wrong = list(_elsewhere(own, question.cluster))
     if wrong:
@@ -130,7 +135,9 @@ def problem_of(question: Question) -> Problem:
         apart=apart,
         streams=bool(question.schedule.streams),
     )
-    return Problem(own, question.cluster, options, question.goal, placed)
+    return Problem(
+        own, question.cluster, options, question.goal, placed, 0 if question.in_turn else phase.staleness.steps
+    )
 
 
 def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:

@@ -148,7 +148,7 @@ SECTIONS = {
     ),
     "predicted": Section(
         known={
-            **dict.fromkeys(("seconds", "gap", "tokens", "in_turn_seconds"), Number()),
+            **dict.fromkeys(("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds"), Number()),
             "memory": Entries(Record(dict, {"bytes": Number(), "capacity": Number(1.0), "moment": Text()})),
         }
     ),

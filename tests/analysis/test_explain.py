@@ -241,7 +241,8 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     apart = rlgraph.compile(GRPO, schedule=pool, cluster=cluster)
     assert change.seconds == pytest.approx(apart.choice.found.seconds, rel=COARSE)
     assert change.saves == pytest.approx(1 - apart.choice.found.seconds / seconds, abs=COARSE)
-    assert "of it in" not in str(explain(apart)) and not explain(apart).host.functions
+    told = explain(apart)
+    assert "of it in" not in str(told) and not told.host.functions
     # The simulator says the same of its plan.
     found = simulate(made)
     assert found.hosted(calls=True) == pytest.approx(calls, rel=0.01)

@@ -443,9 +443,9 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(watch.Line, "show", third)
     told = predicted(choice)
-    assert told["seconds"] == choice.found.seconds and told["in_turn_seconds"] is None
+    assert told["seconds"] == choice.found.seconds and told["steady_seconds"] is None
     assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)
-    assert predicted(choice)["in_turn_seconds"] == choice.found.seconds
+    assert predicted(choice)["steady_seconds"] == choice.found.seconds
 
 
 def test_a_model_of_unknown_size() -> None:

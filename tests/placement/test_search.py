@@ -93,16 +93,17 @@ def coarse() -> Iterator[None]:
 
 
 @cache
-def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1) -> Case:
-    """A random problem that brute force can solve. longer: so many times as long are its rows."""
+def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1, older: int = 0) -> Case:
+    """A random problem that brute force can solve. longer: so many times as long are its rows. older: steps that are
+    under way beside one."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice, nodes, between, longer)
+        case = attempted(dice, nodes, between, longer, older)
         if case is not None and 0 < count(case) <= MOST:
             return case
 
 
-def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int) -> Case | None:
+def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int, older: int) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
     if not 2 <= sum(len(WORK[name]) for name in names) <= 4:
         return None
@@ -122,7 +123,8 @@ def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int) ->
     need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
     islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
     cluster = replace(cluster, islands=islands)
-    return Case(Problem(found, cluster, Options(step, CONSTANTS, engines, apart=len(islands) > 1), goal), fixed)
+    options = Options(step, CONSTANTS, engines, apart=len(islands) > 1)
+    return Case(Problem(found, cluster, options, goal, older=older), fixed)
 
 
 def island(dice: random.Random, shapes: Nodes) -> Island:
@@ -284,6 +286,23 @@ def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_is_better_for_long_rows(seed: int) -> None:
     compare(random_case(seed, longer=64))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_plan_is_better_where_steps_overlap(seed: int) -> None:
+    compare(random_case(seed, older=1 + seed % 2))
+
+
+def test_where_steps_overlap_other_plans_are_better() -> None:
+    """They share pools in other ways than those whose step alone is the fastest."""
+    alone, steady = (
+        [
+            Search(case.problem, case.candidates, 0.0).run()
+            for case in (random_case(seed, older=k) for seed in range(60))
+        ]
+        for k in (0, 2)
+    )
+    assert sum(a.blocks != b.blocks for a, b in zip(alone, steady, strict=True) if a and b) > 3
 
 
 def test_long_rows_are_split_by_tokens() -> None:

@@ -57,6 +57,7 @@ step:
     train actor(lr=1e-6):
         minimize mean(-actor.logprobs(answer))
 """
+SLOW = "1x2:h100-80gb + 1x1:h200-141gb ~ 2Gb/s, 100ms"
 ROWS = Workload(Lengths((200.0,)), Lengths.lognormal(mean=100, p99=250), kept=0.5)
 
 PROBLEMS = {
@@ -64,9 +65,10 @@ PROBLEMS = {
     "one device, with a reference": (WITH_A_REFERENCE, "1x1:h100-80gb"),
     "an uneven node": (ONLINE, "1x3:h100-80gb"),
     "uneven nodes": (SUPERVISED, "2x3:rtx4090"),
-    "a slow link": (ONLINE, "1x2:h100-80gb + 1x1:h200-141gb ~ 2Gb/s, 100ms"),
+    "a slow link": (ONLINE, SLOW),
     "optimizers shared out": (ONLINE, "1x2:rtx4090"),
     "collect": (COLLECTED, "1x2:h100-80gb"),
+    "a slow link, one step off": (ONLINE.replace("step:", "step async(lag=1):"), SLOW),
 }
 
 
@@ -106,7 +108,8 @@ def simulated(choice: Choice, found: Found) -> float:
     """Seconds of a step in the middle of a run."""
     asked, plan = choice.question, planned(choice.question, choice.problem, found)
     predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
-    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), 1).seconds
+    steps = 2 if choice.problem.older else 1
+    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -48,6 +48,8 @@ class Colocation:
     pools: Pools
     """For each job."""
     chained: Chains
+    busy: tuple[tuple[int, ...], ...]
+    """For each pool its jobs."""
     trips: tuple[Trip, ...]
     """What travels between islands."""
 
@@ -79,10 +81,11 @@ class Problem:
         options: Options,
         goal: Goal,
         code: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        older: int = 0,
     ) -> None:
         """code: for each function of the user's that has a pool of cpus, the number of that pool among them, and how
-        many cpus it has."""
-        self.components, self.cluster, self.options, self.goal = components, cluster, options, goal
+        many cpus it has. older: steps that weights which sample may be behind, so that one more are under way."""
+        self.components, self.cluster, self.options, self.goal, self.older = components, cluster, options, goal, older
         self.tasks, self.constants, self.code = options.tasks, options.constants, code
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
@@ -187,7 +190,8 @@ class Problem:
             ]
             count = 1 + max((pool for own in pools for pool in own), default=0)
             trips = tuple(self._trips({at: self.island(blocks[block]) for at, block in home.items()}))
-            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count), trips)
+            busy = tuple(tuple(job for job, own in enumerate(pools) if pool in own) for pool in range(count))
+            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count), busy, trips)
         return self._colocations[blocks]
 
     def _trips(self, islands: Mapping[int, Island]) -> Iterator[Trip]:
@@ -281,7 +285,7 @@ class Problem:
     ) -> float:
         """Seconds that no order of the jobs can beat."""
         seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
-        return bound(self.served, seconds, colocation.chained)
+        return self.steady(bound(self.served, seconds, colocation.chained), seconds, colocation)
 
     def step(
         self,
@@ -290,8 +294,17 @@ class Problem:
         colocation: Colocation,
         copies: Copies = MappingProxyType({}),
     ) -> float:
-        """Seconds of a step."""
-        return makespan(self.order, self.seconds(durations, syncs, self.trips(colocation, copies)), colocation.pools)
+        """Seconds of a step; of one of many, where several are under way."""
+        seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
+        return self.steady(makespan(self.order, seconds, colocation.pools), seconds, colocation)
+
+    def steady(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
+        """Seconds from the end of a step to the end of the next one, where a step alone takes `alone`: as long as the
+        pool that has most to do, and a step begins when the one is done whose weights it samples with."""
+        if not self.older:
+            return alone
+        load = max((sum([seconds[job] for job in own]) for own in colocation.busy), default=0.0)
+        return max(load, alone / (self.older + 1))
 
     def whole(self, blocks: Blocks, chosen: Sequence[Option]) -> float:
         """Seconds of a step with an option of each component."""

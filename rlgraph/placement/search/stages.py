@@ -50,7 +50,11 @@ class Stages:
         while low < high:
             middle = (low + high) // 2
             own = self.loads(block, middle)
-            value = self.problem.between + sum(map(max, own, others)) if own is not None else math.inf
+            value = math.inf
+            if own is not None:
+                whole = self.problem.between + sum(map(max, own, others))
+                # Of several steps that are under way a pool does one stage while others do the next.
+                value = max(sum(own), whole / (self.problem.older + 1))
             if value < self.incumbent.enough():
                 high = middle
             else:
