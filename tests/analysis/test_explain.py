@@ -15,7 +15,7 @@ from rlgraph.analysis.critical import BOUNDS, KINDS, critical_path, goes_to
 from rlgraph.analysis.explain import COARSE, Explanation, changed, explain
 from rlgraph.analysis.sharing import OVER, sharing, strategies
 from rlgraph.analysis.simulate import simulate
-from rlgraph.analysis.variants import next_device, others
+from rlgraph.analysis.variants import ONE_STEP_OFF, next_device, others
 from rlgraph.analysis.whatif import Sweep, what_if
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
@@ -97,6 +97,33 @@ def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
             assert each.kind in KINDS and set(each.parts) <= set(BOUNDS)
             assert sum(each.parts.values()) == pytest.approx(each.seconds, rel=1e-6, abs=1e-9), each.name
         assert sum(goes_to(path).values()) == pytest.approx(strategy.found.seconds)
+
+
+@pytest.mark.parametrize("cluster", ["1x1:a100-80gb", "1x4:a100-80gb", "1x2:a100-80gb + 1x2:h20-96gb ~ 10Mb/s, 1ms"])
+def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> None:
+    """The work of the fullest pool, or a step from its weights to its update, as long as all that are under way."""
+    compiled = rlgraph.compile(ALONE.replace("step:", "step async(lag=1):"), cluster=cluster)
+    choice = compiled.choice
+    path = critical_path(choice.problem, choice.found)
+    whole = sum(each.seconds for each in path)
+    assert whole in (pytest.approx(choice.found.seconds), pytest.approx(2 * choice.found.seconds))
+    assert path[0].start == 0
+    for before, after in zip(path, path[1:], strict=False):
+        assert after.start >= before.start + before.seconds * (1 - 1e-9)
+    under_way = "of which 2 are under way" in str(explain(compiled))
+    assert under_way == (whole > 1.5 * choice.found.seconds)
+
+
+def test_one_step_off_is_what_such_a_program_takes() -> None:
+    cluster = "4x8:h100-80gb"
+    found = rlgraph.compile(GRPO, cluster=cluster)
+    told = explain(found)
+    [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
+    older = rlgraph.compile(GRPO.read_text().replace("step:", "step async(lag=1):"), cluster=cluster)
+    assert change.seconds == pytest.approx(older.told["predicted"]["seconds"], rel=0.03)
+    assert change.saves > 0.1 and change not in told.helpful
+    assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
+    assert not any(each.name == ONE_STEP_OFF for each in explain(older).changes)
 
 
 def test_off_loading_is_told() -> None:

@@ -19,6 +19,8 @@ from rlgraph.cli import status
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.compile import with_dtypes
+from rlgraph.compilation.finalists import better
+from rlgraph.compilation.overlap import overlapped
 from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
@@ -26,7 +28,7 @@ from rlgraph.cost.predict import ROW_BYTES
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
-from rlgraph.placement.choose import refused
+from rlgraph.placement.choose import choose, refused
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.problem import peak as counted
 from rlgraph.placement.search.refuse import MOST_NODES
@@ -113,6 +115,22 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
     # Of other steps, whose lengths differ.
     assert told["seconds"] == pytest.approx(seen.seconds, rel=0.03)
     assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
+
+
+def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
+    """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
+    steady state, it takes the other, with what is proven of the first."""
+    steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", cluster="4x8:h100-80gb").choice
+    alone = choose(replace(steady.question, in_turn=True))
+    assert alone and len(alone.found.blocks) == 1 < len(steady.found.blocks)
+    told = predicted(steady)
+    assert told["steady_seconds"] == steady.found.seconds and told["in_turn_seconds"] is None
+    assert told["seconds"] < 0.95 * overlapped(alone, 2)
+    wrong = replace(alone, found=replace(alone.found, bound=1.0), problem=steady.problem, question=steady.question)
+    other = better(wrong, steady, 2)
+    assert other.plan == steady.plan and other.question == steady.question
+    assert other.found.bound == 1.0 and 0 < other.found.gap < 1
+    assert better(steady, alone, 2).found == steady.found
 
 
 def test_weights_go_over_the_link_between_groups() -> None:
