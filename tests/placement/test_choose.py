@@ -120,7 +120,7 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
 def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
     steady state, it takes the other, with what is proven of the first."""
-    steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", cluster="4x8:h100-80gb").choice
+    steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", {"n": 4}, cluster="4x8:h100-80gb").choice
     alone = choose(replace(steady.question, in_turn=True))
     assert alone and len(alone.found.blocks) == 1 < len(steady.found.blocks)
     told = predicted(steady)
@@ -130,7 +130,6 @@ def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     other = better(wrong, steady, 2)
     assert other.plan == steady.plan and other.question == steady.question
     assert other.found.bound == 1.0 and 0 < other.found.gap < 1
-    assert better(steady, alone, 2).found == steady.found
 
 
 def test_weights_go_over_the_link_between_groups() -> None:
