@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import slow_link
 from benchmarks.asynchrony import EXPERIMENTS, HEAD, Experiment, rows, shown
 from tests.documents import ROOT
 
@@ -38,3 +39,15 @@ def test_the_page_has_what_is_printed(name: str, cases: int) -> None:
     assert printed == TABLES[name].splitlines()[2 : 2 + cases], (
         "put what `python benchmarks/asynchrony.py` prints there"
     )
+
+
+def test_the_slow_link_on_the_page_is_what_is_printed() -> None:
+    """Of the smallest model; of the others the lines are there."""
+    [table] = re.findall(
+        r"<!-- slow link -->\n(.*?)\n<!-- end -->", (ROOT / "docs/asynchrony.md").read_text("utf-8"), re.DOTALL
+    )
+    head, lines = table.splitlines()[:2], table.splitlines()[2:]
+    assert head == slow_link.HEAD.splitlines()
+    found = [slow_link.shown(row) for row in slow_link.rows(slow_link.MODELS[:1])]
+    assert lines[: len(found)] == found
+    assert len(lines) == len(found) * len(slow_link.MODELS)
