@@ -30,7 +30,7 @@ FLOORS = {
     "clusters": 2,
     "notation": 3,
     "enginespec": 3,
-    "pipelines": 4,
+    "pipelines": 3,
     "cost": 4,
     "data": 4,
     "dsl": 4,

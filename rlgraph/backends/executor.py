@@ -24,6 +24,7 @@ from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 from rlgraph.ops import NODES, work_of
+from rlgraph.ops.nodes import model_of
 
 PIECE = 8
 """Blocks that a training takes at a time where steps overlap: weights that another step waits for go in between."""
@@ -67,6 +68,16 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Together:
+    """Trainings that are fired as one piece of work."""
+
+    models: Sequence[Sequence[str]]
+    """Of each such piece."""
+    fire: Callable[[Sequence[Node], Frame], Sequence[Made]]
+    """Does the work of these nodes, in the order of their models."""
+
+
 @dataclass
 class _Task:
     node: Node
@@ -102,9 +113,15 @@ class Executor:
     """Runs graphs on a backend."""
 
     def __init__(
-        self, backend: Backend, blocks: Blocks | None = None, clock: Clock | None = None, lanes: int = 1
+        self,
+        backend: Backend,
+        blocks: Blocks | None = None,
+        clock: Clock | None = None,
+        lanes: int = 1,
+        together: Together | None = None,
     ) -> None:
         """lanes: on how many blocks any node is at work at the same time, at most."""
+        self.fused = together
         self.backend, self.lanes = backend, lanes
         self.clock = clock or InLine()
         self.blocks = blocks or Blocks()
@@ -182,6 +199,9 @@ class GraphRun:
             if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
         self.waiting = list(self.tasks)
+        self.fused = executor.fused
+        self.beside = self.pieces()
+        """By their numbers the trainings that are fired with others, and these."""
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
         self.starts: dict[str, int] = {}
@@ -261,6 +281,9 @@ class GraphRun:
         if axis is None:
             if task.busy or not self.all_made(task.node.inputs):
                 return False
+            others = self.beside.get(id(task))
+            if others:
+                return self.start_together(others)
 
             def all_done(number: int, made: Made) -> None:
                 self.made(self.arrival.laid(made), {})
@@ -302,6 +325,39 @@ class GraphRun:
             taken = [first, *islice(blocks, most and most - 1)]
             rest = last and (most is None or len(taken) < most)
             self.fire(task, axis, [ready if rest else taken[-1]], last)
+        return True
+
+    def pieces(self) -> dict[int, list[_Task]]:
+        """Trainings that are one piece of work."""
+        found: dict[int, list[_Task]] = {}
+        for models in self.fused.models if self.fused else ():
+            here: dict[str, _Task] = {}
+            for task in self.tasks:
+                if NODES[task.node.op].trains and is_model(held := self.frame.types[model_of(task.node)]):
+                    here |= {held.name: task} if held.name in models else {}
+            together = [here[model] for model in models if model in here]
+            if len(together) > 1:
+                found |= {id(task): together for task in together}
+        return found
+
+    def start_together(self, tasks: Sequence[_Task]) -> bool:
+        """Fires them on the whole batch, if all can be fired."""
+        for task in tasks:
+            came = not self.awaited or all(self.came(name, task.node) for name in task.node.inputs)
+            if not came or not self.all_made(task.node.inputs) or any(not other.finished for other in task.after):
+                return False
+        assert self.fused
+        fire = self.fused.fire
+        whole = self.arrival.sorted([name for task in tasks for name in task.node.inputs])
+        seen = whole.child() if self.together else whole
+
+        def done(number: int, made: Made) -> None:
+            self.made(self.arrival.laid(made), {})
+            tasks[number].finished = True
+
+        for task in tasks[1:]:
+            task.busy += 1
+        self.start(tasks[0], lambda: enumerate(fire([task.node for task in tasks], seen)), done)
         return True
 
     def share(self, task: _Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:

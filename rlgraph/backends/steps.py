@@ -161,10 +161,14 @@ class Steps:
         if policy is not None:
             return run_loop(policy, node, frame, self)
         made = self.work(node, frame)
+        self.changed(node, frame)
+        return made
+
+    def changed(self, node: Node, frame: Frame) -> None:
+        """A node is done: notes are taken of the models that have other weights now."""
         for value in node.outputs:
             if is_model(value.type):
                 self.notes.changed(frame.step, value.type.name)
-        return made
 
     def note(self, text: str) -> None:
         self.observer.opening(text)

@@ -11,7 +11,9 @@ from typing import Any, cast
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
+from rlgraph.cost.fusing import Fusion
 from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import main_step
 from rlgraph.enginespec.registry import engine, engines, installed
 from rlgraph.errors import Diagnostic, ProgramError
@@ -40,10 +42,12 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         found = choose(replace(asked, search_seconds=left))
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
+    found = _with_room(found)
     if found.problem.older and (left := ends - monotonic()) > 0:
         from rlgraph.compilation.finalists import better
 
         alone = choose(replace(found.question, in_turn=True, search_seconds=left))
+        alone = alone and _with_room(alone)
         if alone is not None and alone.plan != found.plan:
             found = better(found, alone)
     if any(line.under is None or line.on is None for line in schedule.tails):
@@ -52,6 +56,17 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
 
         return with_tails(found)
     return found
+
+
+def _with_room(choice: Choice) -> Choice:
+    """Without fused trainings for whose micro-batches in flight, of all models together, there is no room: the search
+    knows of one training after the other."""
+    plan = choice.plan
+    if not plan.fused:
+        return choice
+    full = {pool for pool, peak in memory(choice).items() if not peak.fits}
+    kept = tuple(each for each in plan.fused if plan.role(each.models[0], "train").pool not in full)
+    return replace(choice, plan=replace(plan, fused=kept))
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
@@ -160,7 +175,8 @@ def overlaps(choice: Choice) -> bool:
     """Whether work is done side by side that the search lays out one after the other."""
     phase = main_step(choice.question.program)
     ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
-    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
+    shared = bool(choice.plan.blocks or choice.plan.fused)
+    return ahead or shared or phase.staleness.steps > 0 or _samples_together(choice, phase)
 
 
 def _samples_together(choice: Choice, phase: Phase) -> bool:
@@ -172,6 +188,19 @@ def _samples_together(choice: Choice, phase: Phase) -> bool:
         for (weights, op), orders in asked.items()
         if orders > 1
     )
+
+
+def fusions(choice: Choice) -> dict[str, Fusion]:
+    """What each pipeline takes that trainings share, of the largest mini-batch."""
+    asked, found = choice.question, dict[str, Fusion]()
+    predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
+    for each in choice.plan.fused:
+        works = []
+        for model in each.models:
+            own = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
+            works.append((model, max((task.batches for task in own), key=lambda own: sum(batch.rows for batch in own))))
+        found[", ".join(each.models)] = predictor.fused(works)
+    return found
 
 
 def predicted(choice: Choice) -> Mapping[str, Any]:
@@ -189,6 +218,16 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
         "gap": choice.found.gap,
         "tokens": tokens(choice),
+        "fused": {
+            models: {
+                "seconds": each.table.makespan,
+                "bound_seconds": each.bound,
+                "in_turn_seconds": each.in_turn,
+                "micro_batches": {model.name: model.micro_batches for model in each.problem.models},
+            }
+            for models, each in fusions(choice).items()
+        }
+        or None,
         "memory": {
             pool: {"bytes": round(peak.bytes), "capacity": round(peak.capacity), "moment": peak.moment}
             | ({"host": round(peak.host), "asleep": dict(peak.asleep)} if peak.asleep else {})

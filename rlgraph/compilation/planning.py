@@ -48,7 +48,7 @@ def placed(program: Program, schedule: Schedule, folders: Folders, machine: Mach
 
 def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Of what a schedule asks for, what the plan has no use for."""
-    return [*_idle(plan, schedule), *_gone(program, schedule), *_ended(plan, schedule)]
+    return [*_idle(plan, schedule), *_gone(program, schedule), *_ended(plan, schedule), *_in_turn(plan, schedule)]
 
 
 def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
@@ -92,6 +92,22 @@ def _ended(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     ]
 
 
+def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Trainings that could share a pipeline, and whose plan has no room for them."""
+    hint = "give the pool more devices, or the engine smaller micro-batches"
+    fused = {each.models for each in plan.fused}
+    return [
+        Diagnostic(
+            "W0906",
+            f"the trainings of {listed(line.models, 'and')} are done one after the other: together they do not fit",
+            line.span,
+            hint,
+        )
+        for line in schedule.fuses
+        if line.models not in fused
+    ]
+
+
 def here(devices: int) -> Machine:
     """This machine, as if it had so many devices."""
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
@@ -110,13 +126,18 @@ def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def not_built(plan: Plan) -> list[Diagnostic]:
     """What a plan asks of its engines that none of them can do."""
+    found: list[Diagnostic] = []
+    for fused in plan.fused:
+        hint = "leave `fuse` out of the schedule: they are trained one after the other, to the same numbers"
+        message = f"nobody trains {listed(fused.models, 'and')} in one pipeline yet: the plan is for the simulator"
+        found.append(Diagnostic("E0974", message, NO_SPAN, hint))
     away: dict[str, list[str]] = {}
     for holding in plan.holdings:
         name = plan.group(holding.group).engine
         if holding.offload and not engine(name).sleeps:
             away.setdefault(name, []).append(holding.model)
     hint = "take an engine that can, give the model a pool of its own in a schedule, or say `sleeps=True` in its spec"
-    return [
+    return found + [
         Diagnostic(
             "E0914",
             f"the plan keeps {listed(sorted({*models}), 'and')} in the host's memory between uses, and the engine"

@@ -66,6 +66,8 @@ class Deployment:
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
     """Of an engine that computes micro-batches side by side in one process."""
+    in_flight: tuple[int, int] | None = None
+    """Micro-batches of a training on its first stage, and on its last one; None: as 1F1B has them."""
 
     @cached_property
     def spec(self) -> EngineSpec:

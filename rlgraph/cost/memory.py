@@ -346,8 +346,9 @@ def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, bl
     """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
     as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
     layers = config.shape.layers / deployment.pp
-    first = Bytes((("activations", layers * kept.layer * min(deployment.pp, blocks) + kept.working),))
-    return larger(first, _turn(layers * kept.layer + kept.ends, kept))
+    ahead, last = deployment.in_flight or (min(deployment.pp, blocks), 1)
+    first = Bytes((("activations", layers * kept.layer * ahead + kept.working),))
+    return larger(first, _turn(last * (layers * kept.layer + kept.ends), kept))
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:

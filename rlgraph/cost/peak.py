@@ -8,7 +8,7 @@ there all the time, with what it has beside tensors.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
@@ -116,10 +116,18 @@ class _Filling:
         group = self.plan.role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
-    def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
+    def footprint(
+        self,
+        operation: str,
+        model: str,
+        group: Group,
+        batches: Sequence[Batch],
+        in_flight: tuple[int, int] | None = None,
+    ) -> Footprint:
         if model in self.accumulated and NODES[operation].trains:
             operation = "accumulate"
-        return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
+        deployment = replace(self.predictor.deployment(model, group), in_flight=in_flight)
+        return footprint(operation, self.predictor.configs[model], deployment, batches)
 
     def holds(self, model: str, group: Group) -> Bytes:
         """What a group keeps of a model from step to step: what the work needs that keeps most."""
@@ -176,12 +184,29 @@ class _Filling:
     def parts(self, device: int, task: Task, group: Group) -> Parts:
         """What a device holds during a task of one of its groups."""
         assert task.model
-        active = self.footprint(task.op, task.model, group, task.batches).active
-        more = ((task.model, what, size) for what, size in active.parts)
+        more = self.active(task, task.model, group)
         found: dict[tuple[str, str], float] = {}
         for model, what, size in (*self.staying(device, (task.model, group.name)), *more):
             found[model, what] = found.get((model, what), 0.0) + size
         return tuple((model, what, size) for (model, what), size in found.items() if size)
+
+    def active(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
+        """What work needs beside what stays: of fused trainings all need it together, each as much as on its own
+        fullest stage."""
+        shared = self.plan.fused_with(model) if NODES[task.op].trains else None
+        if shared is None:
+            for what, size in self.footprint(task.op, model, group, task.batches).active.parts:
+                yield model, what, size
+            return
+        fed = {
+            each: [other.batches for other, _ in self.work if other.model == each and NODES[other.op].trains]
+            for each in shared.models
+        }
+        fullest = {each: max(found, key=_rows) for each, found in fed.items() if found}
+        found = self.predictor.fused([*fullest.items()])
+        for (each, batches), in_flight in zip(fullest.items(), found.in_flight, strict=True):
+            for what, size in self.footprint("train", each, group, batches, in_flight).active.parts:
+                yield each, what, size
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """What is held on a device while one model works."""
@@ -196,6 +221,10 @@ class _Filling:
     def process(self, group: Group) -> float:
         """What one process of a group has beside tensors."""
         return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
+
+
+def _rows(batches: Sequence[Batch]) -> float:
+    return sum(batch.rows for batch in batches)
 
 
 def _sum(parts: Parts) -> float:

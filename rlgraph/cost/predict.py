@@ -10,6 +10,7 @@ from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost import caches, decoding, memory, time
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
+from rlgraph.cost.fusing import Fusion, Training, fusion
 from rlgraph.cost.memory import Footprint
 from rlgraph.cost.sampled import Sampled, sampled
 from rlgraph.cost.time import Batch, Cost
@@ -70,7 +71,7 @@ class TaskModel:
 
     def work(self, copies: int) -> Cost:
         """The work alone, of all copies."""
-        rows = self._share(copies)
+        rows = self.share(copies)
         found = self.passes.cost(rows) if self.passes else self._sample(copies)
         return found + self.update.cost(copies) if self.update else found
 
@@ -86,14 +87,14 @@ class TaskModel:
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
     def _beside(self, copies: int) -> tuple[float, float, float]:
-        rows = self._share(copies)
-        mine = rows if self.deployment.threads == 1 else self._share(copies, 1)
+        rows = self.share(copies)
+        mine = rows if self.deployment.threads == 1 else self.share(copies, 1)
         found = self._fixed + self._each_rank * self.one * copies
         if self.rows:
             found += self._each_token * self.tokens * mine / self.rows
         return found, rows, self.update.seconds(copies) if self.update else 0.0
 
-    def _share(self, copies: int, threads: int = 0) -> float:
+    def share(self, copies: int, threads: int = 0) -> float:
         """The rows of the copy, and the thread, that has most of them. threads: 0: as many as there are."""
         parts, found = copies * (threads or self.deployment.threads), 0.0
         for batch in self.batches:
@@ -107,7 +108,7 @@ class TaskModel:
         return order(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        mine = self._share(copies, 1)
+        mine = self.share(copies, 1)
         return rows(self.tokens * mine / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
 
 
@@ -199,6 +200,18 @@ class Predictor:
         deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
         found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
         return found.work(copies or deployment.dp)
+
+    def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
+        """Trainings of models, each on its rows, in one pipeline."""
+        found = []
+        for model, batches in works:
+            deployment, shared = self.deployment(model, self.plan.role(model, "train")), self.plan.fused_with(model)
+            task = TaskModel("train", self.configs[model], deployment, self.constants, batches)
+            assert task.passes and task.update and shared
+            rows, update = task.share(deployment.dp), task.update.cost(deployment.dp)
+            turned = model in shared.turned
+            found.append(Training(model, self.configs[model], deployment, task.passes, rows, update, turned))
+        return fusion(found)
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int

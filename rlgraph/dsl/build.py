@@ -192,6 +192,9 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def tail(self, c: list[Any]) -> tree.Tail:
         return tree.Tail(self._name(c[1]), self._options("tail", c[2]), self._line(c))
 
+    def fuse(self, c: list[Any]) -> tree.Fuse:
+        return tree.Fuse(tuple(child for child in c if not isinstance(child, Token)), self._line(c))
+
     def send(self, c: list[Any]) -> tree.Send:
         return tree.Send(self._name(c[1]), self._name(c[3]), self._options("send", c[4]), self._line(c))
 

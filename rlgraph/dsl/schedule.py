@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.fusing import check_fuse
 from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
@@ -16,7 +17,7 @@ from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, coun
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.schedule import Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
+from rlgraph.ir.schedule import Fuse, Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
 from rlgraph.ir.types import Table, is_model
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import code, operations
@@ -83,7 +84,7 @@ class _Checker(Reporter):
         for other in others:
             self.say(
                 "E0901",
-                "only pools, places, streams, tails, sends and refreshes can stand in a schedule",
+                "only pools, places, streams, tails, fuses, sends and refreshes can stand in a schedule",
                 other.span,
                 "move this line into the program",
             )
@@ -94,6 +95,7 @@ class _Checker(Reporter):
         sends: list[Send] = []
         refreshes: list[Refresh] = []
         tails: list[Tail] = []
+        fuses: list[Fuse] = []
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
@@ -118,6 +120,13 @@ class _Checker(Reporter):
                     tails.append(self.tail(line, item.body))
                 except Stop:
                     continue
+            if isinstance(line, tree.Fuse):
+                try:
+                    fuses.append(
+                        check_fuse(self, self.program, line, [self.trained(each) for each in line.work], fuses)
+                    )
+                except Stop:
+                    continue
             if isinstance(line, tree.Send):
                 try:
                     sends.append(self.send(line))
@@ -135,6 +144,7 @@ class _Checker(Reporter):
             tuple(sends),
             tuple(refreshes),
             tuple(tails),
+            tuple(fuses),
             item.span,
         )
 
@@ -425,6 +435,19 @@ class _Checker(Reporter):
         found = constants.options(self, STATEMENTS["tail"], line.options, line.span, self.scope)
         self.tailed[name] = line.table.span
         return check_tail(self, self.program, line, name, found, lines)
+
+    def trained(self, expr: tree.Expr) -> str:
+        """The model whose training a line names."""
+        base = expr.base if isinstance(expr, tree.Attribute) else expr
+        assert isinstance(base, tree.Name)
+        self.model(base)
+        if not isinstance(expr, tree.Attribute):
+            message = f"trainings share a pipeline, and `{base.id}` is a model with all its work"
+            raise self.stop("E0972", message, expr.span, f"`fuse {base.id}.train, ...`")
+        if not NODES[self.operation(expr, base.id)].trains:
+            message = f"trainings share a pipeline, and `{base.id}.{expr.name}` is none"
+            raise self.stop("E0972", message, expr.name_span, f"`{base.id}.train`")
+        return base.id
 
     # Weights
 

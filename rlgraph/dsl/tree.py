@@ -341,6 +341,14 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Fuse:
+    """`fuse actor.train, critic.train`; `work` are Names and Attributes of Names."""
+
+    work: tuple[Expr, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """`send MODEL to POOL(delta=true)`"""
 
@@ -360,7 +368,7 @@ class Refresh:
     span: Span = _span()
 
 
-Placed = Pool | Place | Stream | Tail | Send | Refresh
+Placed = Pool | Place | Stream | Tail | Fuse | Send | Refresh
 """A line of a schedule."""
 
 

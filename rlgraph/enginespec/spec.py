@@ -195,6 +195,8 @@ class EngineSpec:
     """The same, and it can go on with what it computed of the rows with older weights (`keep` of a `Holding`)."""
     accumulates: bool = False
     """It adds up gradients over several calls: see `rlgraph.engines.base.Accumulates`."""
+    fuses: bool = False
+    """Trainings of several models share the stages of its pipeline (`rlgraph.engines.pipelined`)."""
     sleeps: bool = False
     """A model of it can be in the host's memory while others work on its devices: it has `sleep` and `wake`
     (`rlgraph.engines.base.Sleeps`)."""

@@ -126,6 +126,16 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Fused:
+    """Trainings that share the stages of one group's pipeline, and fill each other's bubbles. Which stage does what
+    when follows from how many micro-batches there are."""
+
+    models: tuple[str, ...]
+    turned: tuple[str, ...] = ()
+    """Those of them whose first stage is the last one of the others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     program: str
     pools: tuple[Pool, ...]
@@ -142,6 +152,7 @@ class Plan:
     free: tuple[str, ...] = ()
     """Streamed tables whose blocks go to the data-parallel copy that is free; of others each copy has a fixed share."""
     tails: tuple[Tail, ...] = ()
+    fused: tuple[Fused, ...] = ()
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -185,6 +196,10 @@ class Plan:
     def tail(self, table: str) -> Tail | None:
         """What becomes of the last rows of a table."""
         return next((each for each in self.tails if each.table == table), None)
+
+    def fused_with(self, model: str) -> Fused | None:
+        """Those that a model is trained together with."""
+        return next((each for each in self.fused if model in each.models), None)
 
     def holding(self, model: str, group: str) -> Holding:
         """How a group holds a model."""

@@ -82,6 +82,14 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Fuse:
+    """Trainings that fill each other's bubbles in one pipeline."""
+
+    models: tuple[str, ...]
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """How a model's weights travel to those who need them on a pool."""
 
@@ -114,5 +122,6 @@ class Schedule:
     sends: tuple[Send, ...] = ()
     refreshes: tuple[Refresh, ...] = ()
     tails: tuple[Tail, ...] = ()
+    fuses: tuple[Fuse, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """Of its head; that of no text if the user gave none."""

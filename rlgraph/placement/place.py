@@ -37,6 +37,7 @@ from rlgraph.ops.bases import bases, has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
+from rlgraph.placement.fusing import fuse_problems, fused_of
 from rlgraph.placement.tails import tail_problems, tails_of
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
@@ -71,8 +72,9 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     placer.sit()
     _refuse(placer.problems())
     plan = placer.plan()
-    plan = replace(plan, tails=tails_of(schedule, plan, program))
-    _refuse([*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)])
+    plan = replace(plan, tails=tails_of(schedule, plan, program), fused=fused_of(schedule))
+    problems = [*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)]
+    _refuse([*problems, *fuse_problems(schedule, plan, program)])
     return plan
 
 

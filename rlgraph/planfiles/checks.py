@@ -12,6 +12,7 @@ from rlgraph.errors import nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
+from rlgraph.placement.fusing import faults_of as unfusable
 from rlgraph.placement.place import updates
 from rlgraph.placement.tails import faults_of
 
@@ -29,6 +30,7 @@ def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, A
             yield from _group(group, plan, ("plan", "groups", number))
         yield from _holdings(plan)
         yield from _tails(plan, program)
+        yield from _fused(plan, program)
         yield from _work(plan, program)
         yield from _owners(plan, program)
 
@@ -65,6 +67,11 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
         yield from _unknown(owner, groups, ("plan", "owners", model), "group")
     for number, table in enumerate(plan.free):
         yield from _unknown(table, dict(plan.blocks), ("plan", "free", number), "streamed table")
+    for number, fused in enumerate(plan.fused):
+        for place, model in enumerate(fused.models):
+            yield from _unknown(model, models, ("plan", "fused", number, "models", place), "model")
+        for place, model in enumerate(fused.turned):
+            yield from _unknown(model, fused.models, ("plan", "fused", number, "turned", place), "fused model")
     for number, tail in enumerate(plan.tails):
         yield from _unknown(tail.table, plan.free, ("plan", "tails", number, "table"), "table that is dealt freely")
 
@@ -116,6 +123,12 @@ def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, tail in enumerate(plan.tails):
         for message, hint in faults_of(tail, plan, program):
             yield ("plan", "tails", number), "E0970", message, hint
+
+
+def _fused(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, fused in enumerate(plan.fused):
+        for message, hint in unfusable(fused, plan, program):
+            yield ("plan", "fused", number), "E0973", message, hint
 
 
 # Devices

@@ -75,6 +75,8 @@ def print_plan_file(file: PlanFile) -> str:
         document["plan"]["tails"] = [
             {**asdict(tail), "under": tail.under if tail.under < 1 else int(tail.under)} for tail in plan.tails
         ]
+    if plan.fused:
+        document["plan"]["fused"] = [asdict(each) for each in plan.fused]
     document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
     # Some programs take these for the end of a line; JSON lets them stand as they are.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})

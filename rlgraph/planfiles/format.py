@@ -11,7 +11,7 @@ from typing import Any
 
 from rlgraph.errors import nearest
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Group, Holding, Pool, Role, Tail
+from rlgraph.ir.plan import LARGEST, VERSION, Fused, Group, Holding, Pool, Role, Tail
 from rlgraph.planfiles.document import JsonNode
 from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Maybe, Number, Record, Rows, Section, Text, Whole
 
@@ -111,6 +111,7 @@ HOLDING = Record(
 """What is not said of it is as the engine does by itself."""
 
 TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": Whole(least=1)})
+FUSED = Record(Fused, {"models": Items(Text()), "turned": Items(Text())})
 
 PROGRAM = Record(
     dict,
@@ -134,7 +135,7 @@ PLAN = Record(
         "blocks": Entries(Whole(least=1)),
         "holdings": Items(HOLDING),
     },
-    {"free": Items(Text()), "tails": Items(TAIL)},
+    {"free": Items(Text()), "tails": Items(TAIL), "fused": Items(FUSED)},
 )
 SECTIONS = {
     "cluster": Section({"text": "the cluster as `--cluster` reads it"}),
@@ -149,6 +150,15 @@ SECTIONS = {
     "predicted": Section(
         known={
             **dict.fromkeys(("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds"), Number()),
+            "fused": Entries(
+                Record(
+                    dict,
+                    {
+                        **dict.fromkeys(("seconds", "bound_seconds", "in_turn_seconds"), Number()),
+                        "micro_batches": Entries(Whole(least=1)),
+                    },
+                )
+            ),
             "memory": Entries(Record(dict, {"bytes": Number(), "capacity": Number(1.0), "moment": Text()})),
         }
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from rlgraph.backends.blocks import Blocks, cuts
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.executor import Executor, Made, Part
+from rlgraph.backends.executor import Executor, Made, Part, Together
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Order, StandIn, Transport
@@ -66,7 +66,8 @@ class Placed(Steps):
             for together in (False, True)
         }
         most = HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._dealt else 1
-        self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)))
+        together = Together([each.models for each in plan.fused], self.fire_together) if plan.fused else None
+        self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)), together)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step) | self.transport.finish(step, things)
@@ -150,29 +151,49 @@ class Placed(Steps):
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
         return self.transport.choose(Order(node, frame, self._group(node, frame)))
 
+    def fire_together(self, nodes: Sequence[Node], frame: Frame) -> Sequence[Made]:
+        """Does the work of trainings that share a pipeline, all of one group."""
+        made = self._trained(nodes, frame, self.transport.fire_together)
+        for node in nodes:
+            self.changed(node, frame)
+        return made
+
     def _compute(self, node: Node, frame: Frame) -> Made:
         """Work with a model's weights, where the plan puts it, once the weights are there."""
-        group, model, updates = self._group(node, frame), frame.values[model_of(node)], NODES[node.op].updates
-        refreshes = self._refreshes(node, model, group)
-        together = self._together(node, frame, group)
+        [made] = self._trained([node], frame, lambda orders: [self.transport.fire(orders[0])])
+        return made
+
+    def _trained(
+        self, nodes: Sequence[Node], frame: Frame, fire: Callable[[Sequence[Order]], Sequence[Made]]
+    ) -> Sequence[Made]:
+        """Has nodes fired with their models' weights; then some have other ones."""
+        updated = [frame.values[model_of(node)] for node in nodes if NODES[node.op].updates]
         with ExitStack() as held:
-            copy = None
-            if node.id in self._dealt and group.mesh.length("dp") > 1:
-                place = held.enter_context(self._copies[group.name, together].take(frame.step.number))
-                copy = place % group.mesh.length("dp")
-            lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy, together))
-            shifting = self.weights.beds.shifting(model, group, copy)
-            sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key, shifting
+            orders = [self._order(node, frame, held) for node in nodes]
             try:
-                made = self.transport.fire(Order(node, frame, group, *sampled))
+                made = fire(orders)
             except KeyboardInterrupt:
                 # It comes at the end of an update, whose weights are new ones: they are worth saving.
-                if updates:
+                for model in updated:
                     self.weights.trained(model, frame.step)
                 raise
-        if updates:
+        for model in updated:
             self.weights.trained(model, frame.step)
         return made
+
+    def _order(self, node: Node, frame: Frame, held: ExitStack) -> Order:
+        """With the weights that it works with, which are lent meanwhile."""
+        group, model = self._group(node, frame), frame.values[model_of(node)]
+        refreshes = self._refreshes(node, model, group)
+        together = self._together(node, frame, group)
+        copy = None
+        if node.id in self._dealt and group.mesh.length("dp") > 1:
+            place = held.enter_context(self._copies[group.name, together].take(frame.step.number))
+            copy = place % group.mesh.length("dp")
+        lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy, together))
+        shifting = self.weights.beds.shifting(model, group, copy)
+        sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key, shifting
+        return Order(node, frame, group, *sampled)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
         """Newer weights come to a group while it does a node's work: the program lets rows span versions, and the plan

@@ -143,6 +143,10 @@ class Transport(Protocol):
         """Has an order done: what was made, as stand-ins."""
         ...
 
+    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+        """The same of trainings that share the pipeline of a group."""
+        ...
+
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         """Has an order done part by part: what was made of the first so many rows of the node's unit, of the next ones,
         and so on, each as soon as it is there, in whatever order."""

@@ -46,6 +46,9 @@ class RayTransport:
     def fire(self, order: Order) -> Made:
         return self.dispatch.fire(order)
 
+    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+        return [self.fire(order) for order in orders]
+
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         return self.dispatch.parts(order, sizes)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.backends.steps import Observer
+from rlgraph.cost.fusing import Fusion
 from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group
@@ -19,6 +20,10 @@ class Prediction(Protocol):
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         """Of the whole group that does this work, or of so many of its data-parallel copies: they share the rows."""
+        ...
+
+    def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
+        """Trainings that share a pipeline: their models, each with its rows."""
         ...
 
     def sampled(

@@ -138,6 +138,30 @@ class SimTransport:
         self.count(order, made)
         return made
 
+    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+        made = [self.standins.made(order) for order in orders]
+        group, step = orders[0].group, orders[0].step.number
+        fired = self.log.fired()
+        with self.queues.turn(orders[0].seats, rank=step):
+            works, spent = list[tuple[str, list[Batch]]](), dict[str, float]()
+            for order, own in zip(orders, made, strict=True):
+                self.log.observer.firing(order.node, group.pool)
+                works.append((order.frame.values[model_of(order.node)], _batches(order.node, order.frame, own)))
+                for name, seconds in self.begun(order, works[-1][1]).items():
+                    # One order says what all have to do.
+                    spent[name] = (
+                        max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
+                    )
+            spent |= _parts(self.log.predictor.fused(works).cost)
+            rows = max(_counts(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
+            title = "train " + ", ".join(model for model, _ in works)
+            work = self.log.take(title, orders[0].node.op, [group], step, fired, spent, (rows, 0))
+            for order in orders:
+                self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
+        for order, own in zip(orders, made, strict=True):
+            self.count(order, own)
+        return made
+
     def count(self, order: Order, made: Made) -> None:
         """What the step is about."""
         node = order.node

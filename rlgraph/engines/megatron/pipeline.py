@@ -21,8 +21,9 @@ from rlgraph.engines.megatron.modules import Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.pipelined import Arrive, Line, follow
 from rlgraph.engines.vocabulary import logprobs_and_entropy
-from rlgraph.models.families import ModelKind, count
+from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
+from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.timetable import one_f_one_b
@@ -36,7 +37,7 @@ class Pipeline:
     ) -> None:
         self.stages, self._model, self._pad_id = stages, model, pad_id
         self._angles = angles(shape, model.config)
-        self._work, self._kept = float(count(shape, kind)), float(shape.layers * shape.hidden)
+        self._shape, self._kind = shape, kind
         self._places, self._context = Places(model), Context()
         self._head = _head_of(model, shape.vocab, logit_numbers)
 
@@ -55,18 +56,10 @@ class Pipeline:
         return found
 
     def model(self, micro_batches: int) -> Model:
-        """Of seconds and memory only the ratio to other models' counts. Seconds go with the parameters, those backward
-        with twice as many, or as all that is computed again; memory with the hidden states of the layers."""
-        backward = 3 if self._model.config.recompute_granularity else 2
-        return Model(
-            "",
-            self.stages.size(),
-            micro_batches,
-            forward=self._work,
-            backward=backward * self._work,
-            memory=self._kept,
-            reverse=self.stages.turned,
-        )
+        """By which lists of several are made."""
+        again = bool(self._model.config.recompute_granularity)
+        size, turned = self.stages.size(), self.stages.turned
+        return counted(self._shape, self._kind, size, micro_batches, recompute=again, turned=turned)
 
     def training(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[], None] | None

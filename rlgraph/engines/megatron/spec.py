@@ -62,6 +62,7 @@ SPEC = EngineSpec(
     accumulates=True,
     keeps_moments=True,
     sleeps=True,
+    fuses=True,
     shards_optimizer=True,
     packs=True,
     memory=Memory(

@@ -1,0 +1,96 @@
+"""Trainings that share a pipeline: which of a program's can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.scope import Reporter
+from rlgraph.errors import Related
+from rlgraph.ir.graph import Graph, Node, Program
+from rlgraph.ir.schedule import Fuse
+from rlgraph.ir.types import is_model
+from rlgraph.ops import NODES
+from rlgraph.ops.nodes import model_of
+
+
+def check_fuse(
+    reporter: Reporter, program: Program, line: tree.Fuse, models: Sequence[str], before: Sequence[Fuse]
+) -> Fuse:
+    """What a line says of these trainings of the program, one for each of its works; `before`: other such lines."""
+    if len(models) < 2:
+        message = f"the training of `{models[0]}` fills nobody's bubbles: there is no other one"
+        raise reporter.stop(
+            "E0972", message, line.span, f"`fuse {models[0]}.train, OTHER.train`, or leave the line out"
+        )
+    for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
+        if model in models[:number]:
+            first = Related(line.work[models.index(model)].span, "the first time")
+            raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", (first,))
+        for other in before:
+            if model in other.models:
+                related = (Related(other.span, "the first time"),)
+                raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", related)
+    for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
+        for earlier in models[:number]:
+            why = apart(program, earlier, model)
+            if why:
+                raise reporter.stop("E0972", why, work.span, "leave it out: it is trained by itself")
+    return Fuse(tuple(models), line.span)
+
+
+def apart(program: Program, one: str, other: str) -> str:
+    """Why the trainings of two models cannot be done at the same time; empty where they can."""
+    for phase in program.phases:
+        for graph in _graphs(phase.graph):
+            first, second = ([*_trainings(graph, model)] for model in (one, other))
+            if len(first) != len(second):
+                return f"`{one}` and `{other}` are not trained in the same steps: each `train` needs one beside it"
+            if len(first) > 1:
+                return f"`{one}` and `{other}` are trained several times in one block"
+            for node, later in zip(first, second, strict=True):
+                if _waits(graph, later, node):
+                    return f"the training of `{other}` waits for what that of `{one}` has made"
+                if _waits(graph, node, later):
+                    return f"the training of `{one}` waits for what that of `{other}` has made"
+    return ""
+
+
+def _graphs(graph: Graph) -> Iterator[Graph]:
+    """It, and the regions of its loops."""
+    yield graph
+    for node in graph.nodes:
+        for region in node.regions if not NODES[node.op].trains else ():
+            yield from _graphs(region)
+
+
+def _trainings(graph: Graph, model: str) -> Iterator[Node]:
+    types = graph.values()
+    for node in graph.nodes:
+        if NODES[node.op].trains and is_model(held := types[model_of(node)]) and held.name == model:
+            yield node
+
+
+def _waits(graph: Graph, node: Node, other: Node) -> bool:
+    """Whether a node can begin only when the other one is done. Who replaces a model waits for those who still read the
+    one before."""
+    makers = {value.name: each for each in graph.nodes for value in each.outputs}
+    places = {id(each): at for at, each in enumerate(graph.nodes)}
+    replaced = {name for name, kind in graph.values().items() if is_model(kind)}
+    ways, seen = [node], set[int]()
+    while ways:
+        each = ways.pop()
+        if each is other:
+            return True
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        ways += [makers[name] for name in each.inputs if name in makers]
+        if any(is_model(value.type) for value in each.outputs):
+            own = replaced.intersection(each.inputs)
+            ways += [
+                reader
+                for reader in graph.nodes
+                if places[id(reader)] < places[id(each)] and own.intersection(reader.inputs)
+            ]
+    return False

@@ -1,0 +1,156 @@
+"""Trainings that a plan has in one pipeline: they are one piece of work, of as many seconds as its lists take, and of as
+much memory as the micro-batches of all of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scheduled import apart, compiled
+from test_exactness import PROGRAMS
+from test_transport import STEPS, Here, HereBackend
+from tiny import compile_text, data_folder, shipped
+
+import rlgraph
+from rlgraph.analysis.simulate import simulate
+from rlgraph.api.compiled import Compiled
+from rlgraph.api.summary import summary
+from rlgraph.backends.clocks import InLine, Threads
+from rlgraph.backends.executor import Made
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.process.session import Session, Settings
+from rlgraph.backends.steps import Silent
+from rlgraph.compilation.choosing import fusions, memory
+from rlgraph.compilation.planning import not_built
+from rlgraph.errors import ProgramError
+from rlgraph.ir.graph import numbered
+from rlgraph.ir.plan import Fused
+from rlgraph.pipelines.counted import counted
+from rlgraph.pipelines.fuse import drawn
+from rlgraph.pipelines.problem import Problem
+from rlgraph.pipelines.timetable import timetable
+
+SMALL = 'model critic   = value_lm("Qwen/Qwen2.5-3B")'
+LINE = "fuse actor.train, critic.train\n"
+SCHEDULE = """schedule ppo
+pool learn = 8 devices
+pool play  = 8 devices
+place actor.train, critic on learn(engine=megatron, tp=2, pp=4)
+place actor.generate      on play(engine=vllm, tp=2)
+place ref, reward         on play
+"""
+
+
+class Pieces(Here):
+    """Trainings that come together are written down."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.pieces: list[list[str]] = []
+
+    def fire_together(self, orders: list[Order]) -> list[Made]:
+        self.pieces.append([order.frame.values[order.node.inputs[0]] for order in orders])
+        return [self.fire(order) for order in orders]
+
+
+@pytest.mark.parametrize("clock", [InLine, Threads])
+def test_they_are_one_piece_of_work_and_compute_what_one_process_does(tmp_path: Path, clock: type) -> None:
+    folder, (swaps, changes) = data_folder(tmp_path), PROGRAMS["ppo"]
+    text = shipped("ppo", swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    plan = replace(made.plan, fused=(Fused(("actor", "critic"), ("critic",)),))
+    program, settings = numbered(made.program), Settings(folder=folder)
+    transport = Pieces(Session(program, settings))
+    backend = HereBackend(program, plan, transport, clock(), Silent(), transport.session.first, seed=0)
+    local = LocalBackend(made.program, settings)
+    try:
+        for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
+            assert found.metrics == expected.metrics
+    finally:
+        backend.close()
+        local.close()
+    trained = backend.trained()
+    assert trained == local.trained() and trained["actor"] > STEPS
+    assert transport.pieces == [["actor", "critic"]] * trained["actor"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("fused")
+    (made / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    return made
+
+
+def chosen(folder: Path, line: str, batch: int = 128, cluster: str = "2x8:h100-80gb", before: str = "") -> Compiled:
+    source = (Path(rlgraph.__file__).parent / "algorithms/ppo.rlf").read_text()
+    text = source.replace("model critic   = value_lm(base)", SMALL).replace("batch=1024", f"batch={batch}")
+    path = folder / "ppo.rlf"
+    path.write_text(text.replace("reward_lm(judge)", "reward_lm(base)"))
+    return rlgraph.compile(path, schedule=SCHEDULE + before + line, cluster=cluster)
+
+
+def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
+    turns, fused = chosen(folder, ""), chosen(folder, LINE)
+    without, found = simulate(turns), simulate(fused)
+    assert fused.told["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
+    # The lists are those of a rank, which counts parameters; the seconds are the cost model's.
+    [each] = fusions(fused.choice).values()
+    actor, critic = each.problem.models
+    assert critic.reverse and not actor.reverse and actor.forward + actor.backward > critic.forward + critic.backward
+    configs = fused.choice.configs
+    known = [
+        counted(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
+        for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
+    ]
+    assert each.lists == drawn(Problem(tuple(known)))
+    assert each.table == timetable(each.problem, each.lists)
+    assert each.bound <= each.table.makespan < each.in_turn
+    pieces = [work for work in found.works if work.name == "train actor, critic" and work.start >= found.last]
+    apart = [work for work in without.works if work.op == "train" and work.start >= without.last]
+    assert len(apart) == 2 * len(pieces) > 0
+    saved = sum(work.seconds for work in apart) - sum(work.seconds for work in pieces)
+    # Beside the bubbles an order is saved; rows come in mini-batches of other lengths than the average.
+    assert saved == pytest.approx(len(pieces) * (each.in_turn - each.table.makespan), rel=0.25)
+    assert found.seconds < without.seconds
+
+
+def test_micro_batches_of_both_are_in_memory(folder: Path) -> None:
+    turns, fused = (memory(chosen(folder, line).choice)["learn"] for line in ("", LINE))
+    actor, critic = ({part for part in peak.parts if part[1] == "activations"} for peak in (turns, fused))
+    assert len({model for model, _, _ in actor}) == 1 and {model for model, _, _ in critic} == {"actor", "critic"}
+    assert fused.bytes > turns.bytes
+
+
+def test_where_both_do_not_fit_they_are_trained_one_after_the_other(folder: Path) -> None:
+    found = set()
+    for gigabytes in (31, 34):
+        made = chosen(folder, LINE, cluster=f"2x8:h100-80gb(memory={gigabytes}GB)")
+        assert memory(made.choice)["learn"].fits
+        assert ("W0906" in {each.code for each in made.diagnostics}) != bool(made.plan.fused)
+        found.add(bool(made.plan.fused))
+    assert found == {True, False}
+
+
+def test_it_is_in_the_plan_file_and_nobody_else_runs_it(folder: Path) -> None:
+    made = chosen(folder, LINE)
+    path = folder / "fused.plan.json"
+    path.write_text(made.plan_json(folder))
+    document = json.loads(path.read_text())
+    assert document["plan"]["fused"] == [{"models": ["actor", "critic"], "turned": ["critic"]}]
+    assert set(document["predicted"]["fused"]) == {"actor, critic"}
+    assert rlgraph.load_plan(path).plan == made.plan
+    assert "train actor, critic in one pipeline, critic the other way round: " in summary(made)
+    assert [each.code for each in not_built(made.plan)] == ["E0974"] and not not_built(chosen(folder, "").plan)
+    wrong = {
+        "E0955": {"models": ["actor", "critc"], "turned": ["critc"]},
+        "E0973": {"models": ["actor", "ref"], "turned": ["ref"]},
+    }
+    for code, piece in wrong.items():
+        document["plan"]["fused"] = [piece]
+        path.write_text(json.dumps(document))
+        with pytest.raises(ProgramError) as error:
+            rlgraph.load_plan(path)
+        assert {each.code for each in error.value.diagnostics} == {code}
