@@ -184,10 +184,10 @@ class Compiled(Compilation):
         many. save_every: a checkpoint in `out` after so many steps (20) or so much time ("10m", "2h"), at the end, and
         where the run is interrupted; the newest `keep` of them stay (2), and the one with the highest `keep_best` of
         what the program reports ("kl:min": the lowest). max_restarts: how often such a run goes back to the last of
-        them where it has lost a process. resume: the folder of a run that was saved so, and goes on in it to `steps`
-        steps, with its seed; what is None is as it was there. changed: the program may be another one than was saved.
-        progress: on stderr. None of these changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed`
-        and the rounding of a device.
+        them where it has lost a process, and any run on Ray replaces processes that only sample. resume: the folder of
+        a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was there.
+        changed: the program may be another one than was saved. progress: on stderr. None of these changes what is
+        computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.

@@ -104,14 +104,21 @@ class Flights:
                     yield oldest.frame, things
             except GeneratorExit:
                 # Nobody wants more now. What is fired comes to its end, and nothing is lost.
-                while any(flight.run.under_way for flight in self.under_way):
-                    crew.next()()
+                try:
+                    while any(flight.run.under_way for flight in self.under_way):
+                        crew.next()()
+                except BaseException as error:
+                    # Nobody asks what became of it, either.
+                    self._fail(error)
             except BaseException as error:
-                # Of a step that failed nothing is over: asked again, it begins again, and so do those ahead of it.
-                self.under_way.clear()
-                self.failed += 1
-                self.executor.backend.abort(error)
+                self._fail(error)
                 raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Of a step that failed nothing is over: asked again, it begins again, and so do those ahead of it."""
+        self.under_way.clear()
+        self.failed += 1
+        self.executor.backend.abort(error)
 
     def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: Crew) -> bool:
         """Begins all steps for which there is credit; whether any is under way that is wanted."""

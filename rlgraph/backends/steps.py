@@ -135,9 +135,13 @@ class Steps:
     def run_steps(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
         """Runs steps, as many at a time as the program lets: for each, in their order, its frame, and what there is to
         say about the machine."""
-        for frame, left in self._flights.run(coming, self.first if self.left is None else self.left):
+        for frame, left in self.flown(coming):
             self.done, self.left = frame.step.number, left
             yield frame, self.finish(frame.step, left)
+
+    def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+        """Runs steps: for each, in their order, its frame and what it left."""
+        return self._flights.run(coming, self.first if self.left is None else self.left)
 
     @cached_property
     def _flights(self) -> Flights:

@@ -42,7 +42,8 @@ restarts_option = click.option(
     type=click.IntRange(0),
     default=RESTARTS,
     show_default=True,
-    help=f"With {_PROCESSES} and --save-every: if a process is lost, go back to the last checkpoint, so often.",
+    help=f"With {_PROCESSES} and --save-every: if a process is lost, go back to the last checkpoint, so often; "
+    "without it too, replace those that only sample.",
 )
 changed_option = click.option("--changed", is_flag=True, help="The program may be another one than was saved.")
 

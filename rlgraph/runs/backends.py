@@ -20,6 +20,7 @@ from rlgraph.placement.memory import least_memory
 from rlgraph.runs.folder import recording_of
 from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
+from rlgraph.runs.watch import Watch
 
 if TYPE_CHECKING:
     from rlgraph.backends.process.session import Settings
@@ -118,6 +119,8 @@ def open_ray(
         debug=options.debug,
         seconds=options.timeout,
         memory=least_memory(program, compiled.plan, compiled.placed.shapes),
+        repeats=options.restarts,
+        say=observer.display.note if isinstance(observer, Watch) else observer.opening,
     )
     models = {
         # What nobody works with stays as its source is, like what is frozen.

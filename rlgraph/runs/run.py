@@ -118,10 +118,6 @@ class _Lost(Exception):
         self.error = error
 
 
-LOST = ("E0740", "E0742")
-"""What is told of a process that is gone, and of one that does not answer."""
-
-
 def _once(
     folder: RunFolder | None,
     compiled: Compilation,
@@ -157,7 +153,9 @@ def _once(
 
 
 def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, RunError) and any(each.code in LOST for each in error.diagnostics)
+    from rlgraph.backends.ray.failures import is_lost
+
+    return is_lost(error)
 
 
 @contextmanager

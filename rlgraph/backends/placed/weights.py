@@ -89,7 +89,7 @@ class Weights:
         }
         self.beds = Beds(plan, self._forgets)
         """Of models that are off-loaded."""
-        self._changing = {each.type.name for _, node in program.walk() for each in node.outputs if is_model(each.type)}
+        self.changing = {each.type.name for _, node in program.walk() for each in node.outputs if is_model(each.type)}
         self._lenders = Counter[Place]()
         """How many work with the weights of a place, or are about to."""
         self._users: list[_User] = []
@@ -116,6 +116,13 @@ class Weights:
                 self._ends[model, version] = count
             self._changes[model] = len(past) + 1
             self._hold(model, self.plan.owner(model), None, self._changes[model])
+
+    def forget(self) -> None:
+        """Who is brought weights may have lost them: they are brought again. No step is under way."""
+        with self._lock:
+            owners = {model: owner for model, owner in self.plan.owners if model in self.changing}
+            self._held |= {place: _NONE for place in self._lent if place[1] != owners.get(place[0], place[1])}
+            self._moved.clear()
 
     def _change(self, model: str, step: Step) -> None:
         self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
@@ -194,7 +201,7 @@ class Weights:
         who comes next is brought the new ones, or the same again."""
         place = bed.model, bed.group.name, bed.copy if self._copies[bed.group.name] > 1 else 0
         with self._lock:
-            if self.plan.owner(bed.model).name == bed.group.name or bed.model not in self._changing:
+            if self.plan.owner(bed.model).name == bed.group.name or bed.model not in self.changing:
                 return False
             if self._lenders[place]:
                 return False

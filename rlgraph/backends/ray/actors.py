@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, why_gone
@@ -28,11 +28,12 @@ class Actors(Processes):
         seconds: float,
         release: Callable[[], None],
         logs: str,
+        begin: Callable[[WorkerSpec], Any],
     ) -> None:
         """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
-        Ray's."""
+        Ray's. begin: starts a process, in the place of one that is gone."""
         super().__init__(specs, seconds)
-        self.handles, self.release, self.logs = handles, release, logs
+        self.handles, self.release, self.logs, self.begin = dict(handles), release, logs, begin
         self.over: BaseException | None = None
         """Why nobody waits for answers any more: what came first is what everybody tells."""
         self._failed: tuple[Sequence[Any], Request] | None = None
@@ -52,10 +53,12 @@ class Actors(Processes):
         called = bound.options(concurrency_group=_BESIDE[method]) if method in _BESIDE else bound
         return cast("Reference[T]", called.remote(*args, **named))
 
-    def open(self, plan: Plan) -> list[str]:
-        found = super().open(plan)
+    def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
+        found = super().open(plan, names)
         leading = []
         for group in plan.groups:
+            if names is not None and group.name not in names:
+                continue
             for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
                 others = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
                 if others:
@@ -168,6 +171,23 @@ class Actors(Processes):
             if took > _GRACE and enough(found):
                 break
         return {each: found[each] for each in who if each in found}
+
+    def replace(self, plan: Plan, names: Collection[str]) -> None:
+        import ray
+
+        who = [each for each in self.who if each[0] in names]
+        for each in who:
+            # Those who are left of a group have met those who are gone: they cannot meet others.
+            ray.kill(self.handles[each])
+        for each in who:
+            self.handles[each] = self.begin(self.specs[each])
+            self._names[self.handles[each]._actor_id.hex()] = each
+            self.gone.pop(each, None)
+        self._hurt = False
+        started: dict[Any, Address] = {self.call(each, Worker.pid): each for each in who}
+        _, missing = ray.wait(list(started), num_returns=len(started), timeout=min(self.seconds, _PATIENCE))
+        self.gone |= {started[each]: "there is no place for another one" for each in missing}
+        self.open(plan, names)
 
     def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
         """The first failure of all waits. `error`: of this one; None if it took too long."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.endings import Endings
-from rlgraph.backends.flight import Things
+from rlgraph.backends.flight import Coming, Things
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.cluster import start
+from rlgraph.backends.ray.failures import Request, is_lost
 from rlgraph.backends.ray.remote import PieceRef, Single
+from rlgraph.backends.ray.repeats import Remembered, replaceable
 from rlgraph.backends.ray.saves import Saves
 from rlgraph.backends.ray.transport import RayTransport
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.saved import Kept, SavedModel
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.backends.turns import Queues
@@ -39,13 +43,16 @@ class RayBackend(Placed):
         debug: bool = False,
         seconds: float = 1800.0,
         memory: int = 0,
+        repeats: int = 0,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Starts every process of the plan and loads its models.
 
         address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one
         for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the
-        processes need together at least. Raises ProgramError for what cannot be opened, RunError for a cluster that
-        cannot hold the plan.
+        processes need together at least. repeats: how often steps are run again by themselves where processes are
+        lost that only sample. say: is told so. Raises ProgramError for what cannot be opened, RunError for a cluster
+        that cannot hold the plan.
         """
         plan = plan.alone(embedded().name) if debug else plan
         program = numbered(accumulated(program, plan))
@@ -72,10 +79,12 @@ class RayBackend(Placed):
         self.endings = Endings(settings.record, settings.replay)
         queues = Queues(plan, clock)
         self.saves, self._broken = Saves(plan, self.processes), False
+        self.repeats, self.say = repeats, say
+        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes)
         super().__init__(
             program,
             plan,
-            RayTransport(program, plan, self.processes, queues, observer, self.notes),
+            self.orders,
             clock,
             observer,
             {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},
@@ -87,6 +96,47 @@ class RayBackend(Placed):
     def abort(self, why: BaseException) -> None:
         self._broken = True
         super().abort(why)
+
+    # Lost processes
+
+    def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+        steps = Remembered(coming)
+        while True:
+            try:
+                for frame, left in super().flown(steps.again()):
+                    steps.over()
+                    yield frame, left
+                return
+            except RunError as error:
+                if not self.repeats or not is_lost(error) or not self._replaced(error):
+                    raise
+                self.repeats -= 1
+
+    def _replaced(self, error: RunError) -> bool:
+        """Whether the steps that were under way can be run again: no model has changed in them, all that is lost can be
+        had again, and others have taken the places of those who had it."""
+        if not self.whole():
+            return False
+        lost = {group for group, _ in self.processes.gone}
+        things = self.first if self.left is None else self.left
+        if not lost or not replaceable(self.plan, lost, self.weights.changing, things):
+            return False
+        try:
+            left = tuple(who for who in self.processes.who if who[0] not in lost)
+            request = Request(left, "the end of what has failed")
+            ready = self.processes.free(left, lambda found: False, request, Worker.ready)
+            # Who was told to change a model before may have begun meanwhile.
+            if len(ready) < len(left) or not self.whole():
+                return False
+            self.processes.replace(self.plan, lost)
+        except RunError:
+            return False
+        self.orders.forget(lost)
+        self.weights.forget()
+        self._broken = False
+        groups = ", ".join(f"`{name}`" for name in sorted(lost))
+        self.say(f"{error}\nother processes have taken the places of {groups}: step {self.done + 1} begins again")
+        return True
 
     # Checkpoints
 

@@ -111,8 +111,12 @@ def _actors(
         alone = _machines(groups) <= {here.get_node_id()}
         specs = {who: replace(spec, alone=alone) for who, spec in specs.items()}
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
-        handles = {who: _begin(ray, plan, spec, kind, groups) for who, spec in specs.items()}
-        return Actors(specs, handles, seconds, release, logs)
+
+        def begin(spec: WorkerSpec) -> Any:
+            return _begin(ray, plan, spec, kind, groups)
+
+        handles = {who: begin(spec) for who, spec in specs.items()}
+        return Actors(specs, handles, seconds, release, logs, begin)
     except BaseException:
         release()
         raise

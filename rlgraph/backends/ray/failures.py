@@ -11,6 +11,14 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 
+LOST = ("E0740", "E0742")
+"""What is told of a process that is gone, and of one that does not answer."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a process is gone, or does not answer."""
+    return isinstance(error, RunError) and any(each.code in LOST for each in error.diagnostics)
+
 
 @dataclass(frozen=True)
 class Request:

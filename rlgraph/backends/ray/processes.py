@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -36,9 +36,11 @@ class Processes(ABC):
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
 
-    def open(self, plan: Plan) -> list[str]:
-        """Loads the models everywhere, held as `plan` says. Names of the things that live across steps."""
+    def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
+        """Loads the models everywhere, held as `plan` says. Names of the things that live across steps. names: of the
+        groups that were begun again; None: all of them, for the first time."""
         groups = {spec.group.name: spec.group for spec in self.specs.values()}
+        groups = {name: group for name, group in groups.items() if names is None or name in names}
         meeting: dict[str, dict[str, str]] = {}
         for group in groups.values():
             places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.copies())}
@@ -49,12 +51,13 @@ class Processes(ABC):
             meeting[group.name] = dict(zip(places, found, strict=True))
         held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
         opened = []
-        for names in _rounds(plan):
-            who = tuple(each for each in self.who if each[0] in names)
+        for turn in _rounds(plan):
+            who = tuple(each for each in self.who if each[0] in turn and each[0] in groups)
             opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in who]
             opened += self.get(opening, Request(who, "opening"))
-        self._reach(plan)
-        return [name for names in opened for name in names]
+        if names is None:
+            self._reach(plan)
+        return [name for found in opened for name in found]
 
     def _reach(self, plan: Plan) -> None:
         """Who acts in an environment that runs elsewhere gets handles of its processes: each data-parallel copy a share
@@ -149,6 +152,11 @@ class Processes(ABC):
         """After a failure or an interrupt: what is whole can be asked for again, what is not fails at once."""
 
     @abstractmethod
+    def replace(self, plan: Plan, names: Collection[str]) -> None:
+        """Others take the places of all processes of some groups, with models as they were loaded. Raises RunError if
+        they cannot be started."""
+
+    @abstractmethod
     def stop(self) -> None:
         """Ends all processes, whatever they do."""
 
@@ -240,6 +248,9 @@ class InThisProcess(Processes):
 
     def go_on(self) -> None:
         """Nothing is cut off."""
+
+    def replace(self, plan: Plan, names: Collection[str]) -> None:
+        raise AssertionError("in this process nobody is lost")
 
     def stop(self) -> None:
         for worker in self.workers.values():

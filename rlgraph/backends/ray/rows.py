@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,12 @@ class Ledger:
     def finish(self, step: Step) -> None:
         """What came from others for a step is dropped by everybody at its end."""
         self._came.pop(step.number, None)
+
+    def forget(self, groups: Collection[str]) -> None:
+        """Others are in the places of the processes of some groups: nothing has come to these."""
+        for came in self._came.values():
+            for who in [who for who in came if who[0] in groups]:
+                del came[who]
 
 
 def live(values: Iterable[Any]) -> dict[Address, set[Key]]:

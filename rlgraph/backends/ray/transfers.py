@@ -82,6 +82,10 @@ class Transfers:
         with self.queues.turn(seats(move.sender)), going as version:
             return None if version is None else self._go(replace(move, version=version))()
 
+    def forget(self) -> None:
+        """Others are in the places of some processes: all transfers are planned anew, among those who are there now."""
+        self._planned.clear()
+
     def _go(self, move: Move) -> Coming:
         name, calls = _name(move), Calls[exchange.Moved](self.processes)
         about = move.version, move.average, move.update

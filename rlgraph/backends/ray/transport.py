@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +91,12 @@ class RayTransport:
         # The next step does not wait for it: the answers are taken at its end.
         self._forgetting = calls
         return told
+
+    def forget(self, groups: Collection[str]) -> None:
+        """Others are in the places of the processes of some groups. No step is under way."""
+        self._forgetting = None
+        self.dispatch.ledger.forget(groups)
+        self.transfers.forget()
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         self.processes.go_on()

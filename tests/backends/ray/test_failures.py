@@ -197,7 +197,8 @@ def two_copies(folder: Path) -> dict[str, str]:
     told = {}
     made = program()
     watch = At("train", lambda: None)
-    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch, seconds=120)
+    # Who trains is not replaced, however often others may be.
+    backend = RayBackend(made, plan(made, learn=2), Settings(folder=folder), watch, seconds=120, repeats=3)
     try:
         # In its first step, as the run in one process.
         (folder / "raise").touch()

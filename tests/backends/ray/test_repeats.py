@@ -1,0 +1,167 @@
+"""Processes that only sample are lost: others take their places, and the steps that were under way are run again by those
+who live."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.util")
+
+import ray
+from scheduled import compiled, traced
+from tiny import EPS, data_folder, weights
+
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.steps import Silent
+from rlgraph.errors import RunError
+from rlgraph.ir.graph import Node
+
+STEPS = 4
+HEAD = f"""
+algorithm repeats
+model actor  = causal_lm({weights(0)}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=5, shuffle=true)
+"""
+STEP = f"""
+model ref    = frozen(actor)
+buffer past  = fifo(capacity=9)
+state level  = 0.0
+
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    old     = ref.logprobs(rollout)
+    level  := 0.5 * level + mean(rollout.logprobs)
+    push past(rollout, old=old)
+    some    = past.sample(6)
+    train actor(lr=0.02, eps={EPS}):
+        minimize mean(-exp(actor.logprobs(some) - some.logprobs) * some.old)
+    report sampler = mean(rollout.logprobs), level = level, some = mean(some.old), age = mean(some.age)
+"""
+AHEAD = f"""
+step async(lag=1):
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    train actor(lr=0.02, eps={EPS}):
+        minimize mean(exp(actor.logprobs(rollout) - rollout.logprobs))
+    report sampler = mean(rollout.logprobs), age = mean(rollout.age)
+"""
+TWICE = f"""
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    train actor(lr=0.02, eps={EPS}):
+        minimize mean(exp(actor.logprobs(rollout) - rollout.logprobs))
+    again   = actor.generate(prompts, n=1, max_tokens=5)
+    report again = mean(again.logprobs)
+"""
+SCHEDULE = """
+pool learn = 1 devices
+pool play = 2 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on play(engine=transformers, dp=2)
+"""
+
+LEARN, PLAY = "learn.transformers", "play.transformers"
+
+
+class Kills(Silent):
+    """Ends processes with SIGKILL when a node of an operation is fired for the so many-th time, or, of a training, when
+    it is over."""
+
+    def __init__(self, *moments: tuple[str, int, tuple[str, int]]) -> None:
+        self.moments, self.seen = moments, dict[str, int]()
+        self.pid: Callable[[tuple[str, int]], int] = lambda who: 0
+        self.killed = 0
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        if node.op != "train":
+            self.passed(node.op)
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        if node.op == "train":
+            self.passed(node.op)
+
+    def passed(self, op: str) -> None:
+        self.seen[op] = self.seen.get(op, 0) + 1
+        for moment, count, who in self.moments:
+            if (moment, count) == (op, self.seen[op]):
+                os.kill(self.pid(who), signal.SIGKILL)
+                self.killed += 1
+
+
+def made(folder: Path, step: str = STEP) -> Compiled:
+    return compiled(HEAD + step, {}, SCHEDULE, data_folder(folder))
+
+
+def expected(found: Compiled, folder: Path) -> list[dict[str, Any]]:
+    """Of one process, which nobody disturbs."""
+    run = found.run(STEPS, progress=False, threads=1)
+    return [{k: v for k, v in step.items() if k not in ("step", "seconds")} for step in run.metrics]
+
+
+def on_ray(found: Compiled, folder: Path, watch: Kills, said: list[str], repeats: int = 3) -> RayBackend:
+    settings = Settings(folder=folder)
+    backend = RayBackend(found.program, found.plan, settings, watch, seconds=120, repeats=repeats, say=said.append)
+    processes = backend.processes
+    watch.pid = lambda who: ray.get(processes.call(who, Worker.pid))  # type: ignore[call-overload]
+    return backend
+
+
+def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is killed when it is about to sample."""
+    monkeypatch.chdir(tmp_path)
+    found, said = made(tmp_path), list[str]()
+    watch = Kills(("generate", 3, (PLAY, 0)))
+    backend = on_ray(found, tmp_path, watch, said, repeats=1)
+    try:
+        before = watch.pid((LEARN, 0))
+        steps = list(backend.steps(STEPS))
+        assert watch.pid((LEARN, 0)) == before
+    finally:
+        backend.close()
+    assert watch.killed == 1 and not backend.repeats
+    assert len(said) == 1 and "step 3 begins again" in said[0]
+    assert "`play.transformers`" in said[0] and "rank 0 of play.transformers is gone" in said[0]
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
+    assert backend.trained()["actor"] == STEPS
+
+
+def test_steps_that_are_ahead_are_repeated_too(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of them samples with older weights, which the trainer still has; no row is trained on twice."""
+    monkeypatch.chdir(tmp_path)
+    found, said = made(tmp_path, AHEAD), list[str]()
+    backend = on_ray(found, tmp_path, watch := Kills(), said)
+    try:
+        steps = []
+        for step in backend.steps(STEPS):
+            steps.append(step)
+            if step.number == 3:
+                # No model is changed between two steps, and the fourth one trains on rows that only they have.
+                os.kill(watch.pid((PLAY, 1)), signal.SIGKILL)
+    finally:
+        backend.close()
+    assert len(said) == 1 and "step 4 begins again" in said[0]
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
+    checked = traced(found, steps, tmp_path / "run")
+    assert checked.accepted, [each.render() for each in checked.diagnostics]
+
+
+def test_a_step_that_has_changed_a_model_is_not_repeated(kept: None, tmp_path: Path) -> None:
+    """Its rows would be trained on twice."""
+    found, said = made(tmp_path, TWICE), list[str]()
+    backend = on_ray(found, tmp_path, Kills(*[("train", 2, (PLAY, rank)) for rank in (0, 1)]), said)
+    try:
+        with pytest.raises(RunError, match="is gone"):
+            list(backend.steps(STEPS))
+    finally:
+        backend.close()
+    assert not said and backend.trained()["actor"] == 2
