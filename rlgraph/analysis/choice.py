@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlgraph.analysis.fused import show_fused
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import hosted, memory, work_seconds
@@ -18,6 +19,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
+    yield from show_fused(choice.plan, predicted)
     if told := hosted(choice).told(predicted["seconds"]):
         yield told
     full = memory(choice)

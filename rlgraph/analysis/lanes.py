@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.analysis.choice import headline
+from rlgraph.analysis.fused import show_fused
 from rlgraph.analysis.saved import seconds_of
 from rlgraph.analysis.tables import sized
 from rlgraph.analysis.transfers import Weights, sizes, weights
@@ -83,6 +84,7 @@ class _Maker:
             yield from headline(self.plan.cluster, used, self.predicted)
         else:
             yield counted(used, "device")
+        yield from show_fused(self.plan, self.predicted)
 
     # Lanes
 

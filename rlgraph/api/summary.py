@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlgraph.analysis.fused import show_fused
 from rlgraph.analysis.tables import sized, table
-from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import counted
@@ -37,10 +37,9 @@ def summary(compiled: Compilation) -> str:
 
         lines += ["", *show_choice(compiled.choice, compiled.told["predicted"])]
     elif compiled.schedule.span.line:
-        lines += ["", *_placement(compiled.plan)]
+        lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
     if compiled.planned:
         lines += _sharing(program, compiled.plan)
-        lines += _fused(compiled)
     if compiled.planned and compiled.plan.blocks:
         lines += _streamed(compiled)
     return "\n".join(lines)
@@ -97,19 +96,6 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
             here = [name for name in names if name in group.models]
             if len(here) > 1:
                 yield f"{', '.join(here)} share one base, which {group.name} has once"
-
-
-def _fused(compiled: Compilation) -> Iterator[str]:
-    """Who trains in one pipeline, and what that saves where it is predicted."""
-    told = compiled.told.get("predicted", {}).get("fused", {})
-    for each in compiled.plan.fused:
-        ways = f", {', '.join(each.turned)} the other way round" if each.turned else ""
-        line = f"train {', '.join(each.models)} in one pipeline{ways}"
-        if found := told.get(", ".join(each.models)):
-            shown = {name: shown_seconds(found[name]) for name in ("seconds", "in_turn_seconds", "bound_seconds")}
-            line += f": {shown['seconds']} a mini-batch, and {shown['in_turn_seconds']} one after the other"
-            line += f"; nothing is shorter than {shown['bound_seconds']}"
-        yield line
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:

@@ -14,6 +14,7 @@ from test_transport import STEPS, Here, HereBackend
 from tiny import compile_text, data_folder, shipped
 
 import rlgraph
+from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
@@ -142,7 +143,11 @@ def test_it_is_in_the_plan_file_and_nobody_else_runs_it(folder: Path) -> None:
     assert document["plan"]["fused"] == [{"models": ["actor", "critic"], "turned": ["critic"]}]
     assert set(document["predicted"]["fused"]) == {"actor, critic"}
     assert rlgraph.load_plan(path).plan == made.plan
-    assert "train actor, critic in one pipeline, critic the other way round: " in summary(made)
+    line = "train actor, critic in one pipeline, critic the other way round: "
+    assert line in summary(made) and any(
+        each.startswith(line) for each in show_choice(made.choice, made.told["predicted"])
+    )
+    assert line in made.to_svg()
     assert [each.code for each in not_built(made.plan)] == ["E0974"] and not not_built(chosen(folder, "").plan)
     wrong = {
         "E0955": {"models": ["actor", "critc"], "turned": ["critc"]},
