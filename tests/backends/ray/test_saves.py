@@ -13,15 +13,18 @@ pytest.importorskip("ray.util")
 pytest.importorskip("megatron.core")
 
 import ray
+from safetensors.torch import load_file
 from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import HOST
 from rlgraph.runs.checkpoint import disk
 
 STEPS = 7
@@ -123,3 +126,24 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
     # One format: it ends in one process.
     for one, other in zip(numbers(plans["alone"].run(STEPS, resume="run", **how)), expected, strict=True):
         assert one == pytest.approx(other, rel=0, abs=1e-5)
+
+
+def test_megatron_is_saved_without_the_host(kept: None, tmp_path: Path) -> None:
+    """Nobody knows yet that the host process is gone, which writes what is split."""
+    made = compiled(
+        PROGRAM, {}, schedule("engine=megatron, tp=2").replace("4 devices", "2 devices"), data_folder(tmp_path)
+    )
+    run = backend.RayBackend(made.program, made.plan, Settings(folder=tmp_path), seconds=120)
+    try:
+        next(run.steps(1))
+        run.save("actor", tmp_path / "before")
+        os.kill(ray.get(run.processes.handles[HOST, 0].pid.remote()), signal.SIGKILL)
+        run.save("actor", tmp_path / "after")
+    finally:
+        run.close()
+    before, after = (
+        {name: each for file in (tmp_path / where).glob("*.safetensors") for name, each in load_file(file).items()}
+        for where in ("before", "after")
+    )
+    assert before and before.keys() == after.keys()
+    assert all(before[name].equal(after[name]) for name in before)
