@@ -50,6 +50,10 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         alone = alone and _with_room(alone)
         if alone is not None and alone.plan != found.plan:
             found = better(found, alone)
+    if any(line.block is None for line in schedule.streams):
+        from rlgraph.compilation.blocks import with_blocks
+
+        found = with_blocks(found)
     if any(line.under is None or line.on is None for line in schedule.tails):
         # It needs the simulator.
         from rlgraph.compilation.tails import with_tails

@@ -83,9 +83,16 @@ def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
 
 
 def _ended(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """Tables whose last rows could move, and whose plan found nothing in it."""
+    """Tables whose rows could go on before all have ended, or whose last rows could move, and whose plan found nothing
+    in it."""
     hint = "leave the line out, or say how many rows move to how many copies: `tail TABLE(under=0.2, on=2)`"
+    whole = "leave the line out, or say how many rows travel together: `stream TABLE(block=64)`"
+    blocks = dict(plan.blocks)
     return [
+        Diagnostic("W0905", f"`{line.table}` stays a whole batch: no block saves anything", line.span, whole)
+        for line in schedule.streams
+        if line.table not in blocks
+    ] + [
         Diagnostic("W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, hint)
         for line in schedule.tails
         if plan.tail(line.table) is None

@@ -426,7 +426,7 @@ class _Checker(Reporter):
         name = self.table(line, self.streamed, "is streamed")
         found = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
         block = found["block"]
-        assert isinstance(block, int)
+        assert block is None or isinstance(block, int)
         self.streamed[name] = line.table.span
         return Stream(name, block, found["deal"] == "free", line.span)
 

@@ -300,7 +300,7 @@ STATEMENTS = _table(
     Signature(
         "stream",
         options=(
-            Attribute("block", "int", REQUIRED, 1, None, "rows of the table that travel together"),
+            Attribute("block", "int", None, 1, None, "rows that travel together; chosen if it is not said"),
             Attribute(
                 "deal",
                 "word",
@@ -309,6 +309,7 @@ STATEMENTS = _table(
                 names=lambda: ("even", "free"),
             ),
         ),
+        doc="Rows of a table that go on before its batch is whole.",
     ),
     Signature(
         "tail",

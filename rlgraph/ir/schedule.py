@@ -61,8 +61,8 @@ class Stream:
     """A table whose rows travel in blocks, before the batch is complete."""
 
     table: str
-    block: int
-    """Rows."""
+    block: int | None = None
+    """Rows. None: as many as are best."""
     free: bool = False
     """A data-parallel copy takes a block when it is free; otherwise each has a fixed share of the rows."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)

@@ -100,6 +100,9 @@ def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
+BLOCK = 64
+"""Rows that travel together where nobody says how many, and no cluster is there to choose by."""
+
 _BY = {"reread": "rereads", "keep": "keeps"}
 """How new weights come to rows that are sampled, and what an engine says that can do it."""
 
@@ -333,7 +336,7 @@ class _Placer:
             (host, *groups),
             tuple(roles),
             tuple((model, owners[model]) for model in self.work if model in owners),
-            tuple((stream.table, stream.block) for stream in self.schedule.streams),
+            tuple((stream.table, stream.block or BLOCK) for stream in self.schedule.streams),
             free=tuple(stream.table for stream in self.schedule.streams if stream.free),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}

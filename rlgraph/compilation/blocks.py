@@ -1,0 +1,100 @@
+"""In how large blocks the rows of a table travel, where a schedule leaves that to the plan: what the simulator says is
+best, a whole batch at a time among it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+from rlgraph.backends.sim.steady import run_steps
+from rlgraph.compilation.overlap import simulated
+from rlgraph.cost.tasks import main_step
+from rlgraph.errors import ProgramError
+from rlgraph.ir.schedule import Stream
+from rlgraph.placement.choose import Choice
+from rlgraph.placement.search.watch import Line as Shown
+
+TIMES = 4
+"""How many times as large as the one before a block is that is tried."""
+
+FEWEST, MOST = 4, 128
+"""Blocks of a batch that are tried. With more of them a simulation takes long, and a controller has much to do."""
+
+STEPS = 2
+"""Steps of each simulation: of two blocks the better one is asked for, not how long a step takes."""
+
+PAYS = 0.001
+"""Share of a step that streaming has to save."""
+
+
+def with_blocks(choice: Choice) -> Choice:
+    """A choice with the best block of each table whose line leaves it open, one table after the other; where none saves
+    anything the table does not stream, unless it has a tail. After Ctrl-C it has what was found until then."""
+    shown = Shown("choosing blocks")
+    with closing(shown):
+        for line in choice.question.schedule.streams:
+            if line.block is None:
+                search = _Search(choice, line, shown)
+                try:
+                    search.run()
+                except ProgramError:
+                    # It cannot be simulated, of which `simulate` says why.
+                    continue
+                except KeyboardInterrupt:
+                    shown.close()
+                    print(f"interrupted: the block of `{line.table}` is the best that was tried", file=sys.stderr)
+                    return search.found()
+                choice = search.found()
+    return choice
+
+
+class _Search:
+    """For one table."""
+
+    def __init__(self, choice: Choice, line: Stream, shown: Shown) -> None:
+        self.choice, self.line, self.shown = choice, line, shown
+        self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
+        self.others = tuple(each for each in choice.plan.blocks if each[0] != line.table)
+        self.tried: dict[int | None, float] = {}
+        """Seconds of a step."""
+
+    def run(self) -> None:
+        """The whole batch, and blocks from small to large."""
+        for rows in self.sizes() if self.tailed else (None, *self.sizes()):
+            self.seconds(rows)
+
+    def sizes(self) -> Iterator[int]:
+        """Rows of whole groups of samples."""
+        tasks = [task for task in self.choice.problem.tasks if task.name.split(".")[0] == self.line.table]
+        whole = sum(batch.rows for task in tasks[:1] for batch in task.batches)
+        phase = main_step(self.choice.question.program)
+        nodes = (node for node in phase.graph.walk() if node.name.split(".")[0] == self.line.table)
+        rows = int(next((node.attr("n", 1) for node in nodes), 1))
+        while rows * MOST < whole:
+            rows *= TIMES
+        yield rows
+        while rows * TIMES * FEWEST <= whole:
+            rows *= TIMES
+            yield rows
+
+    def seconds(self, rows: int | None) -> float:
+        if rows not in self.tried:
+            self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
+            self.tried[rows] = run_steps(simulated(self.with_block(rows)), STEPS).seconds
+        return self.tried[rows]
+
+    def with_block(self, rows: int | None) -> Choice:
+        plan, table = self.choice.plan, self.line.table
+        blocks = self.others if rows is None else (*self.others, (table, rows))
+        free = tuple(name for name in plan.free if name != table)
+        if self.line.free and rows is not None:
+            free = (*free, table)
+        return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated=None)
+
+    def found(self) -> Choice:
+        best = min(self.tried, key=self.tried.__getitem__, default=None)
+        if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
+            best = None
+        return self.with_block(best)
