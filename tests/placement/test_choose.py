@@ -393,6 +393,13 @@ def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
     assert set(codes(cluster, schedule=schedule)) == {code}
 
 
+def test_two_lines_that_say_the_same_are_one() -> None:
+    pools = "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
+    apart = "place critic.train on learn(tp=2)\nplace critic.values on learn(tp=2)\n"
+    one, two = (chosen("ppo", "1x8:h100", schedule=pools + line) for line in (apart, "place critic on learn(tp=2)\n"))
+    assert one.plan == two.plan
+
+
 LEARN = "schedule grpo\npool learn = 1 devices\nplace actor.train on learn\n"
 REFUSED = {
     "a model": ("ppo", "1x1:rtx4090", None, {}),

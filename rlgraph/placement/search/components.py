@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlgraph.cost.deployment import ModelConfig
@@ -71,7 +71,7 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
             numbers = tuple(at for at, task in enumerate(tasks) if task.model == model.name and task.op in own)
             said = {each: pins.get((model.name, each)) or pins.get((model.name, None)) for each in own}
             pin = next((each for each in said.values() if each), None)
-            wrong += [_apart(model.name, own[0], each, other) for each, other in said.items() if other and other != pin]
+            wrong += [_apart(model.name, own[0], each, other) for each, other in said.items() if not _alike(other, pin)]
             kind: Literal["train", "read", "generate"] = (
                 "generate" if generating else "train" if "train" in own else "read"
             )
@@ -80,6 +80,11 @@ def components(program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequ
     if wrong:
         raise ProgramError(wrong)
     return found
+
+
+def _alike(placement: Placement | None, pin: Placement | None) -> bool:
+    """Whether two lines say the same of their works, or one says nothing."""
+    return placement is None or pin is None or replace(placement, work=()) == replace(pin, work=())
 
 
 def _apart(model: str, first: str, second: str, pin: Placement | None) -> Diagnostic:
