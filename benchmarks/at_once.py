@@ -8,7 +8,7 @@ import pickle
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,9 @@ class AtOnce(Processes):
     def give_up(self, why: BaseException) -> None: ...
 
     def go_on(self) -> None: ...
+
+    def replace(self, plan: Plan, names: Collection[str]) -> None:
+        raise AssertionError("nobody is lost who answers at once")
 
     def stop(self) -> None: ...
 

@@ -35,15 +35,21 @@ class Workload:
         return (self.response or usual(limit)).capped(limit)
 
 
+LONGEST = 1 << 20
+"""Tokens that models reach today."""
+
+
 @cache
 def usual(limit: int) -> Lengths:
     """Answers of which nothing is known but the limit: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
     16,384. docs/clusters.md has the published lengths that this lies between.
+    Of a limit beyond `LONGEST` answers are those of that limit.
     """
     if not limit:
         return Lengths((0.0,))
+    limit = min(limit, LONGEST)
     return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -161,7 +162,7 @@ def _object(source: Source) -> dict[str, Any]:
     if not source.text.strip():
         raise _broken(source, "it is empty")
     try:
-        found = json.loads(source.text, object_pairs_hook=_once, parse_constant=_no_number)
+        found = json.loads(source.text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:
         message = f"this is no JSON: {error.msg[:1].lower()}{error.msg[1:]} (line {error.lineno}, column {error.colno})"
         raise ProgramError(Diagnostic("E0950", message, _span(source, error.pos, error.pos + 1), _HINT)) from None
@@ -198,6 +199,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"JSON has no number {text}")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:60]} is more than a number can be")
+    return found
 
 
 def _is_text(value: object) -> bool:

@@ -102,6 +102,12 @@ def test_the_mean_is_the_area_below_what_is_over() -> None:
     assert sum(lengths.over(length) for length in range(6)) == pytest.approx(lengths.mean)
 
 
+@pytest.mark.parametrize("limit", [0, 1, 256, 1 << 14, 1 << 20, 10**12, 1 << 62])
+def test_answers_of_which_nothing_is_known_have_lengths_whatever_the_limit(limit: int) -> None:
+    found = Workload().answers(limit)
+    assert 0 <= found.longest <= limit and found.mean < 1 << 20
+
+
 def test_a_constant_length() -> None:
     lengths = read_lengths(" 1024 ")
     assert (lengths.values, lengths.at(0.3), lengths.over(1023), lengths.over(1024)) == ((1024.0,), 1024.0, 1.0, 0.0)

@@ -339,6 +339,15 @@ def test_all_that_is_wrong_is_said_at_once_but_no_flood() -> None:
     assert len(raised.value.diagnostics) == 20
 
 
+def test_a_number_that_is_none_is_refused_wherever_it_stands() -> None:
+    """A section may have fields that nobody here knows; they are written back."""
+    text = compiled("ppo").plan_json()
+    for number in ("1e999", "Infinity"):
+        with pytest.raises(ProgramError) as raised:
+            read(text.rstrip().removesuffix("}") + f', "mine": {{"number": {number}}}}}')
+        assert [each.code for each in raised.value.diagnostics] == ["E0950"]
+
+
 def keys(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """The ways to all pieces of a document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
