@@ -81,6 +81,8 @@ class Change:
     """Share of what is minimized; negative where that grows, without end where nothing fits."""
     over: bool = False
     """The time was over before anything was found: it may fit, or help."""
+    beside: float | None = None
+    """Seconds of a step that it is compared with, where these are not the search's."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +210,18 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
     # What is best after a change mostly shares pools in one of the ways that are known by then.
     some = {strategy.shares for strategy in known} if large else None
-    changes = sorted((changed(choice, other, some, ends) for other in others(choice)), key=lambda each: -each.saves)
+    told = compiled.told["predicted"]["seconds"]
+    tried = [changed(choice, other, some, ends, told) for other in others(choice)]
+    changes = sorted(tried, key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
 
 
-def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None, ends: float = inf) -> Change:
-    """The best plan after a change; of some ways to share pools, where they are given, and as it is found until
-    `ends`."""
+def changed(
+    choice: Choice, other: Other, near: Set[Sharing] | None = None, ends: float = inf, told: float | None = None
+) -> Change:
+    """The best plan after a change; of some ways to share pools, where they are given, and as it is found until `ends`.
+    told: seconds of a step of the choice by the simulator, where work overlaps in it."""
     problem = problem_of(other.question)
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
@@ -234,6 +240,9 @@ def changed(choice: Choice, other: Other, near: Set[Sharing] | None = None, ends
         seconds = made.simulated or made.found.seconds
         value = problem.value(seconds, made.found.blocks, made.found.devices)
         found = replace(made.found, seconds=seconds, value=value)
+        beside = told or choice.found.seconds
+        was = choice.problem.value(beside, choice.found.blocks, choice.found.devices)
+        return Change(other.name, other.detail, seconds, _price(problem, found), 1 - value / was, beside=beside)
     saves = 1 - found.value / choice.found.value if choice.found.value else 0.0
     return Change(other.name, other.detail, found.seconds, _price(problem, found), saves)
 
@@ -309,7 +318,9 @@ def _effect(found: Explanation, change: Change) -> str:
     """`save 14% of the time, and cost 3% more a step`."""
     if change.seconds is None or change.price is None:
         return "not fit"
-    time, price = 1 - change.seconds / found.seconds, 1 - change.price / found.price if found.price else 0.0
+    before = change.beside or found.seconds
+    was = found.price * before / found.seconds
+    time, price = 1 - change.seconds / before, 1 - change.price / was if was else 0.0
     slower = _told(time, "take as long", f"take {-time:.0%} longer", f"save {time:.0%} of the time")
     return f"{slower}, and {_told(price, 'cost as much', f'cost {-price:.0%} more', f'cost {price:.0%} less')} a step"
 

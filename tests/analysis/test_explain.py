@@ -126,6 +126,16 @@ def test_one_step_off_is_what_such_a_program_takes() -> None:
     assert not any(each.name == ONE_STEP_OFF for each in explain(older).changes)
 
 
+def test_one_step_off_is_told_beside_what_the_step_takes() -> None:
+    """Of ReMax the search lays out one after the other what a copy samples together."""
+    found = rlgraph.compile(ALGORITHMS / "remax.rlf", cluster="2x8:h100-80gb")
+    told = found.told["predicted"]
+    assert told["seconds"] < 0.95 * told["in_turn_seconds"]
+    [change] = [each for each in explain(found).changes if each.name == ONE_STEP_OFF]
+    assert change.beside == told["seconds"]
+    assert change.saves == pytest.approx(1 - change.seconds / told["seconds"])
+
+
 def test_off_loading_is_told() -> None:
     """Three models that fit on a device only one after the other."""
     choice = rlgraph.compile(PPO, cluster="1x1:a100-80gb(memory=7GiB)").choice
@@ -250,7 +260,8 @@ def test_half_as_long_answers(ppo: Compiled) -> None:
     assert workload.response.mean == pytest.approx(Workload().answers(512).mean / 2)
 
 
-GRPO = ROOT / "rlgraph" / "algorithms" / "grpo.rlf"
+ALGORITHMS = ROOT / "rlgraph" / "algorithms"
+GRPO = ALGORITHMS / "grpo.rlf"
 
 
 def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
