@@ -29,7 +29,7 @@ from rlgraph.models.shape import Shape
 from rlgraph.placement.search import caches, watch
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.incumbent import Found
+from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.option import Option, Strategy
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import packed, partitions, sizes
@@ -359,6 +359,18 @@ def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
         assert found.tight == (calm * 0.8 > full)
         assert found.value == pytest.approx(full if found.tight else calm, rel=1e-9)
         assert found.bound <= full * (1 + 1e-12)
+
+
+def test_what_is_given_up_for_memory_is_the_spare_and_not_the_gap() -> None:
+    case = random_case(0)
+    found = Search(case.problem, case.candidates, 0.0).run()
+    assert found is not None
+    full, calm = replace(found, value=1.0, tight=True), replace(found, value=1.04, tight=False)
+    for spare, taken in ((0.0, full), (0.03, full), (0.05, calm)):
+        known = Incumbent(0.5, spare)
+        known.keep(full)
+        known.keep(calm)
+        assert known.best is taken and known.proven() == 0.0 and known.lowest == (1.0 if taken is calm else 1.04)
 
 
 def test_some_plans_leave_memory_and_others_do_not() -> None:

@@ -76,8 +76,9 @@ class Incumbent:
             return found.value < best.value
         if found.tight:
             return found.value < best.value * (1 - self.spare)
-        # What was dropped as not better than the tight one has to be so beside this one.
-        return found.value * (1 - max(self.gap, self.spare)) <= min(best.value, self.lowest)
+        # What was dropped as near enough to the tight one has to be so beside this one.
+        near = found.value * (1 - max(self.gap, self.spare)) <= self.lowest
+        return near and found.value * (1 - self.spare) <= best.value
 
     def proven(self) -> float:
         """What no plan can beat, as far as it is known."""
