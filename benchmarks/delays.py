@@ -187,6 +187,8 @@ class Kept:
         self.free: dict[str, list[Any]] = {}
         """By what they have imported."""
         self.serving: dict[str, str] = {}
+        self.given_up: set[int] = set()
+        """Runs that were interrupted or have failed: of their processes some may wait for others for ever."""
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -194,16 +196,28 @@ class Kept:
         from rlgraph.backends.ray import cluster as processes
         from rlgraph.backends.ray.actors import Actors
 
-        start, end = processes._begin, Actors.stop
+        start, end, give_up = processes._begin, Actors.stop, Actors.give_up
 
         def begin(ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
             return self.begin(ray, spec, _imported(spec.group))
 
-        processes._begin, Actors.stop = begin, lambda actors: self.stop(actors)
+        def given_up(actors: Any, why: BaseException) -> None:
+            self.given_up.add(id(actors))
+            give_up(actors, why)
+
+        def stop(actors: Any) -> None:
+            if id(actors) not in self.given_up:
+                return self.stop(actors)
+            self.given_up.discard(id(actors))
+            for handle in actors.handles.values():
+                self.serving.pop(handle._actor_id.hex(), None)
+            end(actors)
+
+        processes._begin, Actors.stop, Actors.give_up = begin, stop, given_up
         try:
             yield
         finally:
-            processes._begin, Actors.stop = start, end
+            processes._begin, Actors.stop, Actors.give_up = start, end, give_up
 
     def begin(self, ray: Any, spec: Any, imported: str) -> Any:
         """In place of starting one."""
@@ -215,14 +229,13 @@ class Kept:
         return handle
 
     def stop(self, actors: Any) -> None:
-        """In place of ending them; those of a run that failed are not used again."""
+        """In place of ending them; those of a run that has lost some are not used again."""
         import ray
 
         ray.get([handle.close.remote() for who, handle in actors.handles.items() if who not in actors.gone], timeout=60)
-        whole = actors.over is None and not actors.gone
         for handle in actors.handles.values():
             imported = self.serving.pop(handle._actor_id.hex(), None)
-            if whole and imported:
+            if imported and actors.over is None and not actors.gone:
                 self.free[imported].append(handle)
             else:
                 ray.kill(handle)
