@@ -161,6 +161,10 @@ class DecodeStep:
             work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
         )
         """Experts that one row alone does not need."""
+        ranks, self.per_rank = deployment.entire, shape.experts / deployment.entire
+        self.above = _above(ranks) if ranks > 1 else 0.0
+        self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
+        """All those of a rank, where ranks have some of them entire."""
         self.cache = cached(config, deployment) * context / bandwidth
         self.compute = (
             work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
@@ -183,6 +187,8 @@ class DecodeStep:
         """With so many rows."""
         # Of the experts those are read that some row was sent to.
         weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
+        if self.above:
+            weights += self.experts * self._uneven(rows)
         memory = weights + rows * self.cache
         return Cost(
             compute=max(0.0, rows * self.compute - memory),
@@ -190,3 +196,9 @@ class DecodeStep:
             communication=self.rounds + rows * self.sent,
             overhead=self.overhead + rows * self.row,
         )
+
+    def _uneven(self, rows: float) -> float:
+        """By how many more of its experts the rank reads which has most to read than all do on average, as a share of a
+        rank's: how many are read is about normal, where routers choose at random."""
+        read = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
+        return min(1 - read, self.above * math.sqrt(read * (1 - read) / self.per_rank))

@@ -84,15 +84,22 @@ class Deployment:
 
     @cached_property
     def tp(self) -> int:
-        return self.mesh.length("tp")
+        """Ranks over which each layer is split by columns."""
+        return self.spec.width(self.mesh)
 
     @cached_property
     def pp(self) -> int:
         return self.mesh.length("pp")
 
-    @property
+    @cached_property
     def ep(self) -> int:
-        return self.mesh.length("ep")
+        """Ranks that share experts out and are copies of all else, each with rows of its own."""
+        return 1 if "ep" in self.spec.columns else self.mesh.length("ep")
+
+    @cached_property
+    def entire(self) -> int:
+        """Ranks that have whole experts and some columns of all else."""
+        return self.mesh.length("ep") if "ep" in self.spec.columns else 1
 
     @property
     def cp(self) -> int:

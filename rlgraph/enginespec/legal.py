@@ -23,6 +23,7 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         for axis, size in mesh.axes
         if size > 1 and axis not in spec.axes
     ]
+    found += _twice(spec, mesh)
     if shape.experts and not spec.experts:
         what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
         return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
@@ -36,6 +37,16 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
     for axis, misfits in spec.misfits.items():
         found += _misfits(axis, mesh.length(axis), shape, misfits)
     return found
+
+
+def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
+    """Of a mesh along several of whose axes layers would be split by columns."""
+    axes = [axis for axis in spec.columns if mesh.length(axis) > 1]
+    if len(axes) < 2:
+        return []
+    said, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.width(mesh)
+    instead = " or ".join(f"{axis}={size}" for axis in axes)
+    return [f"{spec.name} does not split along {said} at once: over {size} devices it does {instead}"]
 
 
 def no_adapters(spec: EngineSpec) -> str:
@@ -68,18 +79,26 @@ def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:
     return [f"{axis}={size} {' and '.join(found)}: the nearest that fits is {nearest}"]
 
 
-def tensor_misfits(shape: Shape, tp: int) -> list[str]:
-    """Of engines that give each tensor-parallel rank whole heads and columns."""
+def tensor_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
+    """Of engines that give each tensor-parallel rank whole heads and columns. entire: but for experts, which are not
+    split."""
     found, network = [], "the feed-forward network"
     if shape.heads % tp:
         found.append(f"does not divide the {shape.heads} attention heads")
     if shape.kv_heads % tp and tp % shape.kv_heads:
         found.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
-    if shape.ffn % tp:
+    if shape.ffn % tp and not entire:
         found.append(f"does not divide the {shape.ffn} columns of {'an expert' if shape.experts else network}")
     if shape.shared_ffn % tp:
         found.append(f"does not divide the {shape.shared_ffn} columns of the shared expert")
     return found
+
+
+def expert_misfits(shape: Shape, ep: int) -> list[str]:
+    """Of engines that give each rank that shares experts out as many of them."""
+    if ep > 1 and not shape.experts:
+        return ["splits experts, of which this model has none"]
+    return [f"does not divide the {shape.experts} experts"] if shape.experts % ep else []
 
 
 def _instead(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:

@@ -8,6 +8,7 @@ engine's folder knows its name: who needs something of an engine asks `rlgraph.e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -159,6 +160,9 @@ class EngineSpec:
 
     axes: tuple[str, ...] = ("dp",)
     """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
+    columns: tuple[str, ...] = ("tp",)
+    """Those along which each rank has some columns of every layer, and takes part in all tokens of its copy's rows; a
+    copy is split along one of them. Where experts are split so, too, a rank has some of them entire."""
     whole: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By axis those of its operations for which no copy can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
@@ -243,6 +247,10 @@ class EngineSpec:
         """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out
         gather those of one model at a time."""
         return self.adapters == "apart" and split.length("fsdp") == 1
+
+    def width(self, split: Mesh) -> int:
+        """Over how many ranks each layer is split by columns."""
+        return math.prod(split.length(axis) for axis in self.columns)
 
     def packed(self, attention: str = "") -> bool:
         """Whether rows are packed where attention is computed in a way that it knows; empty: as it does by itself."""

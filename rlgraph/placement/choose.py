@@ -233,7 +233,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
 
 def _on_nodes(group: Group, island: Island) -> Group:
     """Without tensor-parallel ranks on two nodes where one has room for them."""
-    tp = group.mesh.length("tp")
+    tp = spec_of(group.engine).width(group.mesh)
     return replace(group, devices=tuple(island.member(tp, device) for device in group.devices))
 
 

@@ -305,11 +305,17 @@ class _Placer:
     def unfit(
         self, model: Model, shape: Shape, seat: _Seat, pin: Placement, known: Sequence[str]
     ) -> Iterator[Diagnostic]:
-        """What is wrong with the size of an axis, but for what is known."""
-        for axis, size in seat.mesh.axes:
-            found = problems(shape, seat.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
-            shown = (text for text in found if text not in known)
-            yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text in shown)
+        """What is wrong with the size of an axis, but for what is known; where nothing is, with several of them."""
+        wrong = [
+            (text, axis)
+            for axis, size in seat.mesh.axes
+            for text in problems(shape, seat.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
+            if text not in known
+        ]
+        if not wrong:
+            found = problems(shape, seat.engine, seat.mesh, cast(ModelKind, model.kind))
+            wrong = [(text, seat.mesh.splits[-1]) for text in found if text not in known]
+        yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text, axis in wrong)
 
     # The plan
 

@@ -32,6 +32,7 @@ SAMPLINGS = [
     Sampling(6, temperature=0),
 ]
 EXPERTS = "qwen2_moe"
+SPARSE = (EXPERTS, "mixtral", "qwen3_moe")
 ADAPTED = replace(spec(), adapters=Adapters(4, 8.0))
 PATIENCE = 300
 """Seconds."""
@@ -61,6 +62,15 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
     rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += misplaced(sparse, TransformersEngine.open(spec(EXPERTS)).model)
+    # The same and others, each rank with some of the experts entire.
+    for name in SPARSE:
+        entire = VllmEngine.open(spec(name), mesh(ep=2), rank, address=address)
+        fill(entire.tensors(), entire.layout(), ModelWeights(TransformersEngine.open(spec(name, seed=5)).model))
+        entire.written()
+        one = entire.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+        rows.append((one.sequences.rows(), one.logprobs.tolist()))
+        wrong += misplaced(entire, TransformersEngine.open(spec(name)).model)
+        wrong += [name] * (entire.speaks != engine.speaks)
     # Adapters, which each rank merges into its part.
     adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address)
     adapted.load_state(new_adapters(adapted.state()))
@@ -98,9 +108,12 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
         a, b = pair(name.removesuffix(".weight"))
         if a in adapters:
             tensor.data.addmm_(adapters[b], adapters[a], alpha=2.0)
-    others = [TransformersEngine.open(spec(EXPERTS, seed=5)), adapted]
+    sparse = [TransformersEngine.open(spec(name, seed=5)) for name in (EXPERTS, *SPARSE)]
+    others = [*sparse, adapted]
     trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + others
-    for trainer, sampling, (rows, logprobs) in zip(trainers, [*SAMPLINGS, *[SAMPLINGS[1]] * 2], first, strict=True):
+    for trainer, sampling, (rows, logprobs) in zip(
+        trainers, [*SAMPLINGS, *[SAMPLINGS[1]] * len(others)], first, strict=True
+    ):
         made = trainer.generate(PROMPTS, 4, sampling, KEYS)
         assert rows == made.sequences.rows()
         torch.testing.assert_close(torch.tensor(logprobs), made.logprobs, rtol=0, atol=1e-5)

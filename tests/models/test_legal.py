@@ -36,7 +36,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
     ("engine", "over", "expected"),
     [
         ("transformers", mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp, fsdp, tp"]),
-        ("vllm", mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, tp"]),
+        ("vllm", mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, ep, tp"]),
         ("megatron", mesh(1, 3), ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"]),
         ("megatron", mesh(1, 9), ["pp=9 does not divide the 4 layers: the nearest that fits is pp=4"]),
         (
@@ -53,10 +53,24 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
             Mesh((("tp", 2), ("fsdp", 2))),
             ["megatron does not split along fsdp, but fsdp=2: it can use dp, pp, cp, ep, tp"],
         ),
+        ("vllm", mesh(ep=2), ["ep=2 splits experts, of which this model has none: the nearest that fits is ep=1"]),
     ],
 )
 def test_a_problem_is_said_with_its_numbers_and_what_would_fit(engine: str, over: Mesh, expected: list[str]) -> None:
     assert problems(SHAPE, engine, over) == expected
+
+
+def test_ranks_with_whole_experts_split_all_else() -> None:
+    sparse = replace(SHAPE, family="mixtral", experts=8, ffn=10)
+    assert problems(sparse, "vllm", mesh(ep=4)) == []
+    assert [each[:39] for each in problems(sparse, "vllm", mesh(tp=4))] == ["tp=4 does not divide the 10 columns of "]
+    assert problems(sparse, "vllm", mesh(ep=8)) == [
+        "ep=8 does not divide the 4 attention heads: the nearest that fits is ep=4"
+    ]
+    assert problems(sparse, "vllm", mesh(ep=2, tp=2)) == [
+        "vllm does not split along tp=2 and ep=2 at once: over 4 devices it does tp=4 or ep=4"
+    ]
+    assert problems(sparse, "megatron", mesh(ep=2, tp=2)) == []
 
 
 def test_the_feed_forward_network_and_the_vocabulary_have_to_divide() -> None:
@@ -137,7 +151,7 @@ def test_experts_have_to_divide() -> None:
         assert problems(SPARSE, engine, mesh()) == []
     assert problems(SPARSE, "vllm", mesh(tp=4)) == []
     assert problems(SPARSE, "megatron", mesh(2, 2, 2, ep=4)) == []
-    assert problems(SPARSE, "vllm", mesh(ep=2)) == ["vllm does not split along ep, but ep=2: it can use dp, tp"]
+    assert problems(SPARSE, "vllm", mesh(ep=2)) == []
     assert problems(SPARSE, "megatron", mesh(ep=3)) == [
         "ep=3 does not divide the 4 experts: the nearest that fits is ep=2 or ep=4"
     ]

@@ -204,19 +204,14 @@ LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vl
 
 
 AXES = {"transformers": ("fsdp", "tp"), "megatron": ("tp", "pp", "ep"), "vllm": ("tp", "ep")}
-"""Along which an engine splits a copy; vLLM along one at a time."""
+"""Along which an engine splits a copy."""
 
 
 def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
-    """Those that an engine can do; ranks of vLLM that share experts out split all else as ranks of a layer do."""
-    found = []
-    for sizes in product((1, 2, 3, 4), repeat=len(AXES[engine])):
-        split = dict(zip(AXES[engine], sizes, strict=True))
-        alone = engine != "vllm" or sum(size > 1 for size in sizes) < 2
-        over = {"tp": split["ep"]} if engine == "vllm" and split["ep"] > 1 else split
-        if alone and not (shape.experts or 1) % split.get("ep", 1) and not problems(shape, engine, mesh(**over)):
-            found.append(split)
-    return found
+    """Those that an engine can do."""
+    sizes = product((1, 2, 3, 4), repeat=len(AXES[engine]))
+    found = (dict(zip(AXES[engine], each, strict=True)) for each in sizes)
+    return [split for split in found if not problems(shape, engine, mesh(**split))]
 
 
 @st.composite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.megatron.layout import layout
-from rlgraph.enginespec.legal import tensor_misfits
+from rlgraph.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.spec import EngineSpec, Memory
 from rlgraph.models.shape import Shape
@@ -39,12 +39,6 @@ def _tensors(shape: Shape, tp: int) -> list[str]:
     return found
 
 
-def _experts(shape: Shape, ep: int) -> list[str]:
-    if ep > 1 and not shape.experts:
-        return ["splits experts, of which this model has none"]
-    return [f"does not divide the {shape.experts} experts"] if shape.experts % ep else []
-
-
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
     return device != "cpu" or dtype == "float32"
 
@@ -54,7 +48,7 @@ SPEC = EngineSpec(
     opens="rlgraph.engines.megatron.opening:open_rank",
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "pp", "cp", "ep", "tp"),
-    misfits={"pp": _stages, "ep": _experts, "tp": _tensors},
+    misfits={"pp": _stages, "ep": expert_misfits, "tp": _tensors},
     faults=faults,
     experts=True,
     layout=layout,

@@ -23,7 +23,7 @@ from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.calls import Call, Desk, Sample
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.experts import Experts
-from rlgraph.engines.vllm.layout import layout
+from rlgraph.engines.vllm.layout import layout, ranks
 from rlgraph.engines.vllm.sleeping import cache, sleeper, weights
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.spec import SPEC
@@ -65,7 +65,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
 class VllmEngine:
     """One rank's part of a language model that generates. Implements `Admits`.
 
-    All tensor-parallel ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
+    All ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
     along dp know nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it
     for all of them.
     """
@@ -93,7 +93,7 @@ class VllmEngine:
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: of `rlgraph.engines.joining.listen`, where the tensor-parallel ranks of this copy meet.
+        address: of `rlgraph.engines.joining.listen`, where the ranks of this copy meet.
         limits: the fields of `rlgraph.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         prepare()
@@ -350,8 +350,8 @@ class VllmEngine:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first tensor-parallel rank: the others generate the same."""
-        return self._mesh.at(self._rank, "tp") == 0
+        """Whether this is the first rank of its copy: the others generate the same."""
+        return ranks(self._mesh, self._rank)[1] == 0
 
     def layout(self) -> tuple[Local, ...]:
         """The tensors that this rank holds, in global terms; of a model with adapters all of these."""
@@ -421,7 +421,7 @@ class VllmEngine:
 
     def _least(self, here: list[int]) -> list[int]:
         """Of each number the least that any rank of this copy has; all ask before the same step."""
-        if self._mesh.length("tp") == 1:
+        if ranks(self._mesh, self._rank)[0] == 1:
             return here
         from vllm.distributed.parallel_state import get_tp_group
 

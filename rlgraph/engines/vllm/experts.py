@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -11,6 +12,45 @@ from torch import Tensor, nn
 from rlgraph.engines.vllm.environment import on_cpu
 
 _NAMES = ("w13_weight", "w2_weight")
+
+
+def own_experts() -> None:
+    """From now on ranks of this process may have some of a layer's experts entire.
+
+    vLLM's kernel for a CPU takes the number of an expert among all for that of one here. So it is given each token as
+    often as experts that it chose are here, by their numbers here and with one expert each. What the ranks make of a
+    token is added up where their columns are, by the layer.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    kernel = CPUUnquantizedExperts.apply
+    if hasattr(kernel, "__wrapped__"):
+        return
+
+    @wraps(kernel)
+    def of_this_rank(experts: Any, **given: Any) -> None:
+        _of_this_rank(partial(kernel, experts), **given)
+
+    CPUUnquantizedExperts.apply = of_this_rank
+
+
+def _of_this_rank(kernel: Callable[..., None], output: Tensor, hidden_states: Tensor, **given: Any) -> None:
+    """output, hidden_states: [tokens, hidden]. `kernel` adds up what the experts of each token make of it."""
+    here: Tensor | None = given["expert_map"]
+    if here is None:
+        kernel(output=output, hidden_states=hidden_states, **given)
+        return
+    chosen = here[given["topk_ids"].long()]  # [tokens, experts of a token]; -1: it is at another rank.
+    token, place = (chosen >= 0).nonzero(as_tuple=True)
+    output.zero_()
+    if not len(token):
+        return
+    own = {name: given[name][token, place, None] for name in ("topk_ids", "topk_weights")}
+    own["topk_ids"].copy_(chosen[token, place, None])
+    read = hidden_states[token]
+    made = torch.empty_like(read)
+    kernel(output=made, hidden_states=read, **given | own)
+    output.index_add_(0, token, made)
 
 
 class Experts:

@@ -19,13 +19,11 @@ def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -
     """The local tensors of a rank, for a split that `rlgraph.enginespec.legal` finds no fault with; every copy
     along `dp` has the same.
 
-    Ranks along `ep` have whole experts, and split all else as those along `tp` do: vLLM's `enable_expert_parallel`. Its
-    spec names no such axis, since there are no kernels for it on a CPU: here is where weights would have to be.
+    Ranks along `ep` have whole experts, and split all else as those along `tp` do: vLLM's `enable_expert_parallel`.
     """
-    cuts = Cuts.of(shape, mesh, rank, kind)
-    whole_experts = mesh.length("ep") > 1
-    if whole_experts:
-        cuts = replace(cuts, tp=mesh.length("ep"), index=mesh.at(rank, "ep"))
+    cuts, whole_experts = Cuts.of(shape, mesh, rank, kind), mesh.length("ep") > 1
+    size, index = ranks(mesh, rank)
+    cuts = replace(cuts, tp=size, index=index)
     found = [
         cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),
         *_layers(shape, cuts, whole_experts),
@@ -34,6 +32,12 @@ def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -
     if not shape.tied:
         found.append(cuts.split_padded("lm_head.weight", "lm_head.weight", padded_vocab(shape)))
     return tuple(found)
+
+
+def ranks(mesh: Mesh, rank: int) -> tuple[int, int]:
+    """Over how many ranks layers are split, along `tp` or `ep`, and which one of them a rank is."""
+    axis = "ep" if mesh.length("ep") > 1 else "tp"
+    return mesh.length(axis), mesh.at(rank, axis)
 
 
 def padded_vocab(shape: Shape) -> int:

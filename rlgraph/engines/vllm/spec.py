@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.engines.vllm.layout import layout, padded_vocab
-from rlgraph.enginespec.legal import tensor_misfits
+from rlgraph.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.spec import EngineSpec, Memory, Reserved
 from rlgraph.models.shape import Shape
@@ -11,17 +11,23 @@ from rlgraph.models.shape import Shape
 _DTYPES = frozenset({"float32", "bfloat16"})
 
 
-def _tensors(shape: Shape, tp: int) -> list[str]:
-    found, rows = tensor_misfits(shape, tp), padded_vocab(shape)
+def _tensors(shape: Shape, tp: int, entire: bool = False) -> list[str]:
+    found, rows = tensor_misfits(shape, tp, entire), padded_vocab(shape)
     return [*found, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else found
+
+
+def _experts(shape: Shape, ep: int) -> list[str]:
+    """Ranks that have whole experts split all else as those of a layer do."""
+    return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
 
 
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.engines.vllm.engine:open_rank",
     operations=frozenset({"generate", "interact"}),
-    axes=("dp", "tp"),
-    misfits={"tp": _tensors},
+    axes=("dp", "ep", "tp"),
+    columns=("tp", "ep"),
+    misfits={"ep": _experts, "tp": _tensors},
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},

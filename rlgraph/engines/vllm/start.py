@@ -13,6 +13,8 @@ from rlgraph.engines.base import EngineError
 from rlgraph.engines.joining import url
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.environment import on_cpu
+from rlgraph.engines.vllm.experts import own_experts
+from rlgraph.engines.vllm.layout import ranks
 from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.shape import Shape
@@ -57,9 +59,13 @@ def start(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    ranks = _ranks(mesh, rank, address)
+    size, index = ranks(mesh, rank)
+    meeting = _meeting(size, index, address)
+    whole_experts = mesh.length("ep") > 1
     if on_cpu():
         _check_kernels(shape)
+        if whole_experts:
+            own_experts()
     row_tokens = min(limits.row_tokens or shape.positions, shape.positions)
     dtype = "float32" if on_cpu() else spec.dtype
     asked = EngineArgs(
@@ -74,11 +80,10 @@ def start(
         max_num_batched_tokens=None if on_cpu() else _RESERVED.prompt_tokens,
         enable_prefix_caching=True,
         block_size=_BLOCK if on_cpu() else None,
-        kv_cache_memory_bytes=_cache_bytes(
-            shape, mesh.length("tp"), row_tokens, limits, getattr(torch, dtype).itemsize
-        ),
+        kv_cache_memory_bytes=_cache_bytes(shape, size, row_tokens, limits, getattr(torch, dtype).itemsize),
         gpu_memory_utilization=limits.gpu_memory_utilization,
         enable_sleep_mode=limits.sleeps and not on_cpu(),
+        enable_expert_parallel=whole_experts,
         # Others lay the weights of experts out anew.
         moe_backend="auto" if on_cpu() else "triton",
         logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
@@ -86,7 +91,7 @@ def start(
         async_scheduling=False,
         disable_log_stats=True,
         seed=0,
-        **ranks,
+        **meeting,
     )
     if shape.experts:
         _group_experts()
@@ -130,17 +135,16 @@ def _check_kernels(shape: Shape) -> None:
         )
 
 
-def _ranks(mesh: Mesh, rank: int, address: str | None) -> dict[str, Any]:
-    """How the tensor-parallel ranks find each other."""
-    tp = mesh.length("tp")
-    if tp == 1:
+def _meeting(size: int, index: int, address: str | None) -> dict[str, Any]:
+    """How the ranks over which layers are split find each other."""
+    if size == 1:
         return {}
     if address is None:
-        raise EngineError(f"{tp} tensor-parallel ranks of vLLM need an address to meet at")
+        raise EngineError(f"{size} ranks of a copy of vLLM need an address to meet at")
     return {
-        "tensor_parallel_size": tp,
+        "tensor_parallel_size": size,
         "distributed_executor_backend": "rlgraph.engines.vllm.ranks.RankExecutor",
-        "additional_config": {"rank": mesh.at(rank, "tp"), "url": url(address)},
+        "additional_config": {"rank": index, "url": url(address)},
     }
 
 

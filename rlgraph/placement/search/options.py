@@ -329,8 +329,10 @@ def legal(
         ]
         for axis in axes
     ]
+    columns = spec_of(engine).columns
     found = (mesh(**dict(sizes)) for sizes in product(*able))
-    return tuple(split for split in found if said or split.length("fsdp") * split.length("tp") <= _NODES * per_node)
+    alone = (split for split in found if sum(split.length(axis) > 1 for axis in columns) < 2)
+    return tuple(split for split in alone if said or split.length("fsdp") * split.length("tp") <= _NODES * per_node)
 
 
 def _power(most: int) -> int:

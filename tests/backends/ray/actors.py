@@ -36,12 +36,18 @@ def weights(seed: int) -> str:
     )
 
 
+def experts(seed: int) -> str:
+    """The same, in whose layers each token takes two of four experts."""
+    numbers = "num_local_experts=4, num_experts_per_tok=2, "
+    return weights(seed).replace('"qwen2", ', f'"mixtral", {numbers}').replace("size=24", "size=32")
+
+
 RATE = "lr=0.003, eps=0.001"
 """Adam divides each gradient by its size and this number. With a small one it would make steps of nothing but rounding,
 for weights on which the loss does not depend; and it would not see a gradient of the wrong size."""
 
 LORA = "causal_lm(base, lora=lora(rank=3, alpha=6.0))"
-SHIPPED = {"lora": "grpo"}
+SHIPPED = {"experts": "grpo", "lora": "grpo"}
 """The program of those that are called otherwise."""
 
 PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -52,6 +58,10 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "lora": (
         {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2", "causal_lm(base)": LORA},
         {"base": weights(3), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
+    ),
+    "experts": (
+        {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2"},
+        {"base": experts(0), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
     ),
     "ppo": (
         {"max_tokens=512": "max_tokens=5", "lr=1e-6": RATE, "lr=5e-6": RATE, "parts=8": "parts=2"},

@@ -93,6 +93,15 @@ place actor.generate on all(engine=vllm)
             },
         },
     ),
+    "experts: ep2 to two with whole experts": Case(
+        "experts",
+        """
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, ep=2)
+place actor.generate on play(engine=vllm, ep=2)
+""",
+    ),
     "lora: tp2 of one base": Case(
         "lora",
         """
@@ -144,9 +153,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Local]:
-    """Both programs in this process."""
+    """All programs in this process."""
     made = tmp_path_factory.mktemp("local")
-    return {name: run_local(name, folder, made) for name in ("grpo", "lora", "ppo")}
+    return {name: run_local(name, folder, made) for name in ("experts", "grpo", "lora", "ppo")}
 
 
 @pytest.fixture(scope="module")
