@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.engines.base import Call, EngineError, Micro, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.megatron.answered import Answered
 from rlgraph.engines.megatron.batches import batch_of
 from rlgraph.engines.megatron.groups import Stages, settle
 from rlgraph.engines.megatron.layout import layout
@@ -351,11 +352,16 @@ def add_gradients(
     copies may come to the ends of several in different orders.
     """
     assert not last or len(trainings) == 1
-    parts = [(each._pipeline, each._own(blocks), each._checked(micro)) for each, blocks, micro in trainings]
+    shared = [Answered(each._mesh, each._rank, blocks, each._checked(micro)) for each, blocks, micro in trainings]
+    parts = [
+        (each._pipeline, each._own(blocks), said.micro)
+        for (each, blocks, _), said in zip(trainings, shared, strict=True)
+    ]
     trainers = [each._trainer for each, _, _ in trainings]
     assert all(trainers)
     losses = gradients(parts, trainers[0].complete if last and trainers[0] else None)
-    for (engine, _, _), loss in zip(trainings, losses, strict=True):
+    for (engine, _, _), said, loss in zip(trainings, shared, losses, strict=True):
+        said.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._adds = True
         engine._loss += loss
 
