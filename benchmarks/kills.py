@@ -17,9 +17,14 @@ With `--backend ray` the process that is killed is the controller of a cluster o
 with `--debug` they are objects in it. A plan of one device: sums are in the same order, so bits can be compared.
 
 With `--actors` Megatron trains and vLLM samples, in processes of Ray's, and any of them is killed: the controller, as
-before; or a rank or the host, after which the run goes back to its last checkpoint by itself. vLLM adds up in another
-order where other rows are sampled beside one: metrics are compared to 1e-4, and which rows were trained on exactly.
-`--minutes` goes on for so long, with the programs in turn. No process of a run may be left when it is over.
+before; or a rank or the host, after which the run goes back to its last checkpoint by itself; or the process of the
+reward function, or one of Ray's own (the object store of the machine, the cluster's control process), after which the
+run may end with a message, and is gone on with as one that was killed. vLLM adds up in another order where other rows
+are sampled beside one: metrics are compared to 1e-4, and which rows were trained on exactly.
+`--minutes` goes on for so long, with the programs in turn.
+
+When a run is over no process of it may be left, no port at which it listened, and nothing of it in the memory that
+processes share (`/dev/shm`): what its processes have of these is looked at each half second, while they live.
 """
 
 from __future__ import annotations
@@ -32,10 +37,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -136,9 +144,10 @@ PROGRAMS = {
     "ppo": HEAD.format(name="ppo", base=weights(), more="") + PPO.format(base=weights(1)),
     "kept": HEAD.format(name="kept", base=weights(), more=', dtype="bfloat16"') + KEPT,
     "async": HEAD.format(name="async_collect", base=weights(), more="") + ASYNC,
+    "late": HEAD.format(name="late", base=weights(), more="") + ASYNC.replace("lag=2", "lag=1"),
 }
 """Adapters and a rate that falls; two models, phases and epochs; wide copies, states, a buffer, what `collect` carries,
-an average of weights; weights of two steps before."""
+an average of weights; weights of two steps before, and of one."""
 
 WIDE = weights().replace("hidden_size=8", "hidden_size=64").replace("key_value_heads=1", "key_value_heads=2")
 """Heads that are wide enough for vLLM."""
@@ -146,19 +155,23 @@ ON_ACTORS = {
     "grpo": HEAD.format(name="grpo", base=WIDE, more="") + GRPO,
     "kept": HEAD.format(name="kept", base=WIDE, more="") + KEPT,
     "async": HEAD.format(name="async_collect", base=WIDE, more="") + ASYNC,
+    "late": HEAD.format(name="late", base=WIDE, more="") + ASYNC.replace("lag=2", "lag=1"),
 }
 """The same where Megatron trains, in float32 and without adapters."""
 PLAN = """schedule {name}
 pool learn = 1 devices
-pool play = 1 devices
+pool play = {devices} devices
 place {others} on learn(engine=megatron)
-place actor.generate on play(engine=vllm)
+place actor.generate on play(engine=vllm, tp={devices})
 """
 OTHERS = {
     "grpo": "actor.train, ref",
     "kept": "actor.train, slow",
     "async": "actor.train, actor.logprobs",
+    "late": "actor.train, actor.logprobs",
 }
+SPLIT = {"late"}
+"""Programs of which two ranks sample together, which share memory."""
 
 STEPS = 6
 MACHINE = ("seconds", "sync/")
@@ -182,25 +195,29 @@ def write(folder: Path, name: str, programs: Mapping[str, str] = PROGRAMS) -> Pa
 
 
 class Killed:
-    """Counts the moments of a run in this process, and ends it at one of them. An observer of the run."""
+    """Counts the moments of a run in this process, and ends it, or another process of it, at one of them. An observer
+    of the run."""
 
     def __init__(self, folder: Path, moment: int, victim: float) -> None:
-        """victim: who of all is killed, from 0 to 1; 0: this process."""
+        """victim: which kind of process is killed, from 0 to 1; 0: this process."""
         self.folder, self.moment, self.count, self.victim = str(folder), moment, 0, victim
-        self.pids: list[int] = []
-        """Of others, where there are any."""
-        self.kills = 0
+        self.kinds: dict[int, str] = {}
+        """Of those of Ray's that belong to the plan, by their numbers."""
+        self.kills: list[str] = []
         self._numbers = count(1)
         sys.addaudithook(self._audit)
 
     def begun(self, processes: Any) -> Any:
         """Those of a run are there."""
-        from rlgraph.backends.ray.worker import Worker
-
-        asked = [processes.call(who, Worker.pid) for who in processes.who]
         import ray
 
-        self.pids = ray.get(asked)
+        from rlgraph.backends.ray.worker import Worker
+
+        asked = [(processes.call(who, Worker.pid), who[0]) for who in processes.who]
+        for answer, kind in asked:
+            # One that is gone already the run will hear of.
+            with suppress(ray.exceptions.RayError):
+                self.kinds[ray.get(answer)] = kind
         return processes
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -210,11 +227,14 @@ class Killed:
     def _passed(self) -> None:
         # A checkpoint is written by another thread: each moment has a number of its own.
         self.count = number = next(self._numbers)
-        if number == self.moment:
-            self.kills += 1
-            # Who has ended already may have given his number to somebody else.
-            everybody = [os.getpid(), *(pid for pid in self.pids if _of_run(pid, self.folder))]
-            os.kill(everybody[int(self.victim * len(everybody))], signal.SIGKILL)
+        if number != self.moment:
+            return
+        there = _everybody(self.folder, self.kinds)
+        kind = [*there][int(self.victim * len(there))]
+        # Nothing else tells who it was, if it was this one.
+        with open(_kills_of(Path(self.folder)), "a") as file:
+            file.write(f"{kind}\n")
+        os.kill(there[kind][int(1e6 * self.victim) % len(there[kind])], signal.SIGKILL)
 
     def opening(self, what: str) -> None: ...
 
@@ -232,12 +252,26 @@ class Killed:
     def flow(self, *_: Any) -> None: ...
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What came of a run in a process of its own."""
+
+    moments: int | None
+    """How many there were, if it came to its end."""
+    kills: tuple[str, ...]
+    """Who was killed, by the kind."""
+    told: str = ""
+    """With which message it ended before that."""
+
+
 def run_in_child(
-    compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any], victim: float = 0.0
-) -> tuple[int, int] | None:
+    compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any], held: Held, victim: float = 0.0
+) -> Ended:
     """Runs, or goes on where there is a run, in a process of its own that is killed at a moment, or that loses another
-    one. How many moments there were, if it came to its end, and how many others were killed."""
-    reads, writes = os.pipe()
+    one."""
+    from rlgraph.errors import RlgraphError
+
+    killed_by, reads, writes = _kills_of(folder), *os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
@@ -250,22 +284,32 @@ def run_in_child(
             begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
             where: dict[str, Any] = {"resume": folder} if begun else {"out": folder, "overwrite": True}
             compiled.run(STEPS, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
-            os.write(writes, f"{killed.count} {killed.kills}".encode())
+            os.write(writes, str(killed.count).encode())
             code = 0
+        except RlgraphError as error:
+            os.write(writes, str(error).encode("utf-8", "replace")[:60_000])
+            code = 2
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writes)
-    with os.fdopen(reads) as said:
+    with os.fdopen(reads) as said, held.watched():
         told = said.read()
-    _, status = os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+    kills = tuple(killed_by.read_text().split()) if killed_by.exists() else ()
+    killed_by.unlink(missing_ok=True)
     if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL, status
-        return None
-    assert os.WEXITSTATUS(status) == 0, "the run failed"
-    moments, kills = told.split()
-    return int(moments), int(kills)
+        assert os.WTERMSIG(status) == signal.SIGKILL and kills, status
+        return Ended(None, kills)
+    code = os.WEXITSTATUS(status)
+    assert code == 0 or (code == 2 and kills), f"the run failed: {told}"
+    return Ended(None, kills, told) if code else Ended(int(told), kills)
+
+
+def _kills_of(folder: Path) -> Path:
+    """Where it is written who was killed: none of the run's files."""
+    return folder.parent / f"kills-of-{folder.name}"
 
 
 def _watched(killed: Killed) -> None:
@@ -312,27 +356,30 @@ class Unbroken:
         import rlgraph
 
         folder.mkdir(parents=True)
-        plan = PLAN.format(name="async_collect" if name == "async" else name, others=OTHERS[name]) if actors else None
+        title, devices = "async_collect" if name == "async" else name, 1 + (name in SPLIT)
+        plan = PLAN.format(name=title, others=OTHERS[name], devices=devices) if actors else None
         compiled = rlgraph.compile(write(folder, name, ON_ACTORS if actors else PROGRAMS), schedule=plan)
         _load(compiled)
-        ended = run_in_child(compiled, folder / "whole", 1, 0, how)
-        assert ended is not None
-        return cls(compiled, folder, ended[0], result(folder / "whole"), how, exact=not actors)
+        held = Held(folder / "whole")
+        ended = run_in_child(compiled, folder / "whole", 1, 0, how, held)
+        assert ended.moments is not None
+        if left := held.left():
+            print(f"{name}: {', '.join(left)} of a run that nobody killed", flush=True)
+        return cls(compiled, folder, ended.moments, result(folder / "whole"), how, exact=not actors)
 
-    def killed(self, moments: Sequence[int], every: int, victim: float = 0.0) -> tuple[list[str], int]:
+    def killed(self, moments: Sequence[int], every: int, victim: float = 0.0) -> tuple[list[str], list[Ended]]:
         """A run that is killed at these moments, one after the other, each counted from where it went on: what of its
-        results is another than it should be, and how often it was killed, or another process of it."""
-        place, kills = self.folder / f"killed-{'-'.join(map(str, moments))}", 0
+        results is another than it should be, and what came of each part of it."""
+        place, ends = self.folder / f"killed-{'-'.join(map(str, moments))}", list[Ended]()
+        held = Held(place)
         for moment in (*moments, 0):
-            ended = run_in_child(self.compiled, place, every, moment, self.how, victim)
-            kills += 1 if ended is None else ended[1]
-            if ended is not None:
+            ends.append(run_in_child(self.compiled, place, every, moment, self.how, held, victim))
+            if ends[-1].moments is not None:
                 break
         found = differing(result(place), self.wanted) if self.exact else apart(result(place), self.wanted)
-        if left := _left(place):
-            found.append(f"processes {left} are left, which")
+        found += held.left()
         shutil.rmtree(place)
-        return found, kills
+        return found, ends
 
 
 def apart(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -353,24 +400,99 @@ def _close(one: Any, other: Any) -> bool:
     return abs(one - other) <= TOLERANCE * max(1, abs(other)) if numbers else one == other
 
 
-def _left(folder: Path) -> list[int]:
-    """Processes of a run that is over."""
+@dataclass
+class Held:
+    """What the processes of a run have of the machine, and what is left of it when they should have ended."""
+
+    folder: Path
+    segments: set[str] = field(default_factory=set)
+    """Files of memory that they share."""
+    sockets: set[str] = field(default_factory=set)
+    """Those that listen, by their inodes: of a port somebody else may listen at it later."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Looks now and then."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.5):
+                self.look()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def look(self) -> None:
+        listen = _listening()
+        for pid in _of_run(str(self.folder)):
+            try:
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                fds = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+            except OSError:
+                continue
+            self.segments |= {line.split(maxsplit=5)[-1] for line in maps.splitlines() if SHARED in line}
+            self.sockets |= listen & {name.removeprefix("socket:[").rstrip("]") for name in fds}
+
+    def left(self) -> list[str]:
+        """After the time that they need to end."""
+        end = time.monotonic() + 20
+        while (found := self._there()) and time.monotonic() < end:
+            time.sleep(0.5)
+        return found
+
+    def _there(self) -> list[str]:
+        found = [f"process {pid} is left" for pid in _of_run(str(self.folder))]
+        found += [f"{name} is left" for name in sorted(self.segments) if os.path.exists(name)]
+        return found + [f"a socket {inode} listens" for inode in sorted(self.sockets & _listening())]
+
+
+SHARED = "/dev/shm/"
+
+
+def _listening() -> set[str]:
+    """Inodes of the sockets that do."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {line[9] for line in lines if line[3] == "0A"}
+
+
+def _of_run(folder: str) -> list[int]:
+    """Its processes that live."""
     import psutil
 
-    end = time.monotonic() + 20
-    while (found := [pid for pid in psutil.pids() if _of_run(pid, str(folder))]) and time.monotonic() < end:
-        time.sleep(0.5)
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == folder and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
     return found
 
 
-def _of_run(pid: int, folder: str) -> bool:
+def _everybody(folder: str, kinds: Mapping[int, str]) -> dict[str, list[int]]:
+    """The processes of a run by their kinds, this one first: the parts of a plan, functions, and Ray's own."""
     import psutil
 
-    try:
-        process = psutil.Process(pid)
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == folder)
-    except psutil.Error:
-        return False
+    found: dict[str, list[int]] = {"run": [os.getpid()]}
+    # The environment of this process is that of who forked it.
+    for pid in set(_of_run(folder)) | {each.pid for each in psutil.Process().children()}:
+        try:
+            words = " ".join(psutil.Process(pid).cmdline())
+        except psutil.Error:
+            continue
+        own = next((kind for part, kind in RAYS.items() if part in words), None)
+        if kind := kinds.get(pid) or ("function" if "foreign/child" in words else own):
+            found.setdefault(kind, []).append(pid)
+    return {kind: found[kind] for kind in ("run", *sorted(found.keys() - {"run"}))}
+
+
+RAYS = {"gcs_server": "control", "raylet/raylet": "store"}
+"""Processes of Ray's own, without which nothing goes on: its control process, and who has a machine's objects."""
 
 
 def _load(compiled: Any) -> None:
@@ -403,15 +525,26 @@ def _until(end: float, random: random.Random, moments: int) -> Iterator[list[int
 
 
 def _told(name: str, unbroken: Unbroken, plans: Iterable[list[int]], say: Callable[[str], None]) -> bool:
-    runs, kills, wrong, began = 0, 0, 0, time.perf_counter()
+    runs, wrong, began, kinds, ended = 0, 0, time.perf_counter(), Counter[str](), 0
     for plan in plans:
-        every, victim = 1 + runs % 3, 0.0 if unbroken.exact else (runs * GOLDEN) % 1
-        found, times = unbroken.killed(plan, every, victim)
-        runs, kills, wrong = runs + 1, kills + times, wrong + bool(found)
+        # Each kind of process is killed about as often, of runs without actors the run itself three times of four.
+        every, victim = 1 + runs % 3, (runs * GOLDEN) % 1
+        if unbroken.exact and runs % 4:
+            victim = 0.0
+        found, parts = unbroken.killed(plan, every, victim)
+        killed = [kind for part in parts for kind in part.kills]
+        runs, wrong = runs + 1, wrong + bool(found)
+        kinds.update(killed)
+        ended += sum(bool(part.told) for part in parts)
+        for part in parts:
+            if part.told:
+                say(f"{name}: {', '.join(part.kills)} at {plan}: {part.told.strip().splitlines()[0]}")
         if found:
-            say(f"{name}: killed at {plan}, saved every {every}: {', '.join(found)} differ")
-    seconds = time.perf_counter() - began
+            who = ", ".join(killed)
+            say(f"{name}: killed at {plan} ({who}), saved every {every}: {', '.join(found)} differ")
+    seconds, kills = time.perf_counter() - began, sum(kinds.values())
     say(f"{name}: {unbroken.moments} moments; {runs} runs killed {kills} times, {wrong} differ ({seconds:.0f} s)")
+    say(f"{name}: killed {', '.join(f'{kind} {times}' for kind, times in sorted(kinds.items()))}; {ended} ended")
     return not wrong
 
 

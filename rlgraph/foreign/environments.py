@@ -31,7 +31,7 @@ from rlgraph.foreign.report import (
     parse_target,
 )
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, one_text, seconds, whole
-from rlgraph.foreign.worker import Died, Failure, Worker, Workers, Wrong, side_by_side
+from rlgraph.foreign.worker import Failure, Worker, Workers, Wrong, side_by_side
 
 T = TypeVar("T")
 
@@ -78,8 +78,7 @@ class Episode:
     def _request(self, operation: str, when: str, *arguments: Any) -> Any:
         where = f"on {self.name}, {when}"
         if self.generation and self.generation != self.worker.generation:
-            lost = Died("because of another episode", "", 0)
-            raise failed_call(self.target, lost, where, self.row)
+            raise failed_call(self.target, self.worker.lost(), where, self.row)
         try:
             return self.worker.request(operation, self.key, *arguments, limit_s=self.limit_s)
         except Failure as failure:

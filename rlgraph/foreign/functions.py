@@ -37,7 +37,17 @@ from rlgraph.foreign.spec import (
     seconds,
     whole,
 )
-from rlgraph.foreign.worker import IMPORT_LIMIT_S, Code, Failure, TimedOut, Worker, Workers, Wrong, side_by_side
+from rlgraph.foreign.worker import (
+    IMPORT_LIMIT_S,
+    Code,
+    Died,
+    Failure,
+    TimedOut,
+    Worker,
+    Workers,
+    Wrong,
+    side_by_side,
+)
 
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
@@ -127,11 +137,20 @@ class RewardFunction:
 
     def _call(self, worker: Worker, rows: _Rows) -> list[float]:
         try:
-            return self._request(worker, rows, self.limit_s)
+            return self._asked(worker, rows)
         except Wrong as wrong:
             raise self._error(wrong, wrong.row, rows) from None
         except Failure as failure:
             raise self._error(*self._culprit(worker, failure, rows), rows) from None
+
+    def _asked(self, worker: Worker, rows: _Rows) -> list[float]:
+        try:
+            return self._request(worker, rows, self.limit_s)
+        except Died as died:
+            if not died.killed:
+                raise
+            # It keeps nothing that the run needs: another process is asked for the same, once.
+            return self._request(worker, rows, self.limit_s)
 
     def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[float]:
         arguments = {**rows.arguments, **self.constants}

@@ -19,6 +19,7 @@ WRONG_VALUE = "E0725"
 RAISED = "E0726"
 TIMED_OUT = "E0727"
 DIED = "E0728"
+GONE = "E0740"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,10 @@ def failed_call(
             code, message = TIMED_OUT, f"`{target.name}` {late}, {where}"
             hint = hint or "if it only needs longer, give it a longer `timeout=`, in seconds"
         case Died():
-            code, message = DIED, f"the process of `{target.name}` ended {failure.how}, {where}"
+            code = GONE if failure.killed else DIED
+            message = f"the process of `{target.name}` ended {failure.how}, {where}"
+            if failure.killed:
+                hint = hint or "somebody else ended it, most often the system, when memory runs out"
         case _:
             raise AssertionError(failure)
     shown = show_row(row) if row else ""

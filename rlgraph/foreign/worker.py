@@ -98,6 +98,8 @@ class Died(Failure):
     how: str
     file: str
     line: int
+    killed: bool = False
+    """Somebody else has ended it, most often the system, for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,10 @@ class Worker:
         self.generation = 1
         """Goes up when the process ends, and the objects in it with it."""
         self._process: _Process | None = None
+        self.killed = False
+        """Somebody else has ended the one before it."""
+        self._given_up = False
+        """`kill` has ended it."""
         self._keys = itertools.count()
         self._lock = threading.Lock()
 
@@ -147,8 +153,12 @@ class Worker:
     def request_of(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
         """`request` to the process of this generation; 0: to any."""
         if generation not in (0, self.generation):
-            raise Died("because of another episode", "", 0)
+            raise self.lost()
         return self.request(operation, *arguments, limit_s=limit_s)
+
+    def lost(self) -> Died:
+        """What an episode is told whose object has ended with the process before this one."""
+        return Died("because of another episode", "", 0, self.killed)
 
     def new_key(self) -> int:
         """A key for an object in the process."""
@@ -163,6 +173,7 @@ class Worker:
         """End the process under a call that another thread waits for; that thread gets `Died`."""
         process = self._process
         if process is not None and process.popen.poll() is None:
+            self._given_up = True
             process.popen.kill()
             process.popen.wait()
 
@@ -180,7 +191,7 @@ class Worker:
             popen = subprocess.Popen(command, pass_fds=handles, start_new_session=True)
         process = _Process(popen, Connection(ours.detach()), log)
         process.link.send((list(self.code.search) or sys.path, str(self.code.file), self.code.module))
-        self._process = process
+        self._process, self._given_up = process, False
         self._end = weakref.finalize(self, process.end)
         return process
 
@@ -218,7 +229,8 @@ class Worker:
         if passed_s >= limit_s and "Timeout" in dump:
             return TimedOut(limit_s, file, line)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return Died(how, file, line)
+        self.killed = code == -signal.SIGKILL and not self._given_up
+        return Died(how, file, line, self.killed)
 
 
 Ask = Callable[[int, str, tuple[Any, ...], float], tuple[int, Any]]
@@ -239,6 +251,8 @@ class Away(Worker):
     def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
         with self._lock:
             self.generation, answer = self._ask(self.generation, operation, arguments, limit_s)
+        if isinstance(answer, Died):
+            self.killed = answer.killed
         if isinstance(answer, Failure):
             raise answer
         return answer

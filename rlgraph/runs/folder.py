@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
+from rlgraph.runs.checkpoint.disk import replace_text, to_disk
 from rlgraph.runs.jsonlines import finite, numbers
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
@@ -100,7 +101,7 @@ class RunFolder:
     def again(cls, path: Path) -> RunFolder:
         """That of a run that is gone on with. Raises UsageMistake where it is at work."""
         try:
-            metrics = (path / METRICS).open("r+", encoding="utf-8")
+            metrics = _lines(path / METRICS)
             _lock(metrics, path)
             return cls(path, metrics, False)
         except OSError as error:
@@ -111,7 +112,7 @@ class RunFolder:
         try:
             kept = cut_lines(self._metrics, step)
             if (self.path / TRACE).exists():
-                self._trace = (self.path / TRACE).open("r+", encoding="utf-8")
+                self._trace = _lines(self.path / TRACE)
                 cut_lines(self._trace, step)
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
@@ -120,10 +121,11 @@ class RunFolder:
 
     def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
         """Notes what is run: the text of a program or of a plan file, and its graph."""
+        written = {PLAN if plan else PROGRAM: text, GRAPH: graph, HOW: json.dumps(how, indent=2) + "\n"}
         try:
-            (self.path / (PLAN if plan else PROGRAM)).write_text(text, encoding="utf-8")
-            (self.path / GRAPH).write_text(graph, encoding="utf-8")
-            (self.path / HOW).write_text(json.dumps(how, indent=2) + "\n", encoding="utf-8")
+            # Whole or as they were: a run that is gone on with has them, and nobody could go on with it without.
+            for name, text in written.items():
+                replace_text(self.path / name, text)
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
 
@@ -160,6 +162,7 @@ class RunFolder:
                 model.save(draft)
                 odd = _odd(draft) if final.exists() else ""
                 if not odd:
+                    to_disk(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 message = f"`{name}` cannot be saved in `{final}`: {_said(error)}"
@@ -211,6 +214,15 @@ def recording_of(path: Path) -> Path:
     raise UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))
 
 
+_BYTES = "surrogateescape"
+"""How bytes that are no text are read: what a machine leaves that loses its power may have some."""
+
+
+def _lines(path: Path) -> IO[str]:
+    """A file with a line for each step, to go on with."""
+    return path.open("r+", encoding="utf-8", errors=_BYTES)
+
+
 def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
     """Of a file with a line of JSON for each step, those up to this one stay; more is written behind them."""
     file.seek(0)
@@ -220,10 +232,10 @@ def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
             found = json.loads(line)
             if not line.endswith("\n") or found["step"] > step:
                 break
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             break
         kept.append(found)
-        end += len(line.encode())
+        end += len(line.encode("utf-8", _BYTES))
     file.seek(0)
     file.truncate(end)
     file.seek(0, os.SEEK_END)

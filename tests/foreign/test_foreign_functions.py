@@ -201,6 +201,30 @@ def test_a_crash_of_the_process_is_an_error_with_its_row(opened: Callable[..., R
     assert found.related[0].span.line == 4
 
 
+@pytest.mark.parametrize(("times", "told"), [(1, ""), (2, "E0740")])
+def test_who_is_killed_from_outside_is_asked_again_once(
+    times: int, told: str, opened: Callable[..., RewardFunction], tmp_path: Path
+) -> None:
+    """As the system does it, when memory runs out."""
+    log = tmp_path / "calls"
+    f = opened(
+        "import os, signal\nfrom pathlib import Path\n"
+        f"log = Path({str(log)!r})\n"
+        "def f(completions):\n"
+        "    with log.open('a') as file:\n        file.write('x')\n"
+        f"    if len(log.read_text()) <= {times}:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return [2] * len(completions)\n"
+    )
+    if told:
+        with pytest.raises(RunError) as caught:
+            f(["p"], ["a"])
+        found = caught.value.diagnostics[0]
+        assert (found.code, found.message) == (told, "the process of `f` ended by signal SIGKILL, on row 0")
+        assert "memory runs out" in found.hint
+    assert f(["p"], ["a"]) == [2.0]
+    assert len(log.read_text()) == times + 1
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

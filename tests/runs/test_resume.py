@@ -96,6 +96,57 @@ def test_runs_that_are_killed_end_as_the_one_that_is_not() -> None:
     assert done.stdout.count("0 differ") == len(kills.PROGRAMS)
 
 
+SHELL = """
+import os, signal
+from pathlib import Path
+
+class Shell:
+    def reset(self, row):
+        return ""
+
+    def step(self, action):
+        with open("calls", "a") as file:
+            file.write("x")
+        if Path("calls").stat().st_size == WHEN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "b", float(len(action) % 3), len(action) == 2
+"""
+ACTS = """algorithm acts
+model actor  = causal_lm(BASE)
+data prompts = jsonl("prompts.jsonl", batch=4, shuffle=true)
+env shell    = python("shell.py:Shell")
+
+step:
+    episode = actor.interact(shell, prompts, n=2, max_turns=2, max_tokens=8)
+    gain    = sum(episode.reward, turn)
+    train actor(lr=1e-2):
+        minimize mean(-actor.logprobs(episode) * center(gain, prompts))
+    report gain = mean(gain)
+"""
+
+
+def test_an_environment_that_is_killed_takes_the_run_back_to_its_checkpoint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its episodes are gone with it. They begin again, from the checkpoint, as if nothing had happened."""
+    kills.write(folder, "grpo")
+    Path("acts.rlf").write_text(ACTS.replace("BASE", kills.weights()))
+    Path("shell.py").write_text(SHELL.replace("WHEN", "0"))
+    how = ("run", "acts.rlf", "--steps", "4", "--threads", "1", "--save-every", "1", "--out")
+    assert told(capsys, *how, "whole")[0] == 0
+    turns = Path("calls").stat().st_size
+    for out, restarts in (("run", "3"), ("other", "0")):
+        Path("calls").unlink()
+        Path("shell.py").write_text(SHELL.replace("WHEN", str(turns * 3 // 4)))
+        code, said = told(capsys, *how, out, "--max-restarts", restarts)
+        assert "the process of `Shell` ended by signal SIGKILL" in said
+        if restarts != "0":
+            assert code == 0 and "the run goes on from step 2 by itself, 2 more times" in said
+            assert kills.differing(kills.result(Path(out)), kills.result(Path("whole"))) == []
+        else:
+            assert code == 4 and "error[E0740]" in said and "rlgraph resume" in said
+
+
 @pytest.mark.parametrize("name", kills.PROGRAMS)
 def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     """Nothing was saved on the way: what the last whole step left is, where no weights have changed since then."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from vllm.distributed.parallel_state import get_world_group
+from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.engines.vllm.environment import on_cpu
@@ -25,11 +25,7 @@ class RankExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        # All ranks have mapped the shared memory through which they talk on a CPU; its name would outlive a killed
-        # process.
-        ident, rank = os.environ.get("VLLM_DIST_IDENT"), self._place["rank"]
-        for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
-            segment.unlink(missing_ok=True)
+        _unnamed(self._place["rank"])
 
     def _distributed_args(self) -> tuple[str, int, int]:
         # By a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
@@ -46,3 +42,18 @@ class RankExecutor(UniProcExecutor):
         least = torch.tensor(super().determine_available_memory(), dtype=torch.int64)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
         return least.tolist()
+
+
+def _unnamed(rank: int) -> None:
+    """All ranks have mapped the memory that they share: its names would outlive processes that are killed, as those of
+    a run are in the end."""
+    ident = os.environ.get("VLLM_DIST_IDENT")
+    # On a CPU what tensors go through.
+    for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
+        segment.unlink(missing_ok=True)
+    # What objects go through, on GPUs too. vLLM would take the name away when the queue ends, which is not to come.
+    groups = [found for known in _groups.values() if (found := known()) is not None]
+    queues = [group.mq_broadcaster for group in groups if group.mq_broadcaster is not None]
+    for buffer in [queue.buffer for queue in queues if queue.buffer is not None and queue.buffer.is_creator]:
+        buffer.shared_memory.unlink()
+        buffer.is_creator = False

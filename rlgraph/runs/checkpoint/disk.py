@@ -8,13 +8,19 @@ a dot, and is removed by the next one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlgraph.files import read_bytes
+
 LATEST = "latest"
 _PREFIX = "step-"
+_NAME = re.compile(rf"{_PREFIX}[0-9]{{9,18}}")
+_LONGEST = 1 << 10
+"""Bytes of a file that names a checkpoint."""
 
 
 @contextmanager
@@ -28,14 +34,13 @@ def draft(folder: Path, step: int) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         yield draft
-        for path in (*draft.rglob("*"), draft):
-            _to_disk(path)
+        to_disk(draft)
         if final.exists():
             remove(final)
         draft.rename(final)
-        _to_disk(folder)
+        _synced(folder)
         if made:
-            _to_disk(folder.parent)
+            _synced(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -51,7 +56,7 @@ def replace_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        _to_disk(path.parent)
+        _synced(path.parent)
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -76,16 +81,18 @@ def remove(path: Path) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """All checkpoints, the newest last."""
-    return sorted(folder.glob(f"{_PREFIX}*"))
+    found = [each for each in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(each.name) and each.is_dir()]
+    return sorted(found, key=step_of)
 
 
 def newest(folder: Path) -> Path | None:
     """The one that `latest` names; where that is not there, the newest that is."""
-    with suppress(OSError):
-        found = folder / (folder / LATEST).read_text("utf-8").strip()
-        if found.name.startswith(_PREFIX) and found.is_dir():
-            return found
-    return next(reversed(complete(folder)), None)
+    there = {each.name: each for each in complete(folder)}
+    try:
+        named = there.get(read_bytes(folder / LATEST, _LONGEST).decode().strip())
+    except (OSError, ValueError):
+        named = None
+    return named or next(reversed(there.values()), None)
 
 
 def name(step: int) -> str:
@@ -96,7 +103,13 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix(_PREFIX))
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(folder: Path) -> None:
+    """All that is in a folder is there after a power failure, too. Raises OSError."""
+    for path in (*folder.rglob("*"), folder):
+        _synced(path)
+
+
+def _synced(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+from rlgraph.files import read_bytes
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import is_model
+from rlgraph.runs.checkpoint.disk import step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +35,9 @@ Encoded = tuple[dict[str, Any], "dict[str, Tensor]"]
 """Values of things as plain data, and their tensors by the names that these have there."""
 
 FORMAT = 1
+_LONGEST = 1 << 32
+"""Bytes of a file of a checkpoint that is read at once."""
+_RECORDS = ("files", "rows", "set", "versions", "things", "models")
 MODELS = "models"
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
 
@@ -92,10 +97,14 @@ def write(
 def read(folder: Path) -> Checkpoint:
     """Raises UsageMistake where a file is missing, or another than was written."""
     try:
-        found = json.loads((folder / DOCUMENT).read_text("utf-8"))
+        found = json.loads(_text(folder / DOCUMENT))
         if found["format"] != FORMAT:
             message = f"`{folder}` has format {found['format']}, and this version of rlgraph reads {FORMAT}"
             raise UsageMistake(Diagnostic("E0827", message, NO_SPAN, "go on with the version that wrote it"))
+        if odd := [name for name in _RECORDS if not isinstance(found[name], dict)]:
+            raise ValueError(f"in `{DOCUMENT}` `{odd[0]}` is no record")
+        if found["step"] != step_of(folder):
+            raise ValueError(f"`{DOCUMENT}` is of another step")
         for name, size in found["files"].items():
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"`{name}` has {(folder / name).stat().st_size:,} bytes in place of {size:,}")
@@ -109,11 +118,15 @@ def read(folder: Path) -> Checkpoint:
             found["versions"],
             found["things"],
             found["models"],
-            (folder / PROGRAM).read_text("utf-8"),
-            (folder / GRAPH).read_text("utf-8"),
+            _text(folder / PROGRAM),
+            _text(folder / GRAPH),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise damaged(folder, error) from None
+
+
+def _text(path: Path) -> str:
+    return read_bytes(path, _LONGEST).decode()
 
 
 def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:

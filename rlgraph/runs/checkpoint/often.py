@@ -31,7 +31,8 @@ class Often:
 
 def read_often(text: str | int) -> Often:
     """`20`: every 20 steps; `90s`, `10m`, `2h`: behind the first step after so much time. Raises UsageMistake."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(text).strip())
+    # A longer number is no whole number to Python, and none that anybody means.
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([smh]?)", str(text).strip())
     if found and float(found[1]) > 0:
         if found[2]:
             return Often(seconds=float(found[1]) * _SECONDS[found[2]])

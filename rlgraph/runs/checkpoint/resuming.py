@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, listed
+from rlgraph.files import read_bytes
 from rlgraph.runs.checkpoint import disk, document
 from rlgraph.runs.checkpoint.changes import CHANGED, need_same
 from rlgraph.runs.checkpoint.document import Checkpoint
@@ -34,13 +36,43 @@ _AS_BEFORE = (
 """Options that are those of the run where nothing else is said: numbers depend on some of them by roundings."""
 
 
+_LONGEST = 16 << 20
+"""Bytes of what says how a run was run."""
+_WRITTEN: Mapping[str, type | tuple[type, ...]] = {
+    "program": str,
+    "folder": str,
+    "set": dict,
+    "seed": int,
+    "steps": int,
+    "backend": str,
+    "address": (str, NoneType),
+    "debug": bool,
+    "timeout": (int, float),
+    "schedule": (str, NoneType),
+    "devices": int,
+    "threads": (int, NoneType),
+    "block": (int, NoneType),
+    "token_budget": (int, NoneType),
+    "device": (str, NoneType),
+    "record": (str, NoneType),
+    "save_every": (str, int, NoneType),
+    "keep": (int, NoneType),
+    "keep_best": (str, NoneType),
+    "on_nonfinite": (str, NoneType),
+}
+"""What is read of it."""
+
+
 def how(run: Path) -> dict[str, Any]:
     """How a run was run. Raises UsageMistake where the folder is none of a run."""
     try:
-        found = json.loads((run / HOW).read_text("utf-8"))
-        found["seed"], found["steps"], found["set"]
-    except (OSError, ValueError, LookupError, TypeError):
+        found = json.loads(read_bytes(run / HOW, _LONGEST))
+        odd = next((name for name, kind in _WRITTEN.items() if not isinstance(found[name], kind)), None)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise _nothing(f"`{run}` is not the folder of a run", f"give one with a `{HOW}` in it") from None
+    if odd is not None:
+        message = f"`{run / HOW}` is damaged: what it has as `{odd}` no run writes"
+        raise _nothing(message, "go on with `rlgraph run PROGRAM --resume RUN` after mending it")
     return dict(found)
 
 
@@ -126,7 +158,8 @@ def _known(compiled: Compilation, name: str) -> bool:
 def _check_rows(checkpoint: Checkpoint, now: Mapping[str, int | None], changed: bool) -> None:
     for name, rows in checkpoint.rows.items():
         if not changed and now.get(name, rows) != rows:
-            message = f"`{name}` has {now[name]:,} rows, and had {rows:,} when the run was saved"
+            has, had = (f"{each:,} rows" if isinstance(each, int) else "no known end" for each in (now[name], rows))
+            message = f"`{name}` has {has}, and had {had} when the run was saved"
             hint = "its place in them means others now; `--changed` goes on all the same"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, hint))
 
