@@ -200,5 +200,5 @@ class DecodeStep:
     def _uneven(self, rows: float) -> float:
         """By how many more of its experts the rank reads which has most to read than all do on average, as a share of a
         rank's: how many are read is about normal, where routers choose at random."""
-        read = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
+        read: float = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
         return min(1 - read, self.above * math.sqrt(read * (1 - read) / self.per_rank))

@@ -380,7 +380,7 @@ def test_another_program_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     assert code == 2 and "E0826]: the run was begun without `--set n=...`" in err
     (folder / "prompts.jsonl").write_text('{"prompt": "a>"}\n' * 3)
     code, err = told(capsys, "resume", "a", "--steps", "4")
-    assert code == 2 and "E0826]: `prompts` has 3 rows, and had 4 when the run was saved" in err
+    assert code == 2 and "E0826]: `prompts` has 3 rows, and had 4 rows when the run was saved" in err
     code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
     assert code == 0 and "step 4/4" in err
 

@@ -23,7 +23,8 @@ def own_experts() -> None:
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-    kernel = CPUUnquantizedExperts.apply
+    experts_of_vllm: Any = CPUUnquantizedExperts
+    kernel = experts_of_vllm.apply
     if hasattr(kernel, "__wrapped__"):
         return
 
@@ -31,7 +32,7 @@ def own_experts() -> None:
     def of_this_rank(experts: Any, **given: Any) -> None:
         _of_this_rank(partial(kernel, experts), **given)
 
-    CPUUnquantizedExperts.apply = of_this_rank
+    experts_of_vllm.apply = of_this_rank
 
 
 def _of_this_rank(kernel: Callable[..., None], output: Tensor, hidden_states: Tensor, **given: Any) -> None:
