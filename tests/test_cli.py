@@ -412,3 +412,33 @@ def test_a_reference_that_is_none_is_found_by_check(
     for reference, code in (("rewards.vowels", "E0702"), ("rlgraph.rewards:exact", "E0722"), ("nowhere:f", "W0703")):
         Path("a.rlf").write_text(text.replace("rlgraph.rewards:exact_match", reference))
         assert f"[{code}]" in told(capsys, "check", "a.rlf")[2]
+
+
+NAMED = "p\x1b]0;title\x07.rlf"
+"""A file whose name a terminal would obey."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", NAMED],
+        ["fmt", "--check", NAMED],
+        ["compile", NAMED],
+        ["compile", NAMED, "--emit", "plan", "--out", "a\x1b[2J"],
+        ["compile", NAMED, "--set", "\x1b[2J"],
+        ["compile", NAMED, "--print-after", "\x1b[2J"],
+        ["check", "\x1b[2J.rlf"],
+        ["explain", "\x1b[2J"],
+        ["plan", "diff", NAMED, NAMED],
+        ["run", NAMED, "--overwrite"],
+        ["simulate", NAMED, "--format", "json"],
+        ["\x1b[2J"],
+    ],
+)
+def test_a_terminal_obeys_nothing_that_a_file_is_called(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (folder / NAMED).write_text((folder / "tiny.rlf").read_text() + "\n\n")
+    status(arguments)
+    shown = "".join(capfd.readouterr())
+    assert shown and "\x1b" not in shown and "\x07" not in shown

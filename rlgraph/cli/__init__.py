@@ -15,7 +15,7 @@ import click
 
 from rlgraph.cli import checking, compiling, explain, lengths, planfiles, profiling, running, simulating, tracing
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
-from rlgraph.errors import closest
+from rlgraph.errors import closest, visible
 
 __all__ = [
     "checking",
@@ -74,6 +74,8 @@ def _invoked(arguments: list[str]) -> int:
         _meant(error).show()
         return USAGE
     except click.ClickException as error:
+        # It quotes what it was given.
+        error.message = visible(error.message)  # type: ignore[misc]
         error.show()
         return USAGE
 
@@ -100,7 +102,7 @@ def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return visible(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
 def _kept() -> str:

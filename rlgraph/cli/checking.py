@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, set_option, settings_of
-from rlgraph.cli.shown import Format, show, tally
+from rlgraph.cli.shown import Format, say, show, tally
 from rlgraph.errors import Diagnostic, ProgramError
 
 
@@ -33,7 +33,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
         found += new
     if form == "human":
         which = files[0] if len(files) == 1 else f"{len(files)} files"
-        click.echo(f"{which}: {tally(found)}", err=True)
+        say(f"{which}: {tally(found)}", err=True)
     return WRONG if any(diagnostic.severity == "error" for diagnostic in found) else FINE
 
 
@@ -55,7 +55,7 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
             code = WRONG
             continue
         if changed and file != "-":
-            click.echo(f"{'would reformat' if only_check else 'reformatted'} {file}")
+            say(f"{'would reformat' if only_check else 'reformatted'} {file}")
         if changed and only_check:
             code = WRONG
     return code

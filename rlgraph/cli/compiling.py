@@ -20,7 +20,7 @@ from rlgraph.cli.base import (
     telling,
 )
 from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
-from rlgraph.cli.shown import Format, show
+from rlgraph.cli.shown import Format, say, show
 from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def compile_(
         told += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
     for name in after:
         try:
-            click.echo(compiled.text(name), nl=False)
+            say(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
     write(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
@@ -169,7 +169,7 @@ def compile_(
         if form == "json":
             emit(each.to_json())
         else:
-            click.echo(f"{each}\n")
+            say(f"{each}\n")
     if not (emitted or after or told or visualize is not None):
         from rlgraph.api.summary import records, summary
 
@@ -177,5 +177,5 @@ def compile_(
             for record in records(compiled):
                 emit(record)
         else:
-            click.echo(summary(compiled))
+            say(summary(compiled))
     return FINE

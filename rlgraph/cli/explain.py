@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
+from rlgraph.cli.shown import say
 from rlgraph.codes import registry
 from rlgraph.errors import nearest
 
@@ -25,10 +26,10 @@ def explain_(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
     if code is None:
         for found in registry().values():
-            click.echo(f"{found.name}  {found.title}")
+            say(f"{found.name}  {found.title}")
         return FINE
     try:
-        click.echo(explain(code), nl=False)
+        say(explain(code), nl=False)
     except LookupError as error:
         raise click.BadParameter(str(error), param_hint="'CODE'") from None
     return FINE

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format
+from rlgraph.cli.shown import Format, say
 from rlgraph.runs.jsonlines import emit
 
 
@@ -55,6 +55,6 @@ def lengths(
     if form == "json":
         emit({"type": "lengths", **found.to_json()})
     else:
-        click.echo(str(found))
-        click.echo(f"wrote {output}", err=True)
+        say(str(found))
+        say(f"wrote {output}", err=True)
     return FINE

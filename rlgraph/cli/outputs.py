@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlgraph.cli.shown import say
+
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled, Picture
 
@@ -61,4 +63,4 @@ def save(path: Path, data: str | bytes) -> None:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
         raise click.FileError(str(path), error.strerror or "it cannot be written") from None
-    click.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}", err=True)

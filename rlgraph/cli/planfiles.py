@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format
+from rlgraph.cli.shown import Format, say
 from rlgraph.runs.jsonlines import emit
 
 
@@ -39,7 +39,7 @@ def diff(before: str, after: str, form: Format) -> int:
             emit({"type": "difference", "section": "graph", "diff": graph})
     else:
         for section in dict.fromkeys(each.section for each in found):
-            click.echo("\n".join([section, *(f"  {each}" for each in found if each.section == section)]))
+            say("\n".join([section, *(f"  {each}" for each in found if each.section == section)]))
         if graph:
-            click.echo("\n".join(["graph", *(f"  {line}" for line in graph)]))
+            say("\n".join(["graph", *(f"  {line}" for line in graph)]))
     return WRONG if found or graph else FINE

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format
+from rlgraph.cli.shown import Format, say
 from rlgraph.cost.calibration import HeldOut
 from rlgraph.runs.options import LOCAL, need_installed
 
@@ -58,11 +58,11 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
                 f"`{name}` is not installed: pip install '{engine(name).install}'", param_hint="'--engines'"
             )
     with telling(form):
-        found = profile(wanted, threads=threads, quick=quick, note=lambda text: click.echo(f"  {text}", err=True))
+        found = profile(wanted, threads=threads, quick=quick, note=lambda text: say(f"  {text}", err=True))
     output.write_text(found.to_text(), "utf-8")
     for what, error in found.errors.items():
-        click.echo(f"{what:24}{error:6.1%} median error of the fit{_held_out(found.held_out.get(what))}")
-    click.echo(f"wrote {output}", err=True)
+        say(f"{what:24}{error:6.1%} median error of the fit{_held_out(found.held_out.get(what))}")
+    say(f"wrote {output}", err=True)
     return FINE
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from rlgraph.cli.base import FINE, devices_option, message_format, rlgraph, set_option, settings_of, telling
-from rlgraph.cli.shown import Format, show
+from rlgraph.cli.shown import Format, say, show
 from rlgraph.runs.jsonlines import emit
 from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
 
@@ -291,7 +291,7 @@ def _ran(folder: RunFolder, compiled: Compiled, options: Options, form: Format) 
     else:
         written = [folder.path / METRICS, *(path for path in (options.record, options.trace) if path)]
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
-        click.echo("\n".join(lines), err=True)
+        say("\n".join(lines), err=True)
     return FINE
 
 

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterable
 from typing import IO, Literal
 
-from rlgraph.errors import Diagnostic, counted
+import click
+
+from rlgraph.errors import Diagnostic, counted, visible
 from rlgraph.runs.jsonlines import emit
 
 Format = Literal["human", "json"]
@@ -26,6 +28,11 @@ def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
         else:
             text = found.render()
             print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints what may have names of files, or texts of others, in it."""
+    click.echo(visible(text), err=err, nl=nl)
 
 
 def colours(stream: IO[str]) -> bool:

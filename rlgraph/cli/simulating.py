@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
-from rlgraph.cli.shown import Format, show
+from rlgraph.cli.shown import Format, say, show
 from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def simulate(
     if form == "json":
         emit({"type": "simulation", **found.to_json()})
     else:
-        click.echo(str(found))
+        say(str(found))
         for path in (trace, svg):
             if path:
-                click.echo(f"wrote {path}", err=True)
+                say(f"wrote {path}", err=True)
     return FINE
 
 

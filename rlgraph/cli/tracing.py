@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format, show
+from rlgraph.cli.shown import Format, say, show
 from rlgraph.errors import counted
 from rlgraph.runs.jsonlines import emit
 
@@ -39,14 +39,14 @@ def check(run: Path, form: Format) -> int:
         emit({"type": "trace", **found.to_json()})
     else:
         ages = ", ".join(f"{rows:,} of age {age}" for age, rows in found.ages.items())
-        click.echo(
+        say(
             f"{'accepted' if found.accepted else 'refused'}: {counted(found.steps, 'step')}, "
             f"{counted(found.sampled, 'row')} sampled, {found.trained:,} trained on" + (f" ({ages})" if ages else "")
         )
         if found.late:
-            click.echo(f"{counted(found.late, 'row')} left over until too old")
+            say(f"{counted(found.late, 'row')} left over until too old")
         if found.left:
-            click.echo(f"{counted(found.left, 'row')} left over for a step that did not come")
+            say(f"{counted(found.left, 'row')} left over for a step that did not come")
         if found.cut:
-            click.echo(f"the run was killed: nothing is known of what came after step {found.steps}")
+            say(f"the run was killed: nothing is known of what came after step {found.steps}")
     return FINE if found.accepted else WRONG

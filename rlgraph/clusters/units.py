@@ -92,7 +92,8 @@ def show(value: float, kind: QuantityKind) -> str:
 def exact(value: float, kind: QuantityKind) -> str:
     """For reading again, with as few digits as can be: `parse` gives the very same value."""
     units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
-    texts = [f"{value / UNITS[kind][unit]:.12g}{unit}" for unit in units]
+    numbers = [(value / UNITS[kind][unit], unit) for unit in units]
+    texts = [f"{number:.12g}{unit}" for number, unit in numbers if math.isfinite(number)]
     same = [text for text in texts if "e" not in text and parse(text, kind) == value]
     return min(same, key=lambda text: sum(map(str.isdigit, text)), default=f"{value!r}{BASE[kind]}")
 

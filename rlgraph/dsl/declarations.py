@@ -24,6 +24,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
 from rlgraph.errors import Related, Source, Span, nearest
+from rlgraph.ir import dtypes
 from rlgraph.ir.graph import Const, Model, Outside, Record, State
 from rlgraph.ir.types import DType, Tensor
 
@@ -131,7 +132,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             "`causal_lm(random(...))` for example",
         )
     record = constants.record(context, value, MODELS, context.scope, "model")
-    if record.option("dtype") not in (None, "float32", "float64", "bfloat16"):
+    if record.option("dtype") not in (None, *dtypes.OF_MODELS):
         place = next(option.value.span for option in value.options if option.name == "dtype")
         raise context.stop(
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import get_args
 
+from rlgraph.ir import dtypes
 from rlgraph.ir.graph import (
     SPANS,
     Apply,
@@ -316,6 +317,8 @@ class _Parser:
             assert isinstance(original, str)
             line.want(":")
             return Model(name, _kind(line.next()), None, original, frozen, record.options)
+        if record.option("dtype") not in (None, *dtypes.OF_MODELS):
+            raise ValueError(f"no model is in {record.option('dtype')!r}")
         return Model(name, _kind(record.name), record.args[0], None, frozen, record.options)
 
     def phase(self, line: _Reader) -> Phase:

@@ -8,10 +8,10 @@ from typing import Any
 
 
 def emit(record: dict[str, Any]) -> None:
-    """One line of JSON on stdout."""
+    """One line of JSON on stdout, in ASCII: it can be written whatever is in it, and a terminal obeys nothing."""
     import json
 
-    print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
+    print(json.dumps(finite(record), allow_nan=False), flush=True)
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:

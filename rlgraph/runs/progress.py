@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from rlgraph.errors import visible
 from rlgraph.ir.graph import Node
 from rlgraph.runs.jsonlines import emit, with_metrics
 
@@ -147,7 +148,7 @@ class Lines:
     def note(self, text: str) -> None:
         # A run does not end because nobody looks at it any more.
         with suppress(OSError):
-            self.stream.write(f"{text}\n")
+            self.stream.write(f"{visible(text)}\n")
             self.stream.flush()
 
     def close(self) -> None: ...

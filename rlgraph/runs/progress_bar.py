@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from rlgraph.errors import visible
 from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Count, rate
 
@@ -99,7 +100,7 @@ class Bar:
         self.bar.update(self.task, description=done.phase, completed=done.number)
 
     def note(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.pools.clear()

@@ -84,4 +84,5 @@ def test_units_that_suit() -> None:
     assert show(2.25e15, "rate") == "2.25PFLOP/s"
     assert show(14e-6, "time") == "14us"
     assert exact(64 * 2**30, "bytes") == "64GiB"
+    assert exact(1e308, "time") == "1e+308s"  # In milliseconds it is more than a float holds.
     assert all(UNITS[kind][unit] == 1 for kind, unit in BASE.items())

@@ -310,6 +310,7 @@ def test_good_text_stays_as_it_is() -> None:
         ('"why"', '"why'),
         ('jsonl("p.jsonl", batch=8)', "4"),
         ("= causal_lm(", "= causal_m("),
+        ('dtype="float32"', 'dtype="float1e400"'),
     ],
 )
 def test_bad_text_is_a_value_error(old: str, new: str) -> None:

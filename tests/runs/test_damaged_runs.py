@@ -17,7 +17,7 @@ from rlgraph.cli import status
 from rlgraph.errors import UsageMistake, visible
 from rlgraph.runs.checkpoint import disk
 from rlgraph.runs.checkpoint.often import read_often
-from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.folder import HOW, RunFolder
 
 NEWEST, BEFORE = "checkpoints/step-000000002", "checkpoints/step-000000001"
 LATEST, DOCUMENT = "checkpoints/latest", f"{NEWEST}/checkpoint.json"
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_what_says_how_it_was_run(run: Path, monkeypatch: pyt
 
     def opened(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
         file = plain(path, mode, *more, **named)
-        return Full(file) if "w" in mode else file
+        return Full(file) if "w" in mode and HOW in path.name else file
 
     folder = RunFolder.again(run)
     monkeypatch.setattr(Path, "open", opened)
