@@ -303,6 +303,9 @@ def run_in_child(
         assert os.WTERMSIG(status) == signal.SIGKILL and kills, status
         return Ended(None, kills)
     code = os.WEXITSTATUS(status)
+    if code == 1 and not told and "control" in kills:
+        # A process that has not reached it for a minute is ended by Ray, whatever it does.
+        return Ended(None, kills, "ended by Ray")
     assert code == 0 or (code == 2 and kills), f"the run failed: {told}"
     return Ended(None, kills, told) if code else Ended(int(told), kills)
 
