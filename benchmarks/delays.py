@@ -284,6 +284,12 @@ def _again() -> type:
                 distributed.destroy_process_group()
             super().__init__(spec)
 
+        def patience(self, seconds: float) -> None:
+            """Waits no longer for another process in a transfer."""
+            from rlgraph.backends.ray.links import Links
+
+            self.links = Links(seconds)
+
     return Again
 
 

@@ -1,7 +1,8 @@
-"""Moving weights between layouts, beside what else there is: bytes on the wire and time, on gloo over the loopback
-device.
+"""Moving weights between layouts, beside what else there is: bytes on the wire and time, in memory that processes share
+and on gloo over the loopback device.
 
-    planned   our plan, carried out by `Exchange`
+    shared    our plan, carried out by `Exchange`, through memory that both processes have mapped: as on one machine
+    planned   the same over gloo, as between machines
     floor     the fewest bytes, as flat buffers with isend and irecv: no packing and no unpacking
     gather    every parameter gathered in full on every rank that takes part, then cut
     dtensor   `DTensor.redistribute`, where it can express the pair
@@ -39,6 +40,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
+from rlgraph.exchange.shared import Shared
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
 from rlgraph.transfers.reshard import reshard
@@ -162,10 +164,14 @@ def values(layout: Layout, model: list[Weight], rank: int, *, empty: bool = Fals
     return found
 
 
-def planned(case: Case, model: list[Weight], rank: int, mailbox: Mailbox, bucket: int) -> tuple[Callable[[], Any], int]:
+def planned(
+    case: Case, model: list[Weight], rank: int, mailbox: Mailbox, bucket: int, shared: bool = False
+) -> tuple[Callable[[], Any], int]:
     sides = [{r: layout.locals(model, r) for r in layout.ranks} for layout in (case.source, case.destination)]
     transfer = reshard(*sides, itemsize=DTYPE.itemsize, topology=Topology.separate(range(WORLD)), bucket=bucket)
-    end = Exchange(transfer, mailbox, source=sides[0].get(rank, ()), destination=sides[1].get(rank, ()), dtype=DTYPE)
+    links = dict.fromkeys(range(WORLD), Shared(mailbox, torch.device("cpu"))) if shared else {}
+    ends = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
+    end = Exchange(transfer, mailbox, **ends, dtype=DTYPE, links=links)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
     def run() -> Moved:
@@ -296,6 +302,7 @@ def work(rank: int, address: str, size: Size, rounds: int, bucket: int) -> None:
     for case in CASES:
         ours, least = planned(case, model, rank, mailbox, bucket)
         ways = {
+            "shared": planned(case, model, rank, mailbox, bucket, shared=True)[0],
             "planned": ours,
             "floor": floor(case, model, rank),
             "gather": gather(case, model, rank, groups),

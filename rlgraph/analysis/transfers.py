@@ -8,7 +8,7 @@ from typing import cast
 
 from rlgraph.analysis.tables import table
 from rlgraph.clusters.read import read_cluster
-from rlgraph.clusters.topology import topology_of
+from rlgraph.clusters.topology import sites_of, topology_of
 from rlgraph.compilation.planning import Placed
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import counted
@@ -79,8 +79,10 @@ def _shown(found: Weights, plan: Plan) -> str:
     head = f"{found.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
     if isinstance(moves, str):
         return f"{head}  its layout is not known: {moves}\n"
+    places = [*_devices(plan, source), *_devices(plan, target)]
+    sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
     numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
-    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves).splitlines()))
+    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves, sites=sites).splitlines()))
 
 
 def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:
@@ -104,9 +106,13 @@ def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: Model
     for group in (source, target):
         layout = spec_of(group.engine).carried
         sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
-        places += [_device(plan, group, rank) for rank in range(group.mesh.size)]
+        places += _devices(plan, group)
     topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
     return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
+
+
+def _devices(plan: Plan, group: Group) -> list[int]:
+    return [_device(plan, group, rank) for rank in range(group.mesh.size)]
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:

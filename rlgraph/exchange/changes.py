@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError
-from rlgraph.exchange.mailbox import Mailbox, Post
+from rlgraph.exchange.link import Post
+from rlgraph.exchange.mailbox import Kind, Mailbox
 
 _HEAD = 3
 """Numbers that say what comes: which time it is, elements that changed, bytes that say where."""
@@ -43,16 +44,24 @@ class Changes:
 
 
 class _Run:
+    direct = True
+
     def __init__(self, changes: Changes) -> None:
-        self.changes = changes
+        self.changes, self.name, self.device = changes, changes.mailbox.name, changes.mailbox.device
         self._sent, self._received = Counter[int](), Counter[int]()
+
+    def room(self, size: int) -> Tensor:
+        raise AssertionError("messages go from where they lie")
+
+    def go(self) -> None:
+        """Nothing is put off."""
 
     def send(self, message: Tensor, to: int) -> Post:
         key = to, self._sent[to]
         self._sent[to] += 1
         head, body = self.changes.senders.setdefault(key, Sender()).next(message)
         mailbox = self.changes.mailbox
-        return _Leaving(message, mailbox.send(head, to, head=True), mailbox.send(body, to))
+        return _Leaving(message, mailbox.send(head, to, Kind.HEAD), mailbox.send(body, to))
 
     def receive(self, message: Tensor, source: int) -> Post:
         key = source, self._received[source]
@@ -60,7 +69,7 @@ class _Run:
         receiver = self.changes.receivers.setdefault(key, Receiver(message))
         head = torch.empty(_HEAD, dtype=torch.int64)
         return _Arriving(
-            message, self.changes.mailbox, source, receiver, self.changes.mailbox.receive(head, source, head=True)
+            message, self.changes.mailbox, source, receiver, self.changes.mailbox.receive(head, source, Kind.HEAD)
         )
 
 
@@ -76,6 +85,9 @@ class _Leaving:
         for part in self._parts:
             part.wait()
 
+    def release(self) -> None:
+        """Nothing was received."""
+
 
 class _Arriving:
     """Those from the same peer are waited for in their order."""
@@ -90,6 +102,9 @@ class _Arriving:
         body.wait()
         self.message.view(-1).copy_(self._receiver.next(self._head.message, body.message))
         self.size = self._head.size + body.size
+
+    def release(self) -> None:
+        """Both ends have copies of their own."""
 
 
 class Sender:

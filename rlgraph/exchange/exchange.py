@@ -1,8 +1,8 @@
 """Carries out a transfer: what one place sends and receives, round by round.
 
 Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of
-memory is sent from where it is, and received where it belongs; the others go through a buffer, which is kept for the
-next time. Where only changes travel, both ends keep the last messages.
+memory is sent from where it is, and received where it belongs, by links that can; the others go through a buffer, which
+is kept for the next time. Where only changes travel, both ends keep the last messages.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlgraph.engines.base import EngineError
+from rlgraph.errors import counted
 from rlgraph.exchange.changes import Changes
-from rlgraph.exchange.mailbox import Mail, Mailbox, Post
+from rlgraph.exchange.link import Link, Post
+from rlgraph.exchange.mailbox import Mailbox
+from rlgraph.ir.carriers import Ways
 from rlgraph.ir.layout import Box, Local, Piece, common, volume, without
 from rlgraph.ir.transfer import TensorBox, Transfer
 
@@ -25,6 +29,7 @@ _ALONE = 1 << 18
 """Bytes from which on a part of one tensor is a message of its own."""
 
 _Slices = tuple[slice, ...]
+_NO_WAYS = Ways()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +63,22 @@ class _Copy:
 @dataclass(frozen=True, slots=True)
 class _Message:
     elements: int
+    peer: int
+    """From whom it comes, or to whom it goes first."""
     forwarded: bool
     """Whether it is taken from the destination's tensors, where it arrived."""
     copies: tuple[_Copy, ...]
+    about: str
+    """What is in it, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
     sends: tuple[_Message, ...]
     posts: tuple[tuple[int, int], ...]
-    """To whom each send goes: peer, number of the message. What several peers get is packed once."""
-    receives: tuple[tuple[int, _Message], ...]
-    """From whom, and what."""
+    """To whom each send goes: peer, number of the message. What several peers get is packed once, if it is in the same
+    memory for them."""
+    receives: tuple[_Message, ...]
 
 
 class Exchange:
@@ -84,19 +93,25 @@ class Exchange:
         destination: Sequence[Local] = (),
         dtype: torch.dtype = torch.float32,
         delta: bool = False,
+        links: Mapping[int, Link] | None = None,
+        ways: Ways = _NO_WAYS,
     ) -> None:
         """The layouts are those of this place on both sides, and `dtype` is the one that travels: the narrower of both
-        sides'. delta: from the second time on only the elements that changed travel; the same at all places."""
+        sides'. delta: from the second time on only the elements that changed travel; the same at all places, and by the
+        mailbox. links: by peer, what carries messages to and from it; the mailbox, to and from all others. ways: what
+        messages call the places."""
         if dtype.itemsize != transfer.itemsize:
             raise EngineError(
                 f"the transfer was planned for elements of {transfer.itemsize} bytes, and {dtype} has {dtype.itemsize}"
             )
         self._transfer, self._mailbox, self._dtype = transfer, mailbox, dtype
+        self._links: Mapping[int, Link] = {} if delta else links or {}
+        self._ways = ways
         self._held, self._needed = _Holding(source), _Holding(destination)
         self._kept = tuple(_kept(self._held, destination))
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
-        self._buffer = torch.empty(0, dtype=dtype)
+        self._buffers: dict[torch.device, Tensor] = {}
         self._changes = Changes(mailbox) if delta else None
 
     @torch.no_grad()
@@ -115,10 +130,10 @@ class Exchange:
         start, began = time.time(), time.perf_counter()
         for have, need in self._kept:
             _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
-        mail = self._changes.run() if self._changes else self._mailbox
+        mail: Link = self._changes.run() if self._changes else self._mailbox
         sent = received = peak = 0
-        for each in self._rounds:
-            leaving, arriving, used = self._round(each, mail, source, destination, ema)
+        for number, each in enumerate(self._rounds, start=1):
+            leaving, arriving, used = self._round(number, each, mail, source, destination, ema)
             sent += sum(post.size for post in leaving)
             received += sum(post.size for post in arriving)
             peak = max(peak, used)
@@ -139,79 +154,140 @@ class Exchange:
     def _sends(
         self, outgoing: Mapping[tuple[int, bool], Sequence[TensorBox]]
     ) -> tuple[tuple[_Message, ...], tuple[tuple[int, int], ...]]:
-        numbers: dict[tuple[bool, tuple[TensorBox, ...]], int] = {}
-        posts = [
-            (peer, numbers.setdefault((forwarded, content), len(numbers)))
-            for (peer, forwarded), parts in sorted(outgoing.items())
-            for content in _messages(parts, self._dtype.itemsize)
-        ]
-        sends = []
-        for forwarded, content in numbers:
+        numbers: dict[tuple[Link | torch.device, bool, tuple[TensorBox, ...]], int] = {}
+        posts: list[tuple[int, int]] = []
+        sends: list[_Message] = []
+        for (peer, forwarded), parts in sorted(outgoing.items()):
             holding = self._needed if forwarded else self._held
-            sends.append(_Message(_elements(content), forwarded, tuple(holding.copies(content))))
+            for content in _messages(parts, self._dtype.itemsize):
+                owner = _owner(self._links.get(peer, self._mailbox))
+                number = numbers.setdefault((owner, forwarded, content), len(numbers))
+                if number == len(sends):
+                    sends.append(_message(content, peer, forwarded, holding))
+                posts.append((peer, number))
         return tuple(sends), tuple(posts)
 
-    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[tuple[int, _Message]]:
+    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[_Message]:
         for (peer, _), parts in sorted(incoming.items()):
             for content in _messages(parts, self._dtype.itemsize):
-                yield peer, _Message(_elements(content), False, tuple(self._needed.copies(content)))
+                yield _message(content, peer, False, self._needed)
 
     # Work
 
     def _round(
         self,
+        number: int,
         each: _Round,
-        mail: Mail,
+        mail: Link,
         source: Mapping[str, Tensor],
         destination: Mapping[str, Tensor],
         ema: float | None,
     ) -> tuple[list[Post], list[Post], int]:
-        """Run one round: what left, what arrived, and how many bytes of the buffer it took."""
+        """Run one round: what left, what arrived, and how many bytes of buffers it took."""
+
+        def link(peer: int) -> Link:
+            return self._links.get(peer, mail)
+
         places = [destination if message.forwarded else source for message in each.sends]
-        ready = [self._direct(message, tensors) for message, tensors in zip(each.sends, places, strict=True)]
-        open_ = [self._direct(message, destination) if ema is None else None for _, message in each.receives]
-        messages = [*each.sends, *(message for _, message in each.receives)]
-        buffers = self._buffers(
-            0 if direct is not None else message.elements
-            for message, direct in zip(messages, [*ready, *open_], strict=True)
-        )
-        arriving = [
-            mail.receive(buffer if direct is None else direct, peer)
-            for (peer, _), direct, buffer in zip(each.receives, open_, buffers[len(ready) :], strict=True)
+        ready = [
+            self._direct(message, link(message.peer), tensors)
+            for message, tensors in zip(each.sends, places, strict=True)
         ]
+        open_ = [
+            self._direct(message, link(message.peer), destination) if ema is None else None for message in each.receives
+        ]
+        # What a link that is not direct brings lies with the sender.
+        lacking = [message for message, direct in zip(each.sends, ready, strict=True) if direct is None]
+        lacking += [
+            message
+            for message, direct in zip(each.receives, open_, strict=True)
+            if direct is None and link(message.peer).direct
+        ]
+        buffers, used = self._rooms(number, [(link(message.peer), message) for message in lacking])
+        arriving: list[Post] = []
+        for message, direct in zip(each.receives, open_, strict=True):
+            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+                arriving.append(self._receiving(message, link(message.peer), buffers.get(id(message), direct)))
         leaving: list[Post] = []
         packed: dict[int, Tensor] = {}
         for peer, index in each.posts:
             if index not in packed:
-                direct = ready[index]
-                packed[index] = buffers[index] if direct is None else direct
+                message, direct = each.sends[index], ready[index]
+                packed[index] = buffers[id(message)] if direct is None else direct
                 if direct is None:
-                    for view, part in _views(each.sends[index], buffers[index], places[index]):
+                    for view, part in _views(message, packed[index], places[index]):
                         part.copy_(view)
-            leaving.append(mail.send(packed[index], peer))
-        for (_, message), direct, post in zip(each.receives, open_, arriving, strict=True):
-            post.wait()
-            if direct is None:
-                for view, part in _views(message, post.message, destination):
-                    _store(view, part, ema)
-        for post in leaving:
-            post.wait()
-        return leaving, arriving, sum(buffer.nbytes for buffer in buffers)
+            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+                leaving.append(link(peer).send(packed[index], peer))
+        for carrier in dict.fromkeys([*self._links.values(), mail]):
+            with self._told(number, "all messages", None, carrier, sends=True):
+                carrier.go()
+        for message, direct, post in zip(each.receives, open_, arriving, strict=True):
+            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+                post.wait()
+                if direct is None:
+                    for view, part in _views(message, post.message, destination):
+                        _store(view, part, ema)
+                post.release()
+        for (peer, index), post in zip(each.posts, leaving, strict=True):
+            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+                post.wait()
+        return leaving, arriving, used
 
-    def _direct(self, message: _Message, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def _receiving(self, message: _Message, link: Link, into: Tensor | None) -> Post:
+        if into is None:
+            into = torch.empty(message.elements, dtype=self._dtype, device="meta")
+        return link.receive(into, message.peer)
+
+    def _direct(self, message: _Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """Where the message lies in one piece of memory, as it travels."""
-        if len(message.copies) != 1 or message.elements * self._dtype.itemsize < _ALONE:
+        if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < _ALONE:
             return None
         copy = message.copies[0]
         view = tensors[copy.tensor][copy.at]
-        fits = copy.inner is None and view.is_contiguous() and view.dtype == self._dtype and view.is_cpu
+        fits = copy.inner is None and view.is_contiguous() and view.dtype == self._dtype and view.device == link.device
         return view.detach() if fits else None
 
-    def _buffers(self, sizes: Iterable[int]) -> list[Tensor]:
-        wanted = list(sizes)
-        if sum(wanted) > len(self._buffer):
-            self._buffer = torch.empty(sum(wanted), dtype=self._dtype)
-        return list(self._buffer[: sum(wanted)].split(wanted)) if wanted else []
+    def _rooms(self, number: int, wanted: Sequence[tuple[Link, _Message]]) -> tuple[dict[int, Tensor], int]:
+        """A buffer for each message, by its identity, and the bytes of all."""
+        sizes: dict[Link | torch.device, int] = {}
+        for link, message in wanted:
+            owner = _owner(link)
+            sizes[owner] = sizes.get(owner, 0) + message.elements * self._dtype.itemsize
+        rooms = {owner: self._kept_buffer(number, owner, size) for owner, size in sizes.items()}
+        found: dict[int, Tensor] = {}
+        for link, message in wanted:
+            owner, size = _owner(link), message.elements * self._dtype.itemsize
+            found[id(message)], rooms[owner] = rooms[owner][:size].view(self._dtype), rooms[owner][size:]
+        return found, sum(sizes.values())
+
+    def _kept_buffer(self, number: int, owner: Link | torch.device, size: int) -> Tensor:
+        """So many bytes, of a link or of our own."""
+        if not isinstance(owner, torch.device):
+            with self._told(number, "all messages", None, owner, sends=True):
+                there = owner.room(size)
+            return there
+        kept = self._buffers.get(owner)
+        if kept is None or kept.nbytes < size:
+            kept = self._buffers[owner] = torch.empty(size, dtype=torch.uint8, device=owner)
+        return kept
+
+    @contextmanager
+    def _told(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
+        """Says in which move a link has failed."""
+        try:
+            yield
+        except EngineError as error:
+            ways = self._ways
+            ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
+            one, other = ends if sends else ends[::-1]
+            of = f"round {number} of {len(self._rounds)}, over {link.name}"
+            raise type(error)(f"{about} of {ways.what} from {one} to {other} ({of}): {error}") from None
+
+
+def _owner(link: Link) -> Link | torch.device:
+    """Whose memory messages are packed in."""
+    return link.device if link.direct else link
 
 
 class _Holding:
@@ -250,6 +326,13 @@ def _kept(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy,
                             _Copy(*_located(local.name, piece, layer), 0, _shape(layer), None),
                         )
                 left = [rest for each in left for rest in without(each, other.box)]
+
+
+def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: _Holding) -> _Message:
+    name, box = content[0]
+    more = f" and {counted(len(content) - 1, 'more part')}" if len(content) > 1 else ""
+    about = f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]{more}"
+    return _Message(_elements(content), peer, forwarded, tuple(holding.copies(content)), about)
 
 
 def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[TensorBox, ...]]:

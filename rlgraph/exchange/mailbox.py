@@ -3,53 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.joining import INTERFACES
+from rlgraph.exchange.link import LinkError
+from rlgraph.ir.carriers import GLOO
 
-_TAG = 7
-_HEADS = 8
 _THREADS = 2
 """Of gloo's own."""
 
 
-class Post(Protocol):
-    """A message on its way."""
+class Kind(IntEnum):
+    """Messages of each kind have an order of their own."""
 
-    message: Tensor
-
-    @property
-    def size(self) -> int:
-        """Bytes that travelled, once it is through."""
-        ...
-
-    def wait(self) -> None:
-        """Until it is through; raises EngineError when the peer is gone, or late."""
-        ...
-
-
-class Mail(Protocol):
-    """How messages go. Two between the same processes arrive in the order in which they were sent."""
-
-    def send(self, message: Tensor, to: int) -> Post:
-        """A contiguous tensor that must not change until the post is through."""
-        ...
-
-    def receive(self, message: Tensor, source: int) -> Post:
-        """Into a contiguous tensor."""
-        ...
+    WHOLE = 7
+    HEAD = 8
+    """How long another message is."""
+    NOTICE = 9
+    """Where in memory that both ends have a message is."""
+    HANDLE = 10
+    """Of such memory."""
+    READ = 11
+    """It has been read there."""
 
 
 class Mailbox:
-    """A gloo group of its own, beside the default group of each process. Two places are connected when they exchange
-    their first message: of many places each has few peers."""
+    """The carrier that goes everywhere: a gloo group of its own, beside the default group of each process. Two places
+    are connected when they exchange their first message: of many places each has few peers."""
+
+    name, device, direct = GLOO.name, torch.device("cpu"), True
 
     def __init__(
         self, place: int, places: Sequence[int], store: Store, *, name: str = "mail", seconds: float = 120.0
@@ -57,9 +50,10 @@ class Mailbox:
         """All `places` make one, at the same time, with the same store and name. No wait is longer than `seconds`."""
         self.place = place
         self._ranks = {each: rank for rank, each in enumerate(sorted(places))}
+        self.seconds = seconds
         self._limit = timedelta(seconds=seconds)
         # The group itself does not keep a store that is written in Python.
-        self._store = store
+        self.store = store
         try:
             self._group = dist.ProcessGroupGloo(
                 PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
@@ -67,19 +61,25 @@ class Mailbox:
         except RuntimeError as error:
             raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
 
-    def send(self, message: Tensor, to: int, *, head: bool = False) -> Whole:
-        """head: it says how long another message is; heads have an order of their own."""
-        return self._post("send", message, to, head)
+    def room(self, size: int) -> Tensor:
+        raise AssertionError("messages go from where they lie")
 
-    def receive(self, message: Tensor, source: int, *, head: bool = False) -> Whole:
-        return self._post("recv", message, source, head)
+    def send(self, message: Tensor, to: int, kind: Kind = Kind.WHOLE) -> Whole:
+        return self._post("send", message, to, kind)
 
-    def _post(self, call: str, message: Tensor, peer: int, head: bool) -> Whole:
+    def receive(self, message: Tensor, source: int, kind: Kind = Kind.WHOLE) -> Whole:
+        return self._post("recv", message, source, kind)
+
+    def go(self) -> None:
+        """Nothing is put off."""
+
+    def _post(self, call: str, message: Tensor, peer: int, kind: Kind) -> Whole:
+        began = time.monotonic()
         try:
-            work = getattr(self._group, call)([message], self._ranks[peer], _HEADS if head else _TAG)
-        except RuntimeError as error:
-            raise _failed(self.place, peer, error) from None
-        return Whole(work, message, self.place, peer, self._limit)
+            work = getattr(self._group, call)([message], self._ranks[peer], kind)
+        except RuntimeError as error:  # With the first one they are connected.
+            raise lost(error, time.monotonic() - began) from None
+        return Whole(work, message, self._limit)
 
 
 def _options(limit: timedelta) -> Any:
@@ -97,21 +97,27 @@ def _options(limit: timedelta) -> Any:
 class Whole:
     """A message that goes as it is."""
 
-    def __init__(self, work: dist.Work, message: Tensor, place: int, peer: int, limit: timedelta) -> None:
-        self._work, self._place, self._limit = work, place, limit
-        self.message, self.peer = message, peer
+    def __init__(self, work: dist.Work, message: Tensor, limit: timedelta) -> None:
+        self._work, self._limit = work, limit
+        self.message = message
 
     @property
     def size(self) -> int:
         return self.message.nbytes
 
     def wait(self) -> None:
+        began = time.monotonic()
         try:
             self._work.wait(self._limit)
         except RuntimeError as error:
-            raise _failed(self._place, self.peer, error) from None
+            raise lost(error, time.monotonic() - began) from None
+
+    def release(self) -> None:
+        """It is the receiver's own."""
 
 
-def _failed(place: int, peer: int, error: RuntimeError) -> EngineError:
-    reason = str(error).strip().splitlines()[0]
-    return EngineError(f"place {place} exchanges data with place {peer}, which is gone or does not answer: {reason}")
+def lost(error: RuntimeError, seconds: float = 0.0) -> LinkError:
+    """Why a message does not come to its end. seconds: that somebody has waited for it."""
+    # Without the line of torch's source, and its general advice.
+    reason = re.sub(r"^\[\S+:\d+\] |\. This is typically .*", "", str(error).strip().splitlines()[0])
+    return LinkError(f"the other end is gone or does not answer, after {seconds:.1f} s: {reason}")

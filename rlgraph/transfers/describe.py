@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlgraph.clusters.units import shown_seconds
 from rlgraph.errors import counted
+from rlgraph.ir.carriers import CARRIERS, Site, carrier
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16
@@ -17,10 +19,11 @@ Who = Mapping[int, tuple[str, int]]
 """For each place its group and its rank there."""
 
 
-def describe(transfer: Transfer, who: Who | None = None) -> str:
+def describe(transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None) -> str:
     """Totals, what the busiest places do, then the largest moves, at most 40 lines.
 
-    Ranks are shown as ranges: `0-6:2` are 0, 2, 4 and 6. Without `who`, places are shown by their numbers.
+    Ranks are shown as ranges: `0-6:2` are 0, 2, 4 and 6. Without `who`, places are shown by their numbers. sites: where
+    places are, if that is known.
     """
     if not transfer.moves:
         return f"nothing moves: every place has what it needs ({size(transfer.kept)})"
@@ -31,6 +34,8 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
         f"{size(transfer.peak)} "
         "on a place",
     ]
+    if sites:
+        lines.append(_carried(transfer, sites))
     for title, of in (("sends", transfer.sent()), ("receives", transfer.received())):
         if of:
             lines.append(f"a place {title} {_spread(of.values())}")
@@ -46,6 +51,13 @@ def describe(transfer: Transfer, who: Who | None = None) -> str:
         total = sum(sizes[index] for index in rest) * transfer.itemsize
         lines.append(f"and {counted(len(rest), 'more move')}: {size(total)}")
     return "\n".join(lines)
+
+
+def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
+    found: Counter[str] = Counter()
+    for (source, destination), bytes_ in transfer.pairs().items():
+        found[carrier(sites[source], sites[destination])] += bytes_
+    return ", ".join(f"{size(found[each.name])} over {each.name}" for each in CARRIERS if each.name in found)
 
 
 def size(count: int) -> str:

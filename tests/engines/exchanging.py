@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,13 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Exchange, Moved
+from rlgraph.exchange.link import Link
 from rlgraph.exchange.mailbox import Mailbox
+from rlgraph.exchange.nccl import Nccl
+from rlgraph.exchange.shared import Shared
+from rlgraph.ir.carriers import Ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
+
+_BY_GLOO = Ways()
 
 
 class Crew:
@@ -29,17 +37,24 @@ class Crew:
 
     def ask(self, work: Callable[..., Any], *each: tuple[Any, ...]) -> list[Any]:
         """`work(mailbox, *arguments)` on all processes at once, with arguments for each."""
-        for pipe, arguments in zip(self._pipes, each, strict=True):
-            pipe.send((work, arguments))
+        self.send(work, *each)
         found = [pipe.recv() for pipe in self._pipes]
         for answer in found:
             if isinstance(answer, BaseException):
                 raise answer
         return found
 
+    def send(self, work: Callable[..., Any], *each: tuple[Any, ...]) -> None:
+        for pipe, arguments in zip(self._pipes, each, strict=True):
+            pipe.send((work, arguments))
+
+    def answer(self, place: int) -> Any:
+        return self._pipes[place].recv()
+
 
 @contextmanager
-def crew(size: int) -> Iterator[Crew]:
+def crew(size: int, seconds: float = 30, wait: float = 20) -> Iterator[Crew]:
+    """seconds: longest wait for another process. wait: for their end, before they are ended."""
     meeting = listen("127.0.0.1")
     # What they need is imported once, for all of them.
     context = multiprocessing.get_context("forkserver")
@@ -47,24 +62,27 @@ def crew(size: int) -> Iterator[Crew]:
     pipes, processes = [], []
     for place in range(size):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=_serve, args=(place, size, meeting.address, theirs), daemon=True))
+        processes.append(
+            context.Process(target=_serve, args=(place, size, meeting.address, theirs, seconds), daemon=True)
+        )
         processes[-1].start()
         pipes.append(ours)
     try:
         yield Crew(pipes)
     finally:
         for pipe in pipes:
-            pipe.send(None)
+            with suppress(BrokenPipeError):  # A test has ended it.
+                pipe.send(None)
         for process in processes:
-            process.join(20)
+            process.join(wait)
             process.kill()
 
 
-def _serve(place: int, size: int, address: str, pipe: Connection) -> None:
+def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float) -> None:
     torch.set_num_threads(1)
     store = attend(address, 30)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
-    mailbox = Mailbox(place, range(size), store, seconds=30)
+    mailbox = Mailbox(place, range(size), store, seconds=seconds)
     while (asked := pipe.recv()) is not None:
         work, arguments = asked
         try:
@@ -83,14 +101,33 @@ def exchange(
     into: dict[str, Tensor],
     dtype: torch.dtype,
     ema: float | None = None,
+    ways: Ways = _BY_GLOO,
 ) -> tuple[Moved, dict[str, Tensor]]:
     """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
-    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype)
+    links = links_of(mailbox, ways)
+    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
     first = {name: tensor.clone() for name, tensor in into.items()}
     end.run(tensors, first, ema=ema)
     moved = end.run(tensors, into, ema=ema)
     assert all(torch.equal(first[name], into[name]) for name in into)
     return moved, into
+
+
+def links_of(mailbox: Mailbox, ways: Ways) -> dict[int, Link]:
+    """As a process opens them; what NCCL does on GPUs, gloo does here."""
+    cpu = torch.device("cpu")
+    made: dict[str, Link] = {"gloo": mailbox}
+    if "shared" in ways.carriers.values():
+        made["shared"] = Shared(mailbox, cpu)
+    if "nccl" in ways.carriers.values():
+        limits = {"name": ways.what, "seconds": mailbox.seconds}
+        made["nccl"] = Nccl(mailbox.place, ways.clubs, mailbox.store, cpu, **limits, backend=gloo)
+    return {peer: made[carrier] for peer, carrier in ways.carriers.items()}
+
+
+def gloo(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
+    """In the place of NCCL."""
+    return dist.ProcessGroupGloo(store, rank, ranks, limit)
 
 
 def exchange_changes(

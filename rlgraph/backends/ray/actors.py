@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.failures import Request, actor_of, gone, late, meaning, why_gone
+from rlgraph.backends.ray.failures import Request, actor_of, cut, gone, late, link_of, meaning, why_gone
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
@@ -201,8 +201,11 @@ class Actors(Processes):
         self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Container[Address]
     ) -> BaseException:
         # What others of its group say then (a connection was closed) comes from the one that is gone.
+        told = link_of(error)
         for who in sorted(self.gone, key=lambda each: each not in request.who):
-            return gone(who, self.gone[who], request, self.logs)
+            return gone(who, self.gone[who], request, self.logs, told)
+        if told is not None:
+            return cut(next((who for who in request.who if who in silent), None), told, request, self.logs)
         if error is not None:
             return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
         # Of those that wait for each other, the one that says nothing at all is the one to name.

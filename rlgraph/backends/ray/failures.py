@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlgraph.backends.ray.remote import Address
 from rlgraph.engines.base import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
+from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 
@@ -52,12 +53,19 @@ def shown(who: Address) -> str:
     return f"rank {who[1]} of {who[0]}" if who[0] != HOST else "the host process"
 
 
-def gone(who: Address, why: str, request: Request, logs: str) -> RunError:
-    """A process has ended."""
+def gone(who: Address, why: str, request: Request, logs: str, told: LinkError | None = None) -> RunError:
+    """A process has ended. told: by another one, of what was on its way between them."""
     hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
-    return RunError(
-        Diagnostic("E0740", f"{shown(who)} is gone: {why}; it was asked for {request.doing}", request.span, hint)
-    )
+    more = f"; {told}" if told else ""
+    message = f"{shown(who)} is gone: {why}; it was asked for {request.doing}{more}"
+    return RunError(Diagnostic("E0740", message, request.span, hint))
+
+
+def cut(who: Address | None, why: LinkError, request: Request, logs: str) -> RunError:
+    """A transfer does not get on. who: the process that says nothing; None: they all do."""
+    silent = f"{shown(who)} does not answer" if who else "processes do not reach each other"
+    hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
+    return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint))
 
 
 def late(who: Address, seconds: float, request: Request, logs: str) -> RunError:
@@ -116,6 +124,12 @@ def actor_of(error: BaseException) -> str:
         return str(actor)
     found = re.findall(r"actor_id=(\w+)", str(error))
     return found[-1] if found else ""
+
+
+def link_of(error: BaseException | None) -> LinkError | None:
+    """What a process says of a link that failed, whatever Ray has wrapped around it."""
+    cause = None if error is None else _cause(error)
+    return cause if isinstance(cause, LinkError) else None
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -12,8 +12,13 @@ from rlgraph.engines.base import HasWeights
 from rlgraph.engines.joining import attend
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
+from rlgraph.exchange.sites import open_links, site
+from rlgraph.ir.carriers import Site, Ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
+
+_BY_GLOO = Ways()
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Holding:
     dtype: torch.dtype
     node: str
     """The machine that it runs on."""
+    site: Site | None = None
+    """Where its tensors are; None where it has none."""
     changes: int = 0
     """How often it has got new weights. Ranks that have counted alike have parts of the same."""
     torn: bool = False
@@ -32,7 +39,9 @@ class Holding:
 
 def holding(engine: HasWeights, node: str) -> Holding:
     first = next(iter(engine.tensors().values()), None)
-    return Holding(tuple(engine.layout()), torch.float32 if first is None else first.dtype, node)
+    if first is None:
+        return Holding(tuple(engine.layout()), torch.float32, node)
+    return Holding(tuple(engine.layout()), first.dtype, node, site(first.device))
 
 
 class Links:
@@ -58,10 +67,21 @@ class Links:
         destination: Sequence[Local],
         dtype: torch.dtype,
         delta: bool = False,
+        ways: Ways = _BY_GLOO,
+        device: torch.device = _HOST,
     ) -> None:
-        """Works out this place's part of a transfer. delta: only what changed travels."""
+        """Works out this place's part of a transfer. delta: only what changed travels. ways: how it goes to and from
+        each peer. device: that of the tensors."""
+        mailbox = self._mailboxes[link]
         self._exchanges[name] = Exchange(
-            transfer, self._mailboxes[link], source=source, destination=destination, dtype=dtype, delta=delta
+            transfer,
+            mailbox,
+            source=source,
+            destination=destination,
+            dtype=dtype,
+            delta=delta,
+            links=open_links(mailbox, ways, device, name),
+            ways=ways,
         )
 
     def run(

@@ -35,9 +35,14 @@ from rlgraph.backends.step import Step
 from rlgraph.engines.base import Saves, Sleeps
 from rlgraph.engines.sleeping import Switched
 from rlgraph.exchange.exchange import Moved
+from rlgraph.ir.carriers import Ways
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
+
+_BY_GLOO = Ways()
+_SOONER = 0.9
+"""Of the longest wait for a process: who waits for another says for what before it is only known that none answers."""
 
 
 class Models:
@@ -50,7 +55,7 @@ class Models:
         on."""
         self.saves = saves
         self.nodes: list[tuple[str, Node]] = list(program.walk())
-        self.links = Links(seconds)
+        self.links = Links(_SOONER * seconds)
         self.arrivals = {model.name: Arrivals() for model in program.models}
         self.changes = Counter[str]()
         """How often each model here has got new weights. Ranks of a group that have counted alike have parts of the
@@ -81,10 +86,17 @@ class Models:
         destination: str | Sequence[Local] | None,
         dtype: torch.dtype,
         delta: bool = False,
+        ways: Ways = _BY_GLOO,
     ) -> None:
         """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own.
-        delta: only what changed travels."""
-        self.links.prepare(link, name, transfer, self._layout(source), self._layout(destination), dtype, delta)
+        delta: only what changed travels. ways: how it goes to and from each peer."""
+        sides = self._layout(source), self._layout(destination)
+        self.links.prepare(link, name, transfer, *sides, dtype, delta, ways, self._device(source, destination))
+
+    def _device(self, *sides: str | Sequence[Local] | None) -> torch.device:
+        """Of the models here that take part."""
+        tensors = (self.session.models[each].engine.tensors() for each in sides if isinstance(each, str))
+        return next((tensor.device for each in tensors for tensor in each.values()), torch.device("cpu"))
 
     def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
         """Of a model here, or of tensors that are named."""

@@ -9,7 +9,7 @@ from itertools import count
 
 from rlgraph.backends.placed.transport import Coming, Move, Moved
 from rlgraph.backends.ray.calls import Calls, Copy, copies
-from rlgraph.backends.ray.failures import Request, doing
+from rlgraph.backends.ray.failures import Request, doing, shown
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
@@ -19,6 +19,7 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats
 from rlgraph.exchange import exchange
+from rlgraph.ir.carriers import GLOO, ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
@@ -43,8 +44,8 @@ class Transfers:
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
         self.together, self.sleeping = together, sleeping
         self._refreshes = count()
-        self._planned: dict[str, dict[tuple[Address, Address], int]] = {}
-        """For each transfer the bytes from each process to each other one."""
+        self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
+        """For each transfer the bytes from each process to each other one, and what carries them."""
 
     def adopt(self, move: Move) -> None:
         assert move.node.id is not None and move.update is not None
@@ -131,8 +132,8 @@ class Transfers:
             )
             for (group, rank), each in zip(who, moved, strict=True)
         }
-        for (source, destination), size in self._planned[name].items():
-            self.observer.flow(spans[source], spans[destination], "weights", size)
+        for (source, destination), (size, carrier) in self._planned[name].items():
+            self.observer.flow(spans[source], spans[destination], f"weights over {carrier}", size)
 
     def _plan(self, move: Move) -> None:
         """Plans a transfer once, from what the ranks themselves say that they have."""
@@ -155,12 +156,20 @@ class Transfers:
         meet(self.processes, name, request)
         own = transfer.parts(range(len(who)))
         delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
+        # Of what changed both ends keep copies in the memory of their hosts.
+        sites = {} if delta else {place: each.site for place, each in enumerate(held) if each.site is not None}
+        pairs = transfer.pairs()
+        there = ways(pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(shown, who))))
         preparing = [
-            self.processes.call(each, Worker.prepare, name, name, own[place], *_ends(each, move), dtype, delta)
+            self.processes.call(
+                each, Worker.prepare, name, name, own[place], *_ends(each, move), dtype, delta, there[place]
+            )
             for place, each in enumerate(who)
         ]
         self.processes.get(preparing, request)
-        self._planned[name] = {(who[a], who[b]): size for (a, b), size in transfer.pairs().items()}
+        self._planned[name] = {
+            (who[a], who[b]): (size, there[a].carriers.get(b, GLOO.name)) for (a, b), size in pairs.items()
+        }
 
     def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
         """Where the processes are."""

@@ -86,7 +86,7 @@ def test_a_timeline_has_every_process(runs: Path) -> None:
     events = json.loads((runs / "engines.json").read_text("utf-8"))["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"host 0", "learn.megatron 0", "learn.megatron 1", "play.vllm 0"} <= tracks
-    assert {event["name"] for event in events if event["ph"] == "s"} == {"rows", "weights"}
+    assert {event["name"] for event in events if event["ph"] == "s"} == {"rows", "weights over shared"}
 
 
 def test_a_plan_in_one_process_replays_the_run(runs: Path) -> None:

@@ -72,11 +72,11 @@ LEARN, PLAY = "learn.transformers", "play.transformers"
 
 
 class Kills(Silent):
-    """Ends processes with SIGKILL when a node of an operation is fired for the so many-th time, or, of a training, when
+    """Ends processes with SIGKILL, or with another signal, when a node of an operation is fired for the so many-th time, or, of a training, when
     it is over."""
 
-    def __init__(self, *moments: tuple[str, int, tuple[str, int]]) -> None:
-        self.moments, self.seen = moments, dict[str, int]()
+    def __init__(self, *moments: tuple[str, int, tuple[str, int]], by: int = signal.SIGKILL) -> None:
+        self.moments, self.seen, self.by = moments, dict[str, int](), by
         self.pid: Callable[[tuple[str, int]], int] = lambda who: 0
         self.killed = 0
 
@@ -92,7 +92,7 @@ class Kills(Silent):
         self.seen[op] = self.seen.get(op, 0) + 1
         for moment, count, who in self.moments:
             if (moment, count) == (op, self.seen[op]):
-                os.kill(self.pid(who), signal.SIGKILL)
+                os.kill(self.pid(who), self.by)
                 self.killed += 1
 
 
@@ -108,7 +108,7 @@ def expected(found: Compiled, folder: Path) -> list[dict[str, Any]]:
 
 def on_ray(found: Compiled, folder: Path, watch: Kills, said: list[str], repeats: int = 3) -> RayBackend:
     settings = Settings(folder=folder)
-    backend = RayBackend(found.program, found.plan, settings, watch, seconds=120, repeats=repeats, say=said.append)
+    backend = RayBackend(found.program, found.plan, settings, watch, seconds=300, repeats=repeats, say=said.append)
     processes = backend.processes
     watch.pid = lambda who: ray.get(processes.call(who, Worker.pid))  # type: ignore[call-overload]
     return backend
@@ -165,3 +165,20 @@ def test_a_step_that_has_changed_a_model_is_not_repeated(kept: None, tmp_path: P
     finally:
         backend.close()
     assert not said and backend.trained()["actor"] == 2
+
+
+def test_a_transfer_that_does_not_get_on(kept: None, tmp_path: Path) -> None:
+    """Who samples is stopped when it is about to get new weights: it is told by rank, and by what was on its way."""
+    found = made(tmp_path, TWICE)
+    backend = on_ray(found, tmp_path, Kills(("train", 2, (PLAY, 1)), by=signal.SIGSTOP), [], repeats=0)
+    try:
+        ray.get([each.patience.remote(5) for each in backend.processes.handles.values()])  # type: ignore[attr-defined]
+        with pytest.raises(RunError) as caught:
+            list(backend.steps(STEPS))
+    finally:
+        backend.close()
+    [told] = caught.value.diagnostics
+    assert told.code == "E0742"
+    assert told.message.startswith(f"rank 1 of {PLAY} does not answer: it was the transfer of `actor`")
+    assert f"of the weights of `actor` from rank 0 of {LEARN} to rank 1 of {PLAY} (round" in told.message
+    assert "over shared" in told.message and "after 5." in told.message
