@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import correctness, memory, throughput
+from benchmarks.gpu import correctness, links, memory, throughput
 from benchmarks.gpu.measure import Row, Setting
 
 HERE = Setting("cpu", small=True)
 
 
-@pytest.mark.parametrize("part", [memory, throughput], ids=lambda part: part.__name__)
+@pytest.mark.parametrize("part", [memory, throughput, links], ids=lambda part: part.__name__)
 def test_a_part_measures(part: object) -> None:
     rows = list(part.rows(HERE))  # type: ignore[attr-defined]
     assert rows and all(row.good and row.measured > 0 for row in rows)
