@@ -62,12 +62,12 @@ def of_another(handle: str) -> Tensor:
     process, file, size = json.loads(handle)
     try:
         opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
-    except OSError as error:
+        try:
+            return torch.frombuffer(mmap.mmap(opened, size), dtype=torch.uint8)
+        finally:
+            os.close(opened)
+    except (OSError, ValueError) as error:
         raise EngineError(f"the memory of process {process} cannot be mapped: {error}") from None
-    try:
-        return torch.frombuffer(mmap.mmap(opened, size), dtype=torch.uint8)
-    finally:
-        os.close(opened)
 
 
 class OfADevice:

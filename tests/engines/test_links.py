@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import random
 import resource
@@ -161,6 +162,9 @@ def test_nothing_is_left_of_who_is_killed() -> None:
     try:
         handles = [owner.stdout.readline() for owner in owners if owner.stdout]
         first, second = map(of_another, handles)
+        *place, size = json.loads(handles[0])
+        with pytest.raises(EngineError, match="cannot be mapped"):
+            of_another(json.dumps([*place, 2 * size + mmap.PAGESIZE]))
         process, file, _ = json.loads(handles[0])
         assert os.readlink(f"/proc/{process}/fd/{file}") == "/memfd:rlgraph (deleted)"
         first[7] = 6
