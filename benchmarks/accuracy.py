@@ -10,7 +10,9 @@ of the cost model. Nothing is run, and no GPU is needed. A row that cannot be wr
 
 The file that is measured against by itself is `accuracy/measured.csv`, where each row has its source. Any other file
 with its columns will do: id, model, gpu, phase, engine, value and unit have to be there; nodes, gpus, tp, pp, dp, ep,
-prompt_len, response_len, batch, micro_batch, dtype, source and notes may be.
+prompt_len, response_len, batch, micro_batch, dtype, source and notes may be. So may longest (at how many tokens answers
+are cut), gen_tp (of a whole step, how weights are split while rows are sampled) and held_out (anything: no constant was
+fitted to the row; such rows are shown by themselves).
 """
 
 from __future__ import annotations
@@ -66,23 +68,30 @@ class Compared:
             "predicted_s": self.predicted,
             "error": self.error,
             "source": self.row.cells["source"],
+            "held_out": self.row.held_out,
         }
 
 
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     lengths = workload(experiment.prompts, experiment.answers, 1.0)
-    if not experiment.schedule:
-        made = rlgraph.compile(experiment.program, cluster=experiment.cluster, workload=lengths)
-        return simulate(made, workload=lengths).seconds
+    if not experiment.work:
+        made = rlgraph.compile(
+            experiment.program,
+            schedule=experiment.schedule or None,
+            cluster=experiment.cluster,
+            workload=lengths,
+        )
+        return simulate(made, workload=lengths).seconds + experiment.beside
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
     group = made.plan.owner("actor").name
     held = Holding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
     constants = defaults(cluster.islands[0].device.kind)
+    measured = made.plan.owner("actor").engine
     rates = {
-        (engine, kind): replace(each, **experiment.differs) if engine == experiment.engine else each
+        (engine, kind): replace(each, **experiment.differs) if engine == measured else each
         for (engine, kind), each in constants.rates.items()
     }
     predictor = Predictor(plan, model_configs(made), cluster, replace(constants, rates=rates))
@@ -163,12 +172,13 @@ def group_line(group: Group) -> str:
 def row_line(found: Compared) -> str:
     cell = found.row.cells
     split = " ".join(f"{name}{cell[name]}" for name in ("dp", "pp", "tp", "ep") if cell[name] not in ("", "1"))
+    split += f", then tp{cell['gen_tp']}" if cell["gen_tp"] else ""
     cells = (
-        found.row.id,
+        found.row.id + "*" * found.row.held_out,
         cell["model"].split("/")[-1],
         split or ("one device" if found.experiment.schedule else "searched"),
         f"{cell['prompt_len'] or 0} + {cell['response_len'] or 0}",
-        cell["batch"],
+        cell["batch"] + (f" x {samples}" if (samples := found.row.noted(r"\bn\s*=\s*(\d+)")) else ""),
         f"{found.predicted:.4g} s",
         f"{found.experiment.measured:.4g} s",
         f"{found.error:+.0%}",
@@ -197,12 +207,26 @@ def compare(rows: Sequence[Row]) -> tuple[list[Compared], list[tuple[Row, str]]]
 def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
     """The tables of docs/accuracy.md."""
     parts = []
+    fitted, held = halves(found)
+    if fitted and held:
+        parts.append(f"{len(fitted)} rows that constants were fitted to:\n\n" + group_table(fitted))
+        parts.append(f"{len(held)} rows that none was fitted to:\n\n" + group_table(held))
+    elif found:
+        parts.append(group_table(found))
     if found:
-        parts.append("\n".join([GROUPS, *map(group_line, grouped(found))]))
         parts.append("\n".join([ROWS, *map(row_line, found)]))
     if left:
         parts.append("\n".join([f"Not predicted, {len(left)} rows:", "", *reasons(left)]))
     return "\n\n".join(parts)
+
+
+def halves(found: Sequence[Compared]) -> tuple[list[Compared], list[Compared]]:
+    """Rows that constants may have been fitted to, and others."""
+    return [each for each in found if not each.row.held_out], [each for each in found if each.row.held_out]
+
+
+def group_table(found: Sequence[Compared]) -> str:
+    return "\n".join([GROUPS, *map(group_line, grouped(found))])
 
 
 def main() -> None:
@@ -221,8 +245,9 @@ def main() -> None:
         print(json.dumps(each.to_json()))
     for row, reason in left:
         print(json.dumps({"id": row.id, "not_predicted": reason}))
-    for group in grouped(found):
-        print(json.dumps(group.to_json()))
+    for half in halves(found):
+        for group in grouped(half):
+            print(json.dumps(group.to_json() | {"held_out": half[0].row.held_out}))
 
 
 if __name__ == "__main__":

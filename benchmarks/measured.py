@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -16,29 +16,49 @@ from pathlib import Path
 from rlgraph.clusters.devices import known as known_devices
 from rlgraph.clusters.devices import names as device_names
 from rlgraph.cost import work
+from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.work import Tokens
 from rlgraph.models.known import find_config
 from rlgraph.models.known import names as model_names
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
-NUMBERS = ("nodes", "gpus", "tp", "pp", "dp", "ep", "prompt_len", "response_len", "batch", "micro_batch")
+NUMBERS = (
+    *("nodes", "gpus", "tp", "pp", "dp", "ep", "prompt_len", "response_len", "batch", "micro_batch"),
+    *("longest", "gen_tp"),
+)
 """Columns that may be missing or empty; where they are not, each has a whole number."""
 
 PER_NODE = 8
 """Devices of a node, where a row does not say."""
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "trtllm": ("vllm", {"row": 9.3e-6}),
+    "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
     "sglang": ("vllm", {}),
-    **dict.fromkeys(("fsdp", "fsdp2", "deepspeed"), ("megatron", {})),
+    **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {})),
+    "deepspeed": ("megatron", {}),
+    "automodel": ("megatron", {}),
 }
-"""Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it:
-of TensorRT-LLM the seconds of a row in a decoding step, which are a fifth of vLLM's (fitted to GA18 to GA47). Tables of
-results name both."""
+"""Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
+TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
+more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. Tables of results name both."""
+
+BESIDE: Mapping[str, float] = {"nemo-rl": 40.0}
+"""Seconds that a step of a system takes beside what its models do and what a plan here counts: weights and moments that
+go to the host's memory and come back, rewards, rows that are put together and written down. NeMo-RL publishes none of
+them: what RS01 and RS03 take longer."""
+
+FORMER: tuple[str, str, Mapping[str, float]] = ("megatron", r"april2021|2104\.04473", {"memory": 0.45, "hides": 0.0})
+"""An engine, sources that have measured it as it was in 2021, and what differs. Its attention was written out: beside
+what else goes to memory (about 34 bytes for each number of a token's hidden state, arXiv 2205.05198) there were as many
+bytes of scores, or more (2,048 tokens of 4 bytes in a head for each 128 numbers: 64). And ranks waited for all that
+they exchanged."""
 
 SPREAD = 3
 """Of whole steps, how many times their mean length the answers are that 1 of 100 exceeds: rows do not say."""
+
+TAIL = 6
+"""The same of their median, where a row says at which length answers are cut: before they are."""
 
 
 class BadRows(ValueError):
@@ -84,6 +104,16 @@ class Row:
         """Without its version."""
         return self.cells["engine"].lower().split(" ")[0]
 
+    @property
+    def held_out(self) -> bool:
+        """Whether no constant was fitted to it."""
+        return bool(self.cells["held_out"])
+
+    def noted(self, pattern: str) -> int:
+        """The number that the notes have in such a place; 0 where they have none."""
+        found = re.search(pattern, self.cells["notes"])
+        return int(found[1]) if found else 0
+
 
 def read_rows(path: Path) -> list[Row]:
     """Raises BadRows."""
@@ -98,7 +128,7 @@ def read_rows(path: Path) -> list[Row]:
     if missing := [name for name in NEEDED if name not in columns]:
         raise BadRows(f"`{path}` has no column {', '.join(f'`{name}`' for name in missing)}")
     reader.fieldnames = columns
-    wanted = (*NEEDED, *NUMBERS, "source", "dtype", "notes")
+    wanted = (*NEEDED, *NUMBERS, "source", "dtype", "notes", "held_out")
     found = []
     for place, cells in enumerate(reader, 1):
         texts = {name: (cells.get(name) or "").strip() for name in wanted}
@@ -117,6 +147,7 @@ class Experiment:
     cluster: str
     prompts: str
     answers: str
+    """Lengths, as `--prompt-tokens` and `--response-tokens` have them."""
     work: str
     """The kind of work whose seconds count, as `rlgraph.ops.work_of` has it; empty: the whole step."""
     measured: float
@@ -129,6 +160,8 @@ class Experiment:
     recompute: bool = False
     differs: Mapping[str, float] = field(default_factory=dict)
     """Constants of the engine that stands in which are others for the row's own."""
+    beside: float = 0.0
+    """Seconds of the row's system that no plan here has."""
 
 
 def express(row: Row) -> Experiment:
@@ -172,18 +205,29 @@ class _Facts:
         engine, _ = STANDS_IN.get(self.row.engine, (self.row.engine, {}))
         if engine not in engines:
             raise Inexpressible(f"`{self.row.cells['engine']}` has no engine here that could stand in for it")
+        how = ", ".join((f"engine={engine}", *self.split(engine)))
+        text = f"schedule measured\n\npool all = {self.devices} devices\n\nplace {does} on all({how})\n"
+        return text, "" if engine == self.row.engine else engine
+
+    def split(self, engine: str) -> Iterator[str]:
+        """How a schedule says the row's split. Raises Inexpressible."""
         if self.ep > 1 and engine != "megatron":
             raise Inexpressible(f"its experts are split over devices (ep), which {engine} does not do here")
+        if self.pp > 1 and "interleaved" in self.row.cells["notes"]:
+            raise Inexpressible("its pipeline is interleaved, and those here are not")
         if self.dp % self.ep:
             raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
         # In published rows experts are split over the copies; here over the ranks of one.
         sizes = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": self.dp // self.ep}
-        split = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-        how = f"engine={engine}" + (f", {split}" if split else "")
-        text = f"schedule measured\n\npool all = {self.devices} devices\n\nplace {does} on all({how})\n"
-        return text, "" if engine == self.row.engine else engine
+        if self.row.engine.startswith("fsdp"):
+            sizes["fsdp"] = self.row.noted(r"in shards of (\d+)") or self.dp
+            sizes["dp"] = self.dp // sizes["fsdp"]
+        return (f"{name}={size}" for name, size in sizes.items() if size > 1)
 
     def group(self, phase: str) -> str:
+        """What the row says of its phase belongs to it, but what a value is of."""
+        kind = self.row.cells["phase"].partition("(")[2].rstrip(") ")
+        phase = f"{phase} {kind}" if kind and not kind.startswith("per ") else phase
         return f"{phase}, {self.row.engine}, {self.device}"
 
     def flops(self, recomputed: bool) -> float:
@@ -249,7 +293,13 @@ step:
         engine,
         facts.row.number("micro_batch") * (facts.prompt + facts.response),
         facts.recompute,
+        differs=_former(row),
     )
+
+
+def _former(row: Row) -> Mapping[str, float]:
+    name, sources, differs = FORMER
+    return differs if row.engine == name and re.search(sources, row.cells["source"]) else {}
 
 
 def _generate(row: Row) -> Experiment:
@@ -273,7 +323,7 @@ def _sampled(facts: _Facts, phase: str, answer: int) -> Experiment:
 data prompts = jsonl("rows.jsonl", batch={facts.rows})
 
 step:
-    rollout = actor.generate(prompts, n=1, max_tokens={answer})
+    rollout = actor.generate(prompts, n=1, max_tokens={_longest(facts, answer)})
     report logprob = mean(rollout.logprobs)
 """
     schedule, engine = facts.place("actor.generate", "vllm", "transformers")
@@ -283,7 +333,7 @@ step:
         schedule,
         facts.cluster,
         str(facts.prompt),
-        str(answer),
+        str(answer) if answer == 1 else _answers(facts, answer),
         "generates",
         facts.seconds(tokens),
         facts.group(phase),
@@ -292,17 +342,29 @@ step:
     )
 
 
+def _longest(facts: _Facts, answer: int) -> int:
+    """At which length answers are cut: of rows for a benchmark all have one length, those of a training differ."""
+    differ = SPREAD if re.search(r"\brollouts?\b", f"{facts.row.cells['phase']} {facts.row.cells['notes']}") else 1
+    return facts.row.number("longest") or differ * answer
+
+
+def _answers(facts: _Facts, answer: int) -> str:
+    return _cut(answer, _longest(facts, answer))
+
+
 def _step(row: Row) -> Experiment:
-    """GRPO without a reference, on a plan that is searched for: rows say little of a step beside its sizes."""
+    """GRPO: on the plan that a row says, or on one that is searched for where it says little beside its sizes."""
     facts = _Facts(row)
     if not facts.prompt or not facts.response:
         raise Inexpressible("it does not say how long prompts and answers are")
-    notes = facts.row.cells["notes"]
-    samples = int(found[1]) if (found := re.search(r"\bn\s*=\s*(\d+)", notes)) else 1
-    longest = SPREAD * facts.response
-    program = f"""algorithm measured
+    samples, parts = row.noted(r"\bn\s*=\s*(\d+)") or 1, row.noted(r"\b(\d+) updates") or 1
+    longest = row.number("longest") or SPREAD * facts.response
+    answers = _cut(facts.response, longest) if row.number("longest") else f"mean={facts.response},p99={longest}"
+    with_ref = "with a reference" in row.cells["notes"]
+    text = f"""algorithm measured
 
 {facts.model()}
+{"model ref = frozen(actor)" if with_ref else ""}
 data prompts = jsonl("rows.jsonl", batch={facts.rows})
 func reward  = python("rlgraph.rewards:exact_match")
 
@@ -311,22 +373,57 @@ step:
     score   = reward(rollout)
     adv     = (score - mean(score, by=prompts)) / (std(score, by=prompts) + 1e-6)
     old     = actor.logprobs(rollout)
-    train actor(lr=1e-6):
-        ratio = exp(actor.logprobs(rollout) - old)
-        minimize mean(-min(ratio * adv, clip(ratio, 0.8, 1.2) * adv))
+    {"ref_logp = ref.logprobs(rollout)" if with_ref else ""}
+    minibatch prompts(parts={parts}):
+        train actor(lr=1e-6):
+            logp  = actor.logprobs(rollout)
+            ratio = exp(logp - old)
+            loss  = mean(-min(ratio * adv, clip(ratio, 0.8, 1.2) * adv))
+            minimize loss{" + 0.01 * mean(k3(logp, ref_logp))" if with_ref else ""}
     report reward = mean(score)
 """
     return Experiment(
-        program,
-        "",
+        text,
+        _step_schedule(facts, with_ref),
         facts.cluster,
         str(facts.prompt),
-        f"mean={facts.response},p99={longest}",
+        answers,
         "",
         facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
         facts.group("step"),
-        "megatron and vllm" if facts.row.engine not in ("megatron+vllm", "megatron->vllm") else "",
+        "" if row.engine in ("megatron+vllm", "megatron->vllm") else "megatron and vllm",
+        beside=BESIDE.get(row.engine, 0.0),
     )
+
+
+def _step_schedule(facts: _Facts, with_ref: bool) -> str:
+    """Where a row says how its weights are split while rows are sampled; empty where it does not."""
+    sampling = facts.row.number("gen_tp")
+    if not sampling:
+        return ""
+    split = ", ".join(("engine=megatron", *facts.split("megatron")))
+    others = ", ref" if with_ref else ""
+    copies = facts.devices // sampling
+    return f"""schedule measured
+
+pool all = {facts.devices} devices
+
+place actor.train, actor.logprobs{others} on all({split})
+place actor.generate on all(engine=vllm, tp={sampling}, dp={copies})
+"""
+
+
+def _cut(mean: int, longest: int) -> str:
+    """Lengths with this mean, after those that are longer are cut: of a log-normal distribution whose median is found
+    by halving. One of them all, where that is the mean."""
+    if mean >= longest:
+        return str(longest)
+    low, high = 1.0, float(TAIL * longest)
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        found = Lengths.lognormal(p50=middle, p99=TAIL * middle).capped(longest).mean
+        low, high = (middle, high) if found < mean else (low, middle)
+    return f"p50={low:.4f},p99={TAIL * low:.4f}"
 
 
 def _sync(row: Row) -> Experiment:
@@ -365,8 +462,8 @@ def _model(row: Row) -> tuple[str, Shape]:
     name = row.cells["model"]
     if not name:
         raise Inexpressible("it does not say which model")
-    if found := re.search(r"\((\d+) layers, hidden (\d+)\)", name):
-        return _gpt(int(found[1]), int(found[2]), row.cells["notes"])
+    if found := re.search(r"\((\d+) layers, hidden (\d+)(?:, (\d+) key-value heads)?\)", name):
+        return _gpt(int(found[1]), int(found[2]), int(found[3] or 0), row.cells["notes"])
     full = _by_name().get(name.split("/")[-1].lower())
     config = find_config(full) if full else None
     if full is None or config is None:
@@ -379,9 +476,10 @@ def _model(row: Row) -> tuple[str, Shape]:
         raise Inexpressible(str(error)) from None
 
 
-def _gpt(layers: int, hidden: int, notes: str) -> tuple[str, Shape]:
+def _gpt(layers: int, hidden: int, groups: int, notes: str) -> tuple[str, Shape]:
     """A GPT as Megatron's papers have it, as a decoder with gated networks that has the same products: three matrices
-    of 8/3 of the hidden size in place of two of four times as much. Heads have 128 numbers."""
+    of 8/3 of the hidden size in place of two of four times as much. Heads have 128 numbers. groups: heads of keys and
+    values; 0: as many as there are."""
     heads = max(1, hidden // 128)
     ffn = -(-8 * hidden // (3 * 64)) * 64
     vocab = int(found[1]) if (found := re.search(r"vocabulary (\d+)", notes)) else 51200
@@ -390,7 +488,7 @@ def _gpt(layers: int, hidden: int, notes: str) -> tuple[str, Shape]:
         "intermediate_size": ffn,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": groups or heads,
         "vocab_size": vocab,
         "tie_word_embeddings": True,
     }

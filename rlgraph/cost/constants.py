@@ -8,8 +8,9 @@ Work of a kind with an engine takes
 on each rank, where the FLOPs, bytes and layers are the rank's own, `dense` and `stream` the shares that the device's
 largest products and copies reach. The bytes of a pass over rows are those between matrix products (`traffic`). Of
 `generate`, a decoding step is what a micro-batch is elsewhere, `row` is of each of them, and `hidden` more with a row's
-numbers in all layers; a row takes `begin` once, and the larger one of the last two terms counts. Ranks that work side
-by side take longer, and wait for each other.
+numbers in all layers; a row takes `begin` once, the larger one of the last two terms counts, and of the attention of
+prompts `attention`. Ranks that work side by side take longer, and wait for each other, and for what they exchange but
+the share that an engine `hides`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COMMUNICATOR = 688 << 20
 
 TRAFFIC = 3.0
 """Of `Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted
-to MA01 to MA07 of docs/accuracy.md."""
+to MA01 to MA07 of docs/accuracy.md, before other rows were there; these bear it out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,14 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
     inner, _ = deployment.links(constants)
     size = read.tokens * shape.hidden * config.item
     calls = max(1.0, read.tokens / at_once)
+    flops = work.forward_flops(shape, config.kind, read) - (1 - rates.attention) * work.attention_flops(shape, read)
+    # Of what training would keep of each layer, what its kernels tell each other.
+    moved = (
+        min(1.0, constants.traffic) * shape.layers * read.tokens * work.layer_bytes(shape, config.item, deployment.tp)
+    )
     return Cost(
-        compute=work.forward_flops(shape, config.kind, read) / deployment.tp / peak,
+        compute=flops / deployment.tp / peak,
+        memory=moved / (deployment.island.device.streamed * rates.memory),
         communication=2
         * shape.layers
         * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),

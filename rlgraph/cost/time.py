@@ -326,14 +326,14 @@ def latency(
         moved += passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item)
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
-    each = Cost(compute, memory, sent, overhead=rates.row + rates.token * tokens * layers).times(slower)
+    waits = 1 - rates.hides
+    each = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
     block = Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower)
     if deployment.fsdp > 1:
-        waited = _gathering(kind, config, deployment, constants)
-        if device.kind != "cpu":
-            # The next layer's parameters come while this one works.
-            waited = max(0.0, waited - each.seconds / max(blocks, 1e-9))
-        block += Cost(communication=waited)
+        # The next layer's parameters come while this one works.
+        exchanged = _gathering(kind, config, deployment, constants)
+        hidden = min(rates.hides * exchanged, each.seconds / max(blocks, 1e-9))
+        block += Cost(communication=exchanged - hidden)
     return LatencyModel(each, block, rates.call, blocks, deployment.pp, row.longest, deployment.row_ranks)
 
 
@@ -443,11 +443,12 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
     reached = device.streamed * rates.memory
+    waits = 1 - rates.hides
     return Update(
         deployment.island,
         deployment.mesh.copy_size,
-        experts * each,
-        (weights - experts) * each,
+        experts * each * waits,
+        (weights - experts) * each * waits,
         deployment.ep,
         deployment.cp,
         whole,

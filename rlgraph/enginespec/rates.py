@@ -33,6 +33,11 @@ class Rates:
     """Seconds of each token that is read, in each layer: what is done to it beside matrix products."""
     update: float = 0.0
     """Of `train`: seconds of each optimizer step beside its bytes."""
+    hides: float = 0.0
+    """Share of the bytes that ranks exchange which travel while they compute: nobody waits for these."""
+    attention: float = 1.0
+    """How much of the attention's products, those that a causal mask hides counted as well, take as long as others:
+    kernels skip what is hidden, and are slower at the rest."""
     reduce: float = 0.0
     """Seconds of each sum over tensor-parallel ranks beside what the link takes: until all of them are there."""
     crowd: float = 0.0

@@ -27,6 +27,8 @@ KIND = Kind(
 
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
+OPTIONAL = ("hides", "attention")
+"""Of the rates of an engine: nothing is measured of them, and a file may say them."""
 """Of a peak: more than 0. A bandwidth that was measured lies under that of caches."""
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 """Who has more has mistyped."""
@@ -74,14 +76,15 @@ class _Reading:
             kinds.fields(optional=get_args(WorkKind))
             for kind, numbers in kinds.entries():
                 if kind in get_args(WorkKind):
-                    needed = tuple(each.name for each in fields(Rates))
-                    yield (engine, kind), Rates(**self.numbers(numbers, needed))  # type: ignore[misc]
+                    needed = tuple(each.name for each in fields(Rates) if each.name not in OPTIONAL)
+                    yield (engine, kind), Rates(**self.numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
 
-    def numbers(self, node: JsonNode, names: tuple[str, ...]) -> Mapping[str, float]:
+    def numbers(self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, float]:
         """All of them; where some are missing, that is noted, and numbers that do no harm are in their places."""
-        if not node.fields(*names):
+        if not node.fields(*names, optional=optional):
             return dict.fromkeys(names, 1.0)
-        return {name: self.number(node.field(name), *_bounds(name)) for name in names}
+        there = [name for name, _ in node.entries() if name in optional]
+        return {name: self.number(node.field(name), *_bounds(name)) for name in (*names, *there)}
 
     def number(self, node: JsonNode, least: float, most: float) -> float:
         value = node.value
@@ -99,6 +102,8 @@ class _Reading:
 def _bounds(name: str) -> tuple[float, float]:
     if name in SHARES:
         return 1e-6, MOST_SHARE
+    if name in OPTIONAL:
+        return 0.0, 1.0 if name == "hides" else MOST_SHARE
     if name == "fragmentation":
         return 0.0, 0.9
     return (0.0, 1e15) if name == "reserved" else (0.0, MOST_SECONDS)

@@ -30,6 +30,7 @@ from rlgraph.cost.time import Batch
 from rlgraph.enginespec import registry
 from rlgraph.enginespec.rates import Rates, WorkKind
 from rlgraph.ops.nodes import NODES
+from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
@@ -60,7 +61,7 @@ TIMEOUT = 300.0
 ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two tensor-parallel ranks", "two copies"
 
 OPERATIONS: Mapping[WorkKind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
-RATES = tuple(each.name for each in fields(Rates))
+RATES = tuple(each.name for each in fields(Rates) if each.name not in OPTIONAL)
 INVERSE = ("compute", "memory")
 """Shares, which are fitted as their inverses."""
 LEAST = {"compute": 0.2, "memory": 0.1}

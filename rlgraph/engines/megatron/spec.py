@@ -69,12 +69,13 @@ SPEC = EngineSpec(
         fused_norms=_fused_norms,
         gradients_stay=True,
     ),
-    # Shares of what the largest products and long copies reach: for training fitted to MA01 to MA07 of
-    # docs/accuracy.md, models of 1.7 to 145 billion parameters on A100. What only reads is assumed to reach as much.
+    # Shares of what the largest products and long copies reach, and of its exchange what travels beside them: for
+    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/accuracy.md, models of 1.7 to
+    # 175 billion parameters on H100 and A100. What only reads is assumed to reach as much.
     rates={
         "gpu": {
-            "train": Rates(0.8, 0.9, call=0.01, block=1e-3, layer=1e-4, update=5e-3),
-            "forward": Rates(0.8, 0.9, call=0.01, block=1e-3, layer=5e-5),
+            "train": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, update=5e-3, hides=0.6),
+            "forward": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=5e-5, hides=0.6),
         },
         "cpu": {
             "train": Rates(0.4, 0.5, call=5e-3, block=8e-3, layer=2e-3, update=1e-2),

@@ -41,10 +41,11 @@ SPEC = EngineSpec(
     # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
     memory=Memory(cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True),
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
-    # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100.
+    # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The attention of
+    # prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
     # On a CPU a decoded row takes what docs/calibration.md has measured.
     rates={
-        "gpu": {"generate": Rates(0.75, 0.95, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6)},
+        "gpu": {"generate": Rates(0.75, 0.95, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6)},
         "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)},
     },
     settings=frozenset({"kv_bytes"}),
