@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlgraph.enginespec.registry import engine, engines
-from rlgraph.errors import nearest
+from rlgraph.errors import listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
@@ -173,9 +173,8 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
     splits = ("dp",) if group.code else engine(group.engine).splits
     for axis, size in group.mesh.axes:
         if size > 1 and axis not in splits:
-            able = " and ".join(f"`{name}`" for name in splits)
             message = f"`{group.engine}` does not split models by `{axis}`"
-            yield (*at, "mesh", axis), "E0956", message, f"it does by {able}"
+            yield (*at, "mesh", axis), "E0956", message, f"it does by {listed(splits, 'and')}"
 
 
 # Work

@@ -264,7 +264,7 @@ WRONG = [
     (PLAY, PLAY.replace("0-7", "0-8"), "E0956", '"0-8"', "each rank has one device"),
     (PLAY, PLAY.replace("0-7", "1-8"), "E0956", '"1-8"', "counted from 0"),
     (PLAY, PLAY.replace("0-7", "0-3,0-3"), "E0956", '"0-3,0-3"', "one of its own"),
-    (PLAY, PLAY.replace('4, "pp": 1', '2, "pp": 2'), "E0956", "2", "it does by `tp` and `dp`"),
+    (PLAY, PLAY.replace('4, "pp": 1', '2, "pp": 2'), "E0956", "2", "it does by `tp`, `ep` and `dp`"),
     (' "plan": {', ' "cluster": {"text": "1x8:a"},\n "plan": {', "E0956", "0", "in one pool"),
     ('"devices": 8, "first": 0}\n', '"devices": 8, "first": 8}\n', "E0956", "8", "counted from 0"),
     (f"{TRAIN},\n", "", "E0957", "[", 'add `{"model": "actor", "operation": "train", "group": ...}`'),
