@@ -96,16 +96,20 @@ def _moves(program: Program, placed: Placed, model: str, source: str, target: st
         shape,
         cast(ModelKind, program.model(model).kind),
         config_of(program.model(model), shape, program).trained_item,
+        model,
     )
 
 
-def transfer(plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int) -> Transfer:
+def transfer(
+    plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int, model: str = ""
+) -> Transfer:
     """Of a model's weights from one group to another, whose ranks are numbered after those of the first."""
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []
     for group in (source, target):
-        layout = spec_of(group.engine).carried
-        sides.append({len(places) + rank: layout(shape, group.mesh, rank, kind) for rank in range(group.mesh.size)})
+        layout, mesh = spec_of(group.engine).carried, group.mesh
+        ranks = [mesh.turned(rank, "pp") if plan.turned(model, group.name) else rank for rank in range(mesh.size)]
+        sides.append({len(places) + at: layout(shape, mesh, rank, kind) for at, rank in enumerate(ranks)})
         places += _devices(plan, group)
     topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
     return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
@@ -133,7 +137,7 @@ def _device(plan: Plan, group: Group, rank: int) -> int:
 def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
     source, target = plan.group(edge.source), plan.group(edge.target)
     # Of each copy one rank has results, and all need what they work on.
-    senders = _copies(source, tuple((rank,) for rank in source.speakers()))
+    senders = _copies(source, tuple((rank,) for rank in source.speakers(edge.turned)))
     receivers = _copies(target, target.copies())
     return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", ", ".join(sizes([edge.type]))
 

@@ -133,18 +133,13 @@ def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def not_built(plan: Plan) -> list[Diagnostic]:
     """What a plan asks of its engines that none of them can do."""
-    found: list[Diagnostic] = []
-    for fused in plan.fused:
-        hint = "leave `fuse` out of the schedule: they are trained one after the other, to the same numbers"
-        message = f"nobody trains {listed(fused.models, 'and')} in one pipeline yet: the plan is for the simulator"
-        found.append(Diagnostic("E0974", message, NO_SPAN, hint))
     away: dict[str, list[str]] = {}
     for holding in plan.holdings:
         name = plan.group(holding.group).engine
         if holding.offload and not engine(name).sleeps:
             away.setdefault(name, []).append(holding.model)
     hint = "take an engine that can, give the model a pool of its own in a schedule, or say `sleeps=True` in its spec"
-    return found + [
+    return [
         Diagnostic(
             "E0914",
             f"the plan keeps {listed(sorted({*models}), 'and')} in the host's memory between uses, and the engine"

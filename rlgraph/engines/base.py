@@ -65,6 +65,8 @@ class Rank:
     """An engine in this process that has the same base, whose weights never change: both can hold it together."""
     arenas: Arenas = field(default_factory=Arenas)
     """What the models of this process that go to sleep have where."""
+    turned: bool = False
+    """The model's stages lie the other way round, the first one on the last ranks: only of an engine that `fuses`."""
 
     def blocks(self) -> dict[str, Any]:
         """The padded tokens of a micro-batch, where the plan says how many."""
@@ -413,6 +415,19 @@ class Accumulates(Trains, Protocol):
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with `scale` times the gradients of all data-parallel ranks, and the same of the losses: what
         `train_step` returns."""
+        ...
+
+
+Training = tuple[Any, Sequence[Any], Callable[[Any], Micro]]
+"""A model of this process, and what its `add_gradients` is given."""
+
+
+class Fuses(Accumulates, Protocol):
+    """Of an engine that `fuses`: models of one group can have their stages one way or the other (`Rank.turned`)."""
+
+    def add_together(self, trainings: Sequence[Training]) -> None:
+        """`add_gradients` of several models that do not depend on each other, this one among them, as micro-batches of
+        one pipeline. All ranks of a copy call it with the same."""
         ...
 
 

@@ -54,13 +54,14 @@ class Group:
     code: tuple[str, ...] = ()
     """The user's functions and environments that it runs: each rank takes rows by itself, as it becomes free."""
 
-    def speakers(self) -> tuple[int, ...]:
-        """For each data-parallel copy, the rank that has the results: the last stage's first."""
-        return tuple(map(self.speaker, range(self.mesh.length("dp"))))
+    def speakers(self, turned: bool = False) -> tuple[int, ...]:
+        """For each data-parallel copy, the rank that has the results: the last stage's first. turned: of a model whose
+        stages lie the other way round."""
+        return tuple(self.speaker(copy, turned) for copy in range(self.mesh.length("dp")))
 
-    def speaker(self, copy: int) -> int:
+    def speaker(self, copy: int, turned: bool = False) -> int:
         """Of one copy."""
-        return self.mesh.rank(dp=copy, pp=self.mesh.length("pp") - 1)
+        return self.mesh.rank(dp=copy, pp=0 if turned else self.mesh.length("pp") - 1)
 
     def copies(self) -> tuple[tuple[int, ...], ...]:
         """For each data-parallel copy its ranks."""
@@ -201,6 +202,11 @@ class Plan:
         """Those that a model is trained together with."""
         return next((each for each in self.fused if model in each.models), None)
 
+    def turned(self, model: str, group: str) -> bool:
+        """Whether a group has a model's stages the other way round: its last ranks the first stage."""
+        fused = self.fused_with(model)
+        return fused is not None and model in fused.turned and self.role(model, "train").name == group
+
     def holding(self, model: str, group: str) -> Holding:
         """How a group holds a model."""
         found = (each for each in self.holdings if (each.model, each.group) == (model, group))
@@ -213,7 +219,7 @@ class Plan:
             for group in self.groups
         )
         pools = tuple(replace(pool, cpus=min(1, pool.cpus)) for pool in self.pools)
-        return replace(self, pools=pools, groups=groups)
+        return replace(self, pools=pools, groups=groups, fused=())
 
     def syncs(self) -> tuple[tuple[str, str, str], ...]:
         """Model, the group that owns its weights, and a group that needs them after they changed."""

@@ -19,6 +19,8 @@ class Edge:
     """The group that has it."""
     target: str
     """A group that uses it."""
+    turned: bool = False
+    """A model made it whose stages lie the other way round in the group that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class _Made:
     group: str = HOST
     """Which has it."""
     work: int | None = None
+    turned: bool = False
     chosen: frozenset[int] = frozenset()
     """The works that chose its rows."""
 
@@ -79,16 +82,17 @@ class _Walk:
         self.made: dict[str, _Made] = {}
         """What is not here the host has."""
 
-    def graph(self, graph: Graph, group: str, inside: int | None) -> None:
-        """`group` is the one that does what needs no model; `inside`: the work that all of this is a part of."""
+    def graph(self, graph: Graph, group: str, inside: int | None, turned: bool = False) -> None:
+        """`group` is the one that does what needs no model; `inside`: the work that all of this is a part of, by a
+        model that is `turned`."""
         for node in graph.nodes:
-            own, work = self.group(node, group), inside
+            own, work, way = self.group(node, group), inside, turned or self.turned(node)
             if work is None and not NODES[node.op].loop:
                 work = len(self.works)
                 self.works.append((node, own))
             if node.regions:
                 region = node.region
-                self.graph(region, own, work)
+                self.graph(region, own, work, way)
                 # Handles stand in the same places, and have no maker.
                 inner = zip(node.outputs, region.outputs, strict=True)
                 self.made.update({value.name: self.maker(name) for value, name in inner})
@@ -99,7 +103,11 @@ class _Walk:
                 continue
             for name in () if NODES[node.op].counts else node.inputs:
                 self.use(name, own, work)
-            self.made.update({value.name: _Made(own, work) for value in node.outputs})
+            self.made.update({value.name: _Made(own, work, way) for value in node.outputs})
+
+    def turned(self, node: Node) -> bool:
+        held = self.types[model_of(node)] if NODES[node.op].with_model else None
+        return isinstance(held, Handle) and self.plan.turned(held.name, self.group(node, ""))
 
     def group(self, node: Node, inherited: str) -> str:
         runs = None if NODES[node.op].with_model else self.plan.runs(code_of(node))
@@ -130,5 +138,5 @@ class _Walk:
         if isinstance(self.types[name], Handle):
             return
         made = self.maker(name)
-        self.uses[Use(Edge(name, self.types[name], made.group, group), made.work, work)] = None
+        self.uses[Use(Edge(name, self.types[name], made.group, group, made.turned), made.work, work)] = None
         self.waits.update(dict.fromkeys((chooser, work) for chooser in sorted(made.chosen) if chooser != work))

@@ -19,7 +19,8 @@ from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.rows import show_id
-from rlgraph.engines.base import Accumulates, Call, EngineError, HalfChanged, Micro, NotFinite, TrainOptions
+from rlgraph.engines.base import Accumulates, Call, EngineError, Fuses, HalfChanged, Micro, NotFinite, TrainOptions
+from rlgraph.errors import listed
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
@@ -38,6 +39,34 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
         state.engine.train_step(gathered.blocks, gathered.micro, _options(node), state.updates)
     made = gathered.made(model)
     return replace(made, metrics={**made.metrics, **_skipped(model, frame, session)})
+
+
+def train_together(
+    nodes: Sequence[Node], frames: Sequence[Frame], session: Session, idle: Sequence[bool]
+) -> list[Made]:
+    """`train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of
+    each."""
+    bodies = [
+        _Gathered(node, frame, session, node.attr("micro"), alone)
+        for node, frame, alone in zip(nodes, frames, idle, strict=True)
+    ]
+    states = [session.models[each.model] for each in bodies]
+    try:
+        for state in states:
+            cast(Fuses, state.engine).clear_gradients()
+            state.odd.clear()
+        parts = [(state.engine, each.blocks, each.micro) for state, each in zip(states, bodies, strict=True)]
+        cast(Fuses, states[0].engine).add_together(parts)
+    except EngineError as error:
+        names = listed([state.model.name for state in states], "and")
+        raise engine_failure(nodes[0], f"training {names} in one pipeline failed", error) from None
+    made = []
+    for node, frame, state, each in zip(nodes, frames, states, bodies, strict=True):
+        with _changed(node, each.model, frame, session):
+            cast(Fuses, state.engine).apply_gradients(_options(node), state.updates)
+        own = each.made(each.model)
+        made.append(replace(own, metrics={**own.metrics, **_skipped(each.model, frame, session)}))
+    return made
 
 
 def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:

@@ -13,8 +13,9 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
 
 Copy = tuple[Address, tuple[Address, ...]]
-"""A data-parallel copy: the rank that speaks for it, and its others. What the others have to do is always the same, and
-the one that speaks passes it on."""
+"""A data-parallel copy: the rank that leads it, and its others. What the others have to do is mostly the same, and the
+one that leads passes it on: so that all of them hear one thing after the other. It also has the results, but for those
+of models whose stages lie the other way round."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,9 +51,9 @@ class Calls(Generic[T]):
         self._add((who,), self.processes.call(who, method, *args, **named), several=False)
 
     def others(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
-        """Asks all of a copy but the one that speaks, through that one."""
-        speaker, others = copy
-        self._add(others, self.processes.pass_on(speaker, others, method, *args, **named), several=True)
+        """Asks others of a copy than the one that leads it, through that one."""
+        leader, others = copy
+        self._add(others, self.processes.pass_on(leader, others, method, *args, **named), several=True)
 
     def copy(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
         """Asks all of a copy."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -32,10 +32,12 @@ from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues
 from rlgraph.ir.graph import Node, Program, axes
 from rlgraph.ir.mesh import Mesh
-from rlgraph.ir.plan import Group
+from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle, is_model
+from rlgraph.ops.nodes import NODES, model_of
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Sent:
     """What goes to some of a copy."""
 
     copy: Copy
+    to: tuple[Address, ...]
+    """Who they are."""
     speaks: bool
-    """It is for the one that speaks, not for the others."""
+    """It is for the one that has the results."""
     delivery: Delivery
 
 
@@ -54,20 +58,22 @@ class Dispatch:
     def __init__(
         self,
         program: Program,
+        plan: Plan,
         processes: Processes,
         queues: Queues,
         observer: Observer,
         notes: Notes,
         sleeping: Sleeping,
     ) -> None:
-        self.sleeping = sleeping
+        self.plan, self.sleeping = plan, sleeping
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
         self.axes = axes(program)
         self.together = Together()
         self._number, self._counting = 0, threading.Lock()
         self._copies: dict[tuple[str, Mesh], tuple[Copy, ...]] = {}
-        self._work: dict[int, dict[tuple[Address, int], int]] = {}
+        self._alike: dict[tuple[str, Mesh], tuple[list[tuple[Address, ...]], ...]] = {}
+        self.works: dict[int, dict[tuple[Address, int], int]] = {}
         """For each step that is under way, by process and work, the observer's number."""
 
     def fire(self, order: Order) -> Made:
@@ -80,13 +86,12 @@ class Dispatch:
             return self.made(node, number, receipts[free], (group.name, free))
         if copy is not None:
             number, receipts = self.ask(order, {copy: order.frame})
-            return self.made(node, number, receipts[copy], self.copies(group)[copy][0])
+            return self.made(node, number, receipts[copy], self.speaker(order, copy))
         shared = shares(order, self.axes)
         number, receipts = self.ask(order, shared.frames)
-        copies = self.copies(order.group)
         return shared.together(
             {
-                copy: self.made(order.node, number, receipts[copy], copies[copy][0])
+                copy: self.made(order.node, number, receipts[copy], self.speaker(order, copy))
                 for copy, frame in sorted(shared.frames.items())
                 if frame is not None
             }
@@ -95,7 +100,7 @@ class Dispatch:
     def finish(self, step: Step) -> None:
         """A step is over."""
         self.ledger.finish(step)
-        self._work.pop(step.number, None)
+        self.works.pop(step.number, None)
 
     def choose(self, order: Order) -> np.ndarray:
         _, receipts = self.ask(order, {0: order.frame})
@@ -123,7 +128,7 @@ class Dispatch:
                 sent = [
                     (copy, frame is None, each)
                     for copy, frame in frames.items()
-                    for each in self.addressed(node, copies[copy], frame, wanted)
+                    for each in self.addressed(order, copy, frame, wanted)
                 ]
                 self.ledger.send([each.delivery for *_, each in sent])
                 self.observer.firing(node, group.pool)
@@ -149,16 +154,17 @@ class Dispatch:
 
     def tell(
         self,
-        calls: Calls[bytes],
+        calls: Calls[T],
         sent: Sent,
-        method: Callable[Concatenate[Worker, P], bytes],
+        method: Callable[Concatenate[Worker, P], T],
         *args: P.args,
         **named: P.kwargs,
     ) -> None:
-        if sent.speaks:
-            calls.one(sent.copy[0], method, *args, **named)
+        leader = sent.copy[0]
+        if sent.to == (leader,):
+            calls.one(leader, method, *args, **named)
         else:
-            calls.others(sent.copy, method, *args, **named)
+            calls.others((leader, sent.to), method, *args, **named)
 
     def give(self, calls: Calls[bytes], order: Order, sent: Sent, told: RankOrder, begun: Begun | None = None) -> None:
         """Gives a copy an order, or a part of the copy; of rows that others have begun, with what there is of them."""
@@ -182,8 +188,12 @@ class Dispatch:
 
     def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
         receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
-        self.notes.extend(note for found in receipts for receipt in found for note in receipt.notes)
+        self.note(receipts)
         return receipts
+
+    def note(self, answers: Sequence[Sequence[Receipt]]) -> None:
+        """What processes tell of rows."""
+        self.notes.extend(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
     def begun(self, order: Order) -> None:
         """It has been sent: newer weights may come."""
@@ -195,6 +205,27 @@ class Dispatch:
         if known not in self._copies:
             self._copies[known] = copies(group)
         return self._copies[known]
+
+    def speaker(self, order: Order, copy: int) -> Address:
+        """Who has the results of an order's copy: where the model's stages lie the other way round its first rank."""
+        group = order.group
+        held = order.frame.types[model_of(order.node)] if NODES[order.node.op].with_model else None
+        turned = isinstance(held, Handle) and self.plan.turned(held.name, group.name)
+        return group.name, group.speaker(copy, turned)
+
+    def alike(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
+        """Those of a copy who always lack the same: each that has results of some model by itself, and all the
+        others. Who leads is first."""
+        known = group.name, group.mesh
+        if known not in self._alike:
+            ways = {False, *(self.plan.turned(model, group.name) for model in group.models)}
+            found = []
+            for number, (leader, others) in enumerate(self.copies(group)):
+                speak = dict.fromkeys([leader, *((group.name, group.speaker(number, way)) for way in sorted(ways))])
+                rest = tuple(who for who in others if who not in speak)
+                found.append([*((who,) for who in speak), *([rest] if rest else [])])
+            self._alike[known] = tuple(found)
+        return self._alike[known][copy]
 
     def told(
         self,
@@ -249,7 +280,7 @@ class Dispatch:
         answers: Sequence[Sequence[Receipt]],
     ) -> None:
         """Tells the observer who worked when, and from where its rows came."""
-        node, group, works = order.node, order.group, self._work.setdefault(order.step.number, {})
+        node, group, works = order.node, order.group, self.works.setdefault(order.step.number, {})
         for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
             senders = delivery.senders()
             made = [told for receipt in receipts for told in receipt.rows]
@@ -271,17 +302,17 @@ class Dispatch:
                     if source in works:
                         self.observer.flow(works[source], work, "rows", came)
 
-    def addressed(self, node: Node, copy: Copy, frame: Frame | None, wanted: Needs) -> Iterator[Sent]:
-        """The rows for those of a copy: who speaks has what it made itself, and all the others lack the same."""
-        speaker, others = copy
-        to = [speaker, *others[:1]]
+    def addressed(self, order: Order, copy: int, frame: Frame | None, wanted: Needs) -> Iterator[Sent]:
+        """The rows for those of a copy: who has results has what it made itself, and all the others lack the same."""
+        node, alike = order.node, self.alike(order.group, copy)
         if frame is None:
             # All it has to know is which model.
-            found = [Delivery({node.inputs[0]: Given(_model(node))}, ())] * len(to)
+            found = [Delivery({node.inputs[0]: Given(_model(node))}, ())] * len(alike)
         else:
-            found = self.ledger.deliver(to, frame, wanted)
-        for who, delivery in zip(to, found, strict=True):
-            yield Sent(copy, who == speaker, delivery)
+            found = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
+        speaker, ranks = self.speaker(order, copy), self.copies(order.group)[copy]
+        for to, delivery in zip(alike, found, strict=True):
+            yield Sent(ranks, to, to == (speaker,), delivery)
 
     def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
         """What a process made, as references."""

@@ -118,7 +118,7 @@ class InParts:
             rows = np.concatenate([np.arange(*self.bounds[index]) for index in mine])
             body, _ = part(frame, axis, rows, node.inputs)
             parts = tuple((self.numbers[index], self.sizes[index]) for index in mine)
-            sent = list(dispatch.addressed(node, ranks, body, wanted))
+            sent = list(dispatch.addressed(order, copy, body, wanted))
             dispatch.ledger.send([each.delivery for each in sent])
             share, after = _Share(copy, self.numbers[mine[0]], mine), place.after(ranks)
             share.coming.extend((Calls[bytes](dispatch.processes), list[Delivery]()) for _ in mine)

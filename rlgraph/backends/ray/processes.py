@@ -50,10 +50,13 @@ class Processes(ABC):
             )
             meeting[group.name] = dict(zip(places, found, strict=True))
         held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
+        turned = {
+            name: tuple(model for model in group.models if plan.turned(model, name)) for name, group in groups.items()
+        }
         opened = []
         for turn in _rounds(plan):
             who = tuple(each for each in self.who if each[0] in turn and each[0] in groups)
-            opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]]) for each in who]
+            opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]], turned[each[0]]) for each in who]
             opened += self.get(opening, Request(who, "opening"))
         if names is None:
             self._reach(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Opener:
     seconds: float
     arenas: Arenas
     """Of this process."""
+    turned: Collection[str] = ()
+    """The models whose stages lie the other way round."""
 
     def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
@@ -57,6 +59,7 @@ class Opener:
             self.addresses.get(str(mesh.at(self.rank, "dp"))),
             beside=session.beside(model) if shares else None,
             arenas=self.arenas,
+            turned=model.name in self.turned,
         )
         opened = opener(how)(spec, rank)
         if self.holdings[model.name].offload:

@@ -17,6 +17,7 @@ from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.folders import Folders
+from rlgraph.backends.ray.fused import fire_together
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.sleeping import Sleeping
@@ -35,7 +36,7 @@ class RayTransport:
     ) -> None:
         self.plan, self.processes = plan, processes
         self.sleeping = Sleeping(processes, observer)
-        self.dispatch = Dispatch(program, processes, queues, observer, notes, self.sleeping)
+        self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping)
         self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together, self.sleeping)
         self.folders = Folders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
@@ -47,7 +48,7 @@ class RayTransport:
         return self.dispatch.fire(order)
 
     def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
-        return [self.fire(order) for order in orders]
+        return fire_together(self.dispatch, orders)
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
         return self.dispatch.parts(order, sizes)
@@ -84,10 +85,13 @@ class RayTransport:
         needed, calls = live(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
             for copy in copies(group):
-                calls.one(copy[0], Worker.retain, step, sorted(needed.get(copy[0], ())))
-                if copy[1]:
-                    # What they make nobody reads.
-                    calls.others(copy, Worker.retain, step, [])
+                leader, others = copy
+                calls.one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
+                for who in others:
+                    if who in needed:
+                        calls.others((leader, (who,)), Worker.retain, step, sorted(needed[who]))
+                if rest := tuple(who for who in others if who not in needed):
+                    calls.others((leader, rest), Worker.retain, step, [])
         # The next step does not wait for it: the answers are taken at its end.
         self._forgetting = calls
         return told

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
-from rlgraph.backends.process.training import TRAINING
+from rlgraph.backends.process.training import TRAINING, train_together
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Came
 from rlgraph.backends.ray.models import Models
@@ -122,11 +123,12 @@ class Worker(Models):
             asked.append((bound.options(concurrency_group=threads) if threads else bound).remote(*args, **named))
         return list(ray.get(asked))
 
-    def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held]) -> list[str]:
-        """Loads the models of this rank. Names of the things without rows that live here, for the controller."""
+    def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held], turned: Collection[str]) -> list[str]:
+        """Loads the models of this rank, some of them with their stages the other way round. Names of the things
+        without rows that live here, for the controller."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas)
+        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
         self.session = Session(
             spec.program,
             spec.settings,
@@ -244,13 +246,40 @@ class Worker(Models):
     def admitting(self, model: str) -> Admits:
         return cast(Admits, self.session.models[model].engine)
 
-    def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
-        start = time.time()
+    def fire_together(self, orders: Sequence[bytes], sizes: Sequence[int], *arrived: Wire) -> list[bytes]:
+        """Does the work of trainings that share a pipeline: a packed receipt of each. sizes: how many of the parcels
+        that came are for each order."""
+        start, wires = time.time(), iter(arrived)
+        told = [order_of(each) for each in orders]
+        came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(told, sizes, strict=True)]
+        nodes = [self.nodes[order.node][1] for order in told]
+        frames = [self.frame(self.nodes[order.node][0], order) for order in told]
+        with torch.no_grad():
+            made = train_together(nodes, frames, self.session, [order.idle for order in told])
+        for node, frame in zip(nodes, frames, strict=True):
+            self.trained(frame.values[model_of(node)])
+        notes = self.session.notes.take(told[0].step.number)
+        # What a model is trained on all have noted, and who has its results tells.
+        away = {node.region.inputs[0].name for node, order in zip(nodes, told, strict=True) if not order.keeps}
+        notes = tuple(note for note in notes if note.node not in away)
+        receipts = []
+        for order, node, frame, own, sent in zip(told, nodes, frames, made, came, strict=True):
+            receipts.append(self.receipt(order.number, order.keeps, node, frame, own, start, sent, notes))
+            notes = () if order.keeps else notes
+        return [packed(each) for each in receipts]
+
+    def arrive(self, order: RankOrder, arrived: Sequence[Wire]) -> tuple[int, ...]:
+        """The rows of an order that were not here yet: how many bytes each sender has sent."""
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
                 self.store.arrive(order.step.number, key, long(places), from_wire(sent))
         self.came.add(order.number)
+        return came
+
+    def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
+        start = time.time()
+        came = self.arrive(order, arrived)
         phase, node = self.nodes[order.node]
         frame = self.frame(phase, order)
         session = self.session
@@ -311,10 +340,20 @@ class Worker(Models):
                 frame.refresh.begin(order.version)
 
     def receipt(
-        self, number: int, keeps: bool, node: Node, frame: Frame, made: Made, start: float, came: tuple[int, ...]
+        self,
+        number: int,
+        keeps: bool,
+        node: Node,
+        frame: Frame,
+        made: Made,
+        start: float,
+        came: tuple[int, ...],
+        notes: tuple[Note, ...] | None = None,
     ) -> Receipt:
+        """notes: of its rows; None: all that there are of the step."""
         tokens = sampled_tokens(node, made)
-        notes = self.noted(frame.step, keeps)
+        if notes is None:
+            notes = self.noted(frame.step, keeps)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)

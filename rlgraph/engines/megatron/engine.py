@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.engines.base import Call, EngineError, Micro, State, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, State, Training, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.answered import Answered
 from rlgraph.engines.megatron.batches import batch_of
@@ -48,7 +48,7 @@ from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 
 
 class MegatronEngine:
-    """One rank's part of a model. Implements `Scores` and `Accumulates`.
+    """One rank's part of a model. Implements `Scores` and `Fuses`.
 
     All ranks of a copy get the same calls with the same rows, in the same order; those along ep share the blocks of
     rows out, and those along cp the tokens of each row. Ranks of different copies (dp) have rows of their own, and call
@@ -166,6 +166,10 @@ class MegatronEngine:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
         the ranks of this copy take part."""
         add_gradients([(self, blocks, micro)])
+
+    def add_together(self, trainings: Sequence[Training]) -> None:
+        """The same for several models of this process, in one pipeline."""
+        add_gradients(trainings)
 
     @on_cpu()
     @torch.enable_grad()
@@ -342,9 +346,7 @@ class MegatronEngine:
 
 
 @on_cpu()
-def add_gradients(
-    trainings: Sequence[tuple[MegatronEngine, Sequence[Any], Callable[[Any], Micro]]], *, last: bool = False
-) -> None:
+def add_gradients(trainings: Sequence[Training], *, last: bool = False) -> None:
     """What `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other: as
     micro-batches of one pipeline, in which each works while the others would wait.
 

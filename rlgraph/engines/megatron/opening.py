@@ -19,7 +19,9 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
     from rlgraph.engines.megatron.engine import MegatronEngine
 
     rank.join()
-    opened = MegatronEngine.open(model, rank.mesh, recompute=rank.holding.recompute, **rank.blocks())
+    opened = MegatronEngine.open(
+        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.turned, **rank.blocks()
+    )
     opened.rest = Sleeper(rank.arenas)
     return opened
 

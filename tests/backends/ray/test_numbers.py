@@ -103,6 +103,16 @@ place actor.train, ref on learn(engine=megatron, ep=2)
 place actor.generate on play(engine=vllm, ep=2)
 """,
     ),
+    "ppo: pp2, fused": Case(
+        "ppo",
+        """
+pool all = 2 devices
+place actor.train, actor.logprobs, critic, ref, reward on all(engine=megatron, pp=2)
+place actor.generate on all(engine=vllm)
+fuse actor.train, critic.train
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}, ("critic", "train"): {"micro_tokens": TOKENS}},
+    ),
     "lora: tp2 of one base": Case(
         "lora",
         """
