@@ -64,7 +64,9 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:
     cells = []
-    for component, option in zip(choice.problem.components, choice.found.options, strict=True):
+    problem = choice.problem
+    every = (part for number, option in enumerate(choice.found.options) for part in problem.parts(number, option))
+    for component, option in every:
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
             split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)

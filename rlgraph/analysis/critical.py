@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from rlgraph.cost import time
 from rlgraph.cost.predict import TaskModel, onload
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops import work_of
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
-from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.option import Apart, Option
 from rlgraph.placement.search.problem import Problem
 
 KINDS = ("generation", "reading", "training", "weights", "host")
@@ -51,7 +52,7 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     colocation = problem.colocation(found.blocks)
     home, pools = colocation.home, colocation.pools
     chosen = dict(enumerate(found.options))
-    syncs = [problem.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
+    syncs = [problem.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
     trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
     seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs, trips)
     begun = starts(problem.order, seconds, pools)
@@ -98,7 +99,7 @@ def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: fl
     if number is None:
         own = {"overhead": seconds - trips, "communication": trips}
         return Stretch(task.name, "host", start, seconds, {name: each for name, each in own.items() if each})
-    parts = parts_of(problem, problem.components[number], found.options[number], task)
+    parts = parts_of(problem, number, found.options[number], job - count)
     if answered := problem.answered.get(job - count):
         parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
@@ -111,16 +112,26 @@ def kind_of(task: Task) -> str:
     return {"generates": "generation", "trains": "training"}.get(work_of(task.op) or "", "reading")
 
 
-def parts_of(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:
+def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
     """What the seconds of a task go to where its component is done so."""
+    component, own = next(part for part in problem.parts(number, option) if at in part[0].tasks)
+    found = _parts(problem, component, own, problem.tasks[at])
+    if isinstance(option, Apart) and own is option.reader and at == component.tasks[0]:
+        # It waits for the weights.
+        brought = time.sync(component.config, option.trainer.deployment, own.deployment, True, problem.constants)
+        for name, seconds in asdict(brought).items():
+            if seconds:
+                found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def _parts(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:
     deployment = option.deployment
     found = TaskModel(task.op, component.config, deployment, problem.constants, task.batches)
     cost = asdict(found.cost(deployment.dp))
     if option.offload:
         held = option.strategy.needs(option.copies)[0] - option.deployment.kv_bytes
-        cost["offload"] = onload(
-            component.kind, held, deployment, component.work == "generate" and component.trained
-        ).seconds
+        cost["offload"] = onload(component.kind, held, deployment, component.brought).seconds
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 
 

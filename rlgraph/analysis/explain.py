@@ -204,12 +204,12 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
         if found is None:
             alternatives.append(Alternative(strategy.name, False, None, None, "", strategy.refused, {}))
             continue
-        spent = goes_to(critical_path(choice.problem, found))
-        price, shared = _price(choice.problem, found), pools(choice.problem, found)
+        spent = goes_to(critical_path(strategy.problem, found))
+        price, shared = _price(strategy.problem, found), pools(strategy.problem, found)
         alternatives.append(Alternative(strategy.name, strategy.chosen, found.seconds, price, shared, "", spent))
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
     # What is best after a change mostly shares pools in one of the ways that are known by then.
-    some = {strategy.shares for strategy in known} if large else None
+    some = {strategy.shares for strategy in known if strategy.problem is choice.problem} if large else None
     told = compiled.told["predicted"]["seconds"]
     tried = [changed(choice, other, some, ends, told) for other in others(choice)]
     changes = sorted(tried, key=lambda each: -each.saves)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import usable
 from rlgraph.ir.graph import Program
-from rlgraph.placement.choose import Choice, candidates, search_until
+from rlgraph.placement.choose import Choice, candidates, problem_of, search_until
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.partitions import sizes
@@ -35,6 +35,7 @@ class PlacementStrategy:
 
     name: str
     shares: Sharing
+    problem: Problem
     found: Found | None
     refused: str = ""
     """Why there is no such plan."""
@@ -44,9 +45,14 @@ class PlacementStrategy:
 
 def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
     """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
-    of them. ends: of their searches, by the monotonic clock."""
-    problem = choice.problem
-    own = sharing(choice.found.blocks)
+    of them, as where a model is read in another pool than it is trained. ends: of their searches, by the monotonic
+    clock."""
+    problem, own = choice.problem, sharing(choice.found.blocks)
+    last = PlacementStrategy("what was chosen", own, problem, choice.found, chosen=True)
+    if choice.question.apart:
+        asked = replace(choice.question, apart=())
+        choice, own = replace(choice, problem=problem_of(asked), question=asked), frozenset()
+        problem = choice.problem
     every = candidates(problem, choice.question)
     found, seen = [], set[Sharing]()
     for name, wanted in _named(problem.components, choice.question.program).items():
@@ -55,20 +61,21 @@ def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
         seen.add(wanted)
         only = [blocks for blocks in every if sharing(blocks) == wanted]
         if wanted == own:
-            found.append(PlacementStrategy(name, own, choice.found, chosen=True))
+            found.append(PlacementStrategy(name, own, problem, choice.found, chosen=True))
         elif not only:
-            found.append(PlacementStrategy(name, wanted, None, _unallowed(choice, wanted)))
+            found.append(PlacementStrategy(name, wanted, problem, None, _unallowed(choice, wanted)))
         else:
             found.append(_searched(name, wanted, choice, only, ends))
-    return found if own in seen else [*found, PlacementStrategy("what was chosen", own, choice.found, chosen=True)]
+    return found if own in seen else [*found, last]
 
 
 def _searched(name: str, wanted: Sharing, choice: Choice, only: Sequence[Blocks], ends: float) -> PlacementStrategy:
     try:
         best = search_until(ends, choice.problem, choice.question, only)
     except OutOfTime:
-        return PlacementStrategy(name, wanted, None, OVER)
-    return PlacementStrategy(name, wanted, best, "" if best else f"does not fit: {_unfit(choice.problem, only[0])}")
+        return PlacementStrategy(name, wanted, choice.problem, None, OVER)
+    refused = "" if best else f"does not fit: {_unfit(choice.problem, only[0])}"
+    return PlacementStrategy(name, wanted, choice.problem, best, refused)
 
 
 def sharing(blocks: Blocks) -> Sharing:
@@ -94,7 +101,8 @@ def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
 
 
 def _component_name(component: Component) -> str:
-    return component.name if component.work == "generate" else f"{component.model}.{component.work}"
+    named = component.work == "generate" or component.apart
+    return component.name if named else f"{component.model}.{component.work}"
 
 
 def _named(components: Sequence[Component], program: Program) -> dict[str, Sharing]:
@@ -147,15 +155,13 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
 
 def _fewest(problem: Problem, number: int, island: Island) -> int | None:
     """The devices that a component needs at least; None if it does not fit on all of them."""
-    return next(
-        (size for size in sizes(island) if problem.options.of(number, problem.components[number], island, size)), None
-    )
+    return next((size for size in sizes(island) if problem.options.of(problem.components[number], island, size)), None)
 
 
 def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
     """Bytes of a device of a pool that has all devices: each component at its smallest."""
     island = problem.island(next(block for block in blocks if block.components == components))
-    options = [problem.options.of(number, problem.components[number], island, island.devices) for number in components]
+    options = [problem.options.of(problem.components[number], island, island.devices) for number in components]
     stay = [min(option.resident for option in own) for own in options]
     peaks = [min(option.peak for option in own) for own in options]
     return max(peak + sum(stay) - mine for peak, mine in zip(peaks, stay, strict=True))

@@ -28,7 +28,7 @@ from rlgraph.compilation.choosing import tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.lengths import Lengths, read_lengths
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
-from rlgraph.placement.choose import Choice, Question, planned, problem_of, search_until
+from rlgraph.placement.choose import Question, choose_until
 from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.viz.plot import Axis, Panel, lines
 
@@ -134,15 +134,14 @@ def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> S
 
 
 def _point(ends: float, value: str, question: Question, number: float | None) -> Point:
-    problem = problem_of(question)
     try:
-        found = search_until(ends, problem, question)
+        choice = choose_until(ends, question)
     except OutOfTime:
         return Point(value, number, over=True)
-    if found is None:
+    if choice is None:
         return Point(value, number)
-    price = found.seconds * problem.price(found.blocks, found.devices)
-    read = tokens(Choice(planned(question, problem, found), found, problem, question))
+    found, problem = choice.found, choice.problem
+    price, read = found.seconds * problem.price(found.blocks, found.devices), tokens(choice)
     return Point(value, number, found.seconds, price, read, sum(found.devices), found.gap, pools(problem, found))
 
 

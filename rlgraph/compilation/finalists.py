@@ -17,11 +17,12 @@ def better(steady: Choice, alone: Choice, steps: int = FEWEST) -> Choice:
     first, second = (_value(each) for each in finalists)
     if first is None or second is None or first <= second:
         return finalists[0]
-    found, problem = alone.found, steady.problem
+    found, problem = alone.found, alone.problem.behind(steady.problem.older)
     seconds = problem.whole(found.blocks, found.options)
     value = problem.value(seconds, found.blocks, found.devices)
     told = replace(found, seconds=seconds, value=value, bound=min(steady.found.bound, value))
-    return replace(finalists[1], found=told, problem=problem, question=steady.question)
+    asked = replace(steady.question, apart=alone.question.apart)
+    return replace(finalists[1], found=told, problem=problem, question=asked)
 
 
 def _value(choice: Choice) -> float | None:

@@ -53,15 +53,17 @@ def usual(limit: int) -> Lengths:
     return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
 
 
-Maker = tuple[str, bool] | None
-"""Who makes values: a model, and whether it generates them; None: the host."""
+Maker = tuple[str, str] | None
+"""Who makes values: a model, and the operation that does; None: the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value that a task reads, that others have made, and that has not come to its own model before."""
+    """A value that a task reads, and that another operation has made. Where the two are done by the same processes, or
+    it was read there before, nothing travels."""
 
     value: str
+    """The table or tensor that lies where it was made, of which it may be a part."""
     maker: Maker
     tokens: float
     """In a step."""
@@ -135,8 +137,6 @@ class _Laying:
         """For each value the tasks after which it is there."""
         self.lies: dict[str, tuple[str, Maker]] = {}
         """For each value with rows the one that these were made as, and who made them."""
-        self.came: set[tuple[Maker, str]] = set()
-        """Who has been sent which rows."""
         self.readers: dict[Type, list[int]] = {}
         """For each model or other thing that lives across steps, who reads its present state."""
         self.rows: dict[str, float] = {}
@@ -240,7 +240,7 @@ class _Laying:
             return None
         held = self.types[node.inputs[0]]
         assert isinstance(held, Handle)
-        return held.name, NODES[node.op].generates
+        return held.name, node.op
 
     def lay(self, node: Node) -> None:
         """Where what a node makes lies: with who makes it, but rows that are only chosen from stay where they are."""
@@ -254,12 +254,12 @@ class _Laying:
 
     def sent(self, node: Node, own: Maker, scope: _Scope) -> Iterator[Read]:
         """What comes to who does a node's work, each value once."""
-        times = scope.times / scope.epochs
+        times, seen = scope.times / scope.epochs, set[str]()
         for name in needed(node):
             root, maker = self.lies.get(name, (name, own))
             tokens = self.entries(self.types[name], scope)
-            if tokens and maker != own and (own, root) not in self.came:
-                self.came.add((own, root))
+            if tokens and maker != own and root not in seen:
+                seen.add(root)
                 yield Read(root, maker, tokens * times, times)
 
     def entries(self, kind: Type, scope: _Scope) -> float:

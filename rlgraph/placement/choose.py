@@ -6,22 +6,23 @@ recomputation, off-loading. `rlgraph.placement.search` says how; what is minimiz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import inf
 from time import monotonic
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.cost.tasks import Workload, main_step, tasks
+from rlgraph.cost.tasks import Task, Workload, main_step, tasks
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Group, Plan
+from rlgraph.ir.plan import Group, Holding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.place import Machine, Shapes, place
-from rlgraph.placement.search.components import Component, components
+from rlgraph.placement.search.components import Component, components, separable
 from rlgraph.placement.search.fill import filled
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
@@ -30,6 +31,7 @@ from rlgraph.placement.search.partitions import distinct, located, partitions
 from rlgraph.placement.search.problem import Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Search
+from rlgraph.placement.search.ways import Ways
 
 SMALL = (64, 5)
 """Devices and components up to which the best plan is found; beyond, one that is within `NEAR` of it."""
@@ -61,6 +63,8 @@ class Question:
     """How far from the best plan is near enough, as a share; None: 0 where the problem is `SMALL`, else `NEAR`."""
     in_turn: bool = False
     """As if each step had to end before the next one begins."""
+    apart: tuple[str, ...] = ()
+    """Models that are read elsewhere than they are trained."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,46 @@ class Choice:
         return {component.model: component.config for component in self.problem.components}
 
 
-def choose(question: Question, only: Sequence[Blocks] | None = None) -> Choice | None:
-    """The best plan, of all or of some partitions; None where nothing fits. Raises ProgramError where the time is over
-    before there is a plan."""
-    problem = problem_of(question)
-    found = search(problem, question, only)
-    return None if found is None else Choice(planned(question, problem, found), found, problem, question)
+def choose(question: Question) -> Choice | None:
+    """The best plan; None where nothing fits. Raises ProgramError where the time is over before there is a plan."""
+    return _choose(question, question.search_seconds, Search.run)
+
+
+def choose_until(ends: float, question: Question) -> Choice | None:
+    """The same by one of several searches that end together; raises OutOfTime where that is too early for a plan."""
+    return _choose(question, ends - monotonic(), Search.best)
+
+
+def _choose(question: Question, seconds: float, how: Callable[[Search], Found | None]) -> Choice | None:
+    asked, problems = ways(question)
+    first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
+    several = Ways(problems) if len(problems) > 1 else None
+    among = _candidates(problems[-1], question, several.readers if several else ())
+    found = how(Search(first, among, gap, seconds, spare, several))
+    if found is None:
+        return None
+    problem, own = problems[found.way], asked[found.way]
+    found = replace(filled(problem, found), way=0)
+    return Choice(planned(own, problem, found), found, problem, own)
+
+
+def ways(question: Question) -> tuple[list[Question], list[Problem]]:
+    """The problem; of a small one also what it is if some models are read in other pools than those that train them:
+    each set of the models of which the schedule says nothing."""
+    whole = problem_of(replace(question, apart=()))
+    asked, problems = [replace(question, apart=())], [whole]
+    pinned = {each.model for each in whole.components if each.pin}
+    free = separable(question.program, question.schedule, whole.tasks) if _small(whole, question) else []
+    free = [model for model in free if model not in pinned]
+    known = [*whole.components, *(part for _, *parts in whole.options.parts.values() for part in parts)]
+    for size in range(1, len(free) + 1):
+        for apart in combinations(free, size):
+            asked.append(replace(question, apart=apart))
+            # What is the same is worked out once.
+            own = components(question.program, question.schedule, question.shapes, whole.tasks, apart)
+            same = [known[known.index(each)] for each in own]
+            problems.append(Problem(same, *whole.given[1:]))
+    return asked, problems
 
 
 def refused(question: Question) -> ProgramError:
@@ -122,7 +160,7 @@ def problem_of(question: Question) -> Problem:
     }
     phase = main_step(question.program)
     step = tuple(tasks(question.program, phase, question.workload, placed))
-    own = components(question.program, question.schedule, question.shapes, step)
+    own = components(question.program, question.schedule, question.shapes, step, question.apart)
     wrong = list(_elsewhere(own, question.cluster))
     if wrong:
         raise ProgramError(wrong)
@@ -134,10 +172,26 @@ def problem_of(question: Question) -> Problem:
         offload=question.offload,
         apart=apart,
         streams=bool(question.schedule.streams),
+        parts=_parts(question, own, step),
     )
     return Problem(
         own, question.cluster, options, question.goal, placed, 0 if question.in_turn else phase.staleness.steps
     )
+
+
+def _parts(
+    question: Question, own: Sequence[Component], step: Sequence[Task]
+) -> list[tuple[Component, Component, Component]]:
+    """Components that train and read of which the schedule does not say that they do both with one split; what trains
+    of each, and what reads."""
+    program, schedule, shapes = question.program, question.schedule, question.shapes
+    free = separable(program, schedule, step)
+    parted = {(each.model, each.work): each for each in components(program, schedule, shapes, step, free)}
+    return [
+        (each, parted[each.model, "train"], parted[each.model, "read"])
+        for each in own
+        if each.model in free and each.work == "train" and not each.apart
+    ]
 
 
 def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:
@@ -152,19 +206,10 @@ def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnosti
                 yield Diagnostic("E0908", message, pin.at("attention"), f"there is {listed(others, 'or')}")
 
 
-def search(problem: Problem, question: Question, only: Sequence[Blocks] | None = None) -> Found | None:
-    """The best of some partitions, or of all. Raises ProgramError where the time is over before there is a plan."""
-    among = candidates(problem, question) if only is None else only
-    found = Search(problem, among, _gap(problem, question), question.search_seconds, _spare(question)).run()
-    return found and filled(problem, found)
-
-
-def search_until(
-    ends: float, problem: Problem, question: Question, only: Sequence[Blocks] | None = None
-) -> Found | None:
-    """The same, one of several searches that end together; raises OutOfTime where that is too early for a plan."""
-    among = candidates(problem, question) if only is None else only
-    found = Search(problem, among, _gap(problem, question), ends - monotonic(), _spare(question)).best()
+def search_until(ends: float, problem: Problem, question: Question, only: Sequence[Blocks]) -> Found | None:
+    """The best of some partitions, by one of several searches that end together; raises OutOfTime where that is too
+    early for a plan."""
+    found = Search(problem, only, _gap(problem, question), ends - monotonic(), _spare(question)).best()
     return found and filled(problem, found)
 
 
@@ -172,8 +217,11 @@ def _gap(problem: Problem, question: Question) -> float:
     """How near is near enough."""
     if question.search_gap is not None:
         return question.search_gap
-    small = question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
-    return 0.0 if small else NEAR
+    return 0.0 if _small(problem, question) else NEAR
+
+
+def _small(problem: Problem, question: Question) -> bool:
+    return question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
 
 
 def _spare(question: Question) -> float:
@@ -183,8 +231,12 @@ def _spare(question: Question) -> float:
 
 def candidates(problem: Problem, question: Question) -> list[Blocks]:
     """Every way to share pools that the schedule allows."""
+    return _candidates(problem, question, ())
+
+
+def _candidates(problem: Problem, question: Question, unplaced: Collection[int]) -> list[Blocks]:
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
-    found = partitions(problem.components, question.cluster, fixed)
+    found = partitions(problem.components, question.cluster, fixed, unplaced)
     return list(distinct(found, problem.tasks, problem.components))
 
 
@@ -201,9 +253,10 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     """What was found, as a plan."""
     names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
     lines = tuple(
-        _placement(problem.components[number], name, found.options[number])
+        _placement(component, name, option)
         for name, block in zip(names, found.blocks, strict=True)
         for number in block.components
+        for component, option in problem.parts(number, found.options[number])
     )
     # Where functions run is what the schedule says.
     cpus = tuple(pool for pool in question.schedule.pools if pool.cpus)
@@ -217,18 +270,22 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     )
     islands = {name: problem.island(block) for name, block in zip(names, found.blocks, strict=True)}
     groups = tuple(_on_nodes(group, islands[group.pool]) if group.models else group for group in plan.groups)
-    holdings = tuple(
-        replace(
-            plan.holding(component.model, plan.role(component.model, component.operations[0]).name),
+    holdings: dict[tuple[str, str], Holding] = {}
+    every = [part for number, option in enumerate(found.options) for part in problem.parts(number, option)]
+    for component, option in every:
+        group = plan.role(component.model, component.operations[0]).name
+        own = replace(
+            plan.holding(component.model, group),
             micro_tokens=option.deployment.micro_tokens,
             recompute=option.deployment.recompute,
             attention=option.deployment.attention,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
         )
-        for component, option in zip(problem.components, found.options, strict=True)
-    )
-    return replace(plan, pools=located, groups=groups, holdings=holdings, cluster=question.cluster.text)
+        # Of two that turn out to be the same processes the first one counts: that which trains.
+        holdings.setdefault((component.model, group), own)
+    plan = replace(plan, holdings=tuple(holdings.values()))
+    return replace(plan, pools=located, groups=groups, cluster=question.cluster.text)
 
 
 def _on_nodes(group: Group, island: Island) -> Group:

@@ -381,12 +381,6 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
             "E0932",
         ),
         ("1x2:l4(memory=4GiB)", None, "E0930"),
-        (
-            "1x8:h100",
-            "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
-            "place critic.train on learn\nplace critic.values on play\n",
-            "E0937",
-        ),
     ],
 )
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:

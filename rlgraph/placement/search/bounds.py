@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import le
+from itertools import chain
+from operator import attrgetter, le
 
 from rlgraph.cost.peak import usable
 from rlgraph.placement.search.incumbent import Incumbent
@@ -16,15 +17,16 @@ class Candidates:
     """Options of one component, any of which may be chosen: fastest first, at least one. What bounds ask of them is
     worked out once."""
 
-    def __init__(self, options: Sequence[Option]) -> None:
-        self.options = options
+    def __init__(self, options: Sequence[Option], devices: tuple[tuple[int, int], ...] = ()) -> None:
+        """devices: where these are all that there may be, islands and the most devices there."""
+        self.options, self.devices = options, devices
         self.brought: dict[tuple[Candidates, bool], tuple[float, Sequence[float]]] = {}
         """Transfers of weights from these to others, which may share their pool."""
 
     @cached_property
     def least(self) -> Sequence[float]:
         """The least seconds of each task."""
-        return self.options[0].seconds if len(self.options) == 1 else _least([each.seconds for each in self.options])
+        return self.options[0].seconds if len(self.options) == 1 else least([each.seconds for each in self.options])
 
     @cached_property
     def copies(self) -> int:
@@ -33,10 +35,10 @@ class Candidates:
 
     @cached_property
     def splits(self) -> Sequence[Candidates]:
-        """Those of each split: transfers of weights do not depend on the rest."""
-        found: dict[int, list[Option]] = {}
+        """Those whose splits are as one for transfers of weights, which do not depend on the rest."""
+        found: dict[tuple[object, ...], list[Option]] = {}
         for option in self.options:
-            found.setdefault(id(option.split), []).append(option)
+            found.setdefault(option.split.weights, []).append(option)
         return [self] if len(found) == 1 else [Candidates(own) for own in found.values()]
 
 
@@ -47,19 +49,38 @@ Choices = Mapping[int, Candidates]
 class Bounds:
     """Of one problem."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent) -> None:
-        self.problem, self.incumbent = problem, incumbent
+    def __init__(self, problem: Problem, incumbent: Incumbent, way: int = 0) -> None:
+        """way: which of the problems that are searched together."""
+        self.problem, self.incumbent, self.way = problem, incumbent, way
         self._fit: dict[tuple[tuple[int, ...], int, int], Choices | None] = {}
+        self._anywhere: dict[tuple[int, tuple[tuple[int, int], ...]], Candidates] = {}
 
     def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
-        """Of all components, with so many devices of each pool; None if a pool cannot hold its own."""
+        """Of all components, with so many devices of each pool; None if a pool cannot hold its own. One that has no
+        pool yet may have any of these."""
         found: dict[int, Candidates] = {}
+        if unplaced := self.problem.unplaced(blocks):
+            largest: dict[int, int] = {}
+            for block, size in zip(blocks, devices, strict=True):
+                largest[block.island] = max(size, largest.get(block.island, 0))
+            found = {number: self.anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
+            if not all(own.options for own in found.values()):
+                return None
         for block, most in zip(blocks, devices, strict=True):
             own = self.fitting(block, most)
             if own is None:
                 return None
             found |= own
         return found
+
+    def anywhere(self, number: int, devices: tuple[tuple[int, int], ...]) -> Candidates:
+        """The options of a component on any of some pools: devices of the largest one on each island."""
+        if (number, devices) not in self._anywhere:
+            component, islands = self.problem.components[number], self.problem.cluster.islands
+            own = [self.problem.options.of(component, islands[at], size) for at, size in devices]
+            found = Candidates(sorted(chain.from_iterable(own), key=attrgetter("order")), devices)
+            self._anywhere[number, devices] = found
+        return self._anywhere[number, devices]
 
     def fitting(self, block: Block, devices: int) -> Choices | None:
         """Of each component of a pool the options that fit beside the least of the others; None if one has none."""
@@ -71,7 +92,7 @@ class Bounds:
     def _fitting(self, block: Block, devices: int) -> Choices | None:
         island = self.problem.island(block)
         found = {
-            number: self.problem.options.of(number, self.problem.components[number], island, devices)
+            number: self.problem.options.of(self.problem.components[number], island, devices)
             for number in block.components
         }
         if not all(found.values()):
@@ -91,8 +112,7 @@ class Bounds:
         durations = {number: own.least for number, own in choices.items()}
         syncs = []
         for source, target in self.problem.syncs:
-            together = colocation.home[source] == colocation.home[target]
-            sync, durations[target] = self.brought(source, target, choices, together)
+            sync, durations[target] = self.soonest(source, target, choices, colocation.home)
             syncs.append(sync)
         copies = {number: own.copies for number, own in choices.items()} if colocation.trips else {}
         return self.problem.value(self.problem.least(durations, syncs, colocation, copies), blocks, devices)
@@ -101,32 +121,51 @@ class Bounds:
         """The same, with one split for all that a component does. Weights that are brought tie two components together:
         how the one that trains is split decides how fast they come."""
         found = self.loose(blocks, devices, choices)
-        if not self.problem.syncs or found >= self.incumbent.enough():
-            return found
-        source, target = self.problem.syncs[0]
-        if len(choices[source].splits) == 1:
-            return found
         home = self.problem.colocation(blocks).home
+        source = next((source for source, target in self.problem.syncs if self.waits(target, home)), None)
+        if source is None or found >= self.incumbent.enough() or len(choices[source].splits) == 1:
+            return found
+        targets = [
+            (ends, choices[ends[1]], together)
+            for ends in self.problem.syncs
+            if ends[0] == source and self.waits(ends[1], home)
+            for together in _together(ends, home)
+        ]
         return min(
-            self.loose(blocks, devices, {**choices, source: own})
-            for own in self.unlike(source, choices[source], choices[target], home[source] == home[target])
+            self.loose(blocks, devices, {**choices, source: own}) for own in self.unlike(choices[source], targets)
         )
 
-    def unlike(self, number: int, source: Candidates, target: Candidates, together: bool) -> list[Candidates]:
+    def unlike(
+        self, source: Candidates, targets: Sequence[tuple[tuple[int, int], Candidates, bool]]
+    ) -> list[Candidates]:
         """Of the splits of a component that is trained those that no other one beats in what it takes itself, and in
-        when its weights are there."""
+        when its weights are there. targets: who needs them, and whether that one shares its pool."""
         known: list[tuple[float, ...]] = []
         found = []
         for own in source.splits:
-            brought = [self.problem.sync(number, own.options[0], each.options[0], together) for each in target.splits]
-            sums = [[wait + least for least in each.least] for wait, each in zip(brought, target.splits, strict=True)]
-            key = (min(brought), *_least(sums), *own.least)
+            key = tuple(own.least)
+            for ends, target, together in targets:
+                brought = [self.problem.sync(ends, own.options[0], at.options[0], together) for at in target.splits]
+                whole = [[wait + each for each in at.least] for wait, at in zip(brought, target.splits, strict=True)]
+                key = (min(brought), *least(whole), *key)
             if self.problem.options.apart:
                 key = (*key, -own.copies)
             if not any(all(map(le, other, key)) for other in known):
                 known.append(key)
                 found.append(own)
         return found
+
+    def waits(self, number: int, home: Mapping[int, int]) -> bool:
+        """Whether a component may have to wait for weights."""
+        return True
+
+    def soonest(
+        self, source: int, target: int, choices: Choices, home: Mapping[int, int]
+    ) -> tuple[float, Sequence[float]]:
+        """The fastest transfer of weights between some options, and the least seconds of the tasks that need them; of a
+        component that has no pool yet, whichever it may get."""
+        known = [self.brought(source, target, choices, together) for together in _together((source, target), home)]
+        return known[0] if len(known) == 1 else (min(wait for wait, _ in known), choices[target].least)
 
     def brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
         """The fastest transfer of weights between some options, and the least seconds of the tasks that need them.
@@ -139,8 +178,8 @@ class Bounds:
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
         sources, own = [each.options[0] for each in choices[source].splits], choices[target]
         fastest = {
-            id(each.options[0].split): min(
-                self.problem.sync(source, option, each.options[0], together) for option in sources
+            each.options[0].split.weights: min(
+                self.problem.sync((source, target), option, each.options[0], together) for option in sources
             )
             for each in own.splits
         }
@@ -151,7 +190,7 @@ class Bounds:
         # work for longer than the weights are on their way.
         least, host = list(own.least), self.problem.opening
         whole = [
-            min(max(host, fastest[id(each.split)]) + each.seconds[at] for each in own.options) - max(host, sync)
+            min(max(host, fastest[each.split.weights]) + each.seconds[at] for each in own.options) - max(host, sync)
             for at in range(len(least))
         ]
         at = max(range(len(least)), key=lambda place: whole[place] - least[place])
@@ -159,6 +198,12 @@ class Bounds:
         return sync, least
 
 
-def _least(rows: Sequence[Sequence[float]]) -> list[float]:
+def _together(ends: tuple[int, int], home: Mapping[int, int]) -> list[bool]:
+    """Whether two components share a pool; both, where one of them has none yet."""
+    own = [home.get(each) for each in ends]
+    return [True, False] if None in own else [own[0] == own[1]]
+
+
+def least(rows: Sequence[Sequence[float]]) -> list[float]:
     """The least of each column."""
     return [min(column) for column in zip(*rows, strict=True)]

@@ -137,7 +137,8 @@ class Fathoming:
             peak([chosen[number] for number in block.components]) > calm
             for block, calm in zip(self.blocks, self.calm, strict=True)
         )
-        self.incumbent.keep(Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight))
+        way = self.bounds.way
+        self.incumbent.keep(Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight, way))
 
 
 def _within(own: Candidates, left: float, active: float) -> Candidates | None:

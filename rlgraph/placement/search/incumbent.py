@@ -27,6 +27,8 @@ class Found:
     """Allocations and ranges that were looked at."""
     tight: bool = False
     """Whether a pool of it is fuller than `TIGHT`."""
+    way: int = 0
+    """Of which of the problems that were searched it is a plan."""
 
     @property
     def gap(self) -> float:

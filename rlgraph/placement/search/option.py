@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from operator import attrgetter, le, lt
+from typing import NamedTuple
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.deployment import Deployment
@@ -16,8 +17,19 @@ from rlgraph.placement.search.caches import Caches
 
 Key = tuple[float, ...]
 
-Split = tuple[str, int, Mesh, int]
-"""Engine, island, the mesh of a copy, and copies."""
+
+class Split(NamedTuple):
+    """How a component is split; options of one split have the same object."""
+
+    engine: str
+    island: int
+    mesh: Mesh
+    """Of a copy."""
+    copies: int
+    shared: bool
+    """Another component of the same model that is split so in the same pool has the same weights."""
+    weights: tuple[object, ...]
+    """What a transfer of its weights depends on."""
 
 
 class Option:
@@ -64,7 +76,6 @@ class Option:
         self.total = sum(self.seconds)
         self.slowest = self.seconds if self.high is strategy else self._taken(strategy)
         self.split = split
-        """What a transfer of its weights depends on; options of one split have the same object."""
         self.kind, self.sent = kind, sent
         resident, active = self._bytes(*strategy.floor(copies))
         # What is as fast with its smallest cache and with its largest one is as fast in between, of one split.
@@ -181,6 +192,44 @@ class Option:
         """In a row that it lies among."""
         island, tp = self.island, self.strategy.deployment.tp
         return island.reach(tp, self.copies * (self.strategy.size // tp))
+
+
+class Apart(Option):
+    """A model is trained by some processes of a pool, and read by others, which are brought its weights before."""
+
+    __slots__ = ("reader", "trainer")
+
+    def __init__(
+        self,
+        trainer: Option,
+        reader: Option,
+        seconds: tuple[float, ...],
+        active: tuple[float, ...],
+        kind: object,
+        sent: tuple[float, ...],
+    ) -> None:
+        """seconds, active: of each task of both. kind, sent: as of an option that does both."""
+        self.trainer, self.reader = trainer, reader
+        self.strategy = self.high = trainer.strategy
+        self.copies, self.split, self.offload = trainer.copies, trainer.split, trainer.offload
+        self.often, self.moved = (), 0.0
+        self.seconds = self.slowest = seconds
+        self.total = sum(seconds)
+        self.kind, self.sent = kind, sent
+        self.resident, self.active = trainer.resident + reader.resident, active
+        self.peak = self.resident + max(active, default=0.0)
+        self.floor = self.key = (self.resident, *active, *seconds, *sent)
+        self.order = (self.total, self.offload, self.resident, active)
+        self.beaten = None
+        self._deployment, self._ranges = None, {}
+
+    def between(self, low: int, high: int) -> Option:
+        """It has no caches."""
+        return self
+
+    @property
+    def devices(self) -> int:
+        return max(self.trainer.devices, self.reader.devices)
 
 
 class Strategy:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, product, zip_longest
-from operator import lt
+from operator import le, lt
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost.constants import Constants
@@ -17,7 +17,7 @@ from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task
-from rlgraph.cost.time import Batch
+from rlgraph.cost.time import Batch, sync
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
@@ -27,7 +27,7 @@ from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.caches import Caches
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.option import Option, Split, Strategy, undominated
+from rlgraph.placement.search.option import Apart, Key, Option, Split, Strategy, undominated
 
 MICROS = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
@@ -37,6 +37,9 @@ TOKENS = 8192
 
 EACH = 16
 """Copies of a model that is trained up to which each number of them is tried."""
+
+FASTER = 0.9
+"""As long, beside those who train a model, others may take to read it that are worth weights of their own."""
 
 _NODES = 8
 """Over which a copy's parameters are shared out at most, whatever its layers are split by."""
@@ -54,12 +57,21 @@ class Options:
         offload: bool = True,
         apart: bool = False,
         streams: bool = False,
+        parts: Sequence[tuple[Component, Component, Component]] = (),
     ) -> None:
         """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
         while they are not at work. apart: rows may travel between islands, where more copies have more links. streams:
-        rows may come to a training while others are made, and gradients are added up meanwhile."""
+        rows may come to a training while others are made, and gradients are added up meanwhile. parts: components that
+        train and read, with what trains and what reads of them: in a pool they may be split each in its own way."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self.apart, self.streams = apart, streams
+        self.parts = {id(whole): (whole, trainer, reader) for whole, trainer, reader in parts}
+        self._synced: dict[tuple[object, ...], float] = {}
+        self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._separate: dict[tuple[int, int, int], list[Option]] = {}
+        self._apart: dict[tuple[int, int, int], Option] = {}
+        self._components: dict[int, Component] = {}
+        """By their identities, by which the rest is known: several problems may share components, and options."""
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
@@ -69,19 +81,24 @@ class Options:
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
         self._lighter: dict[object, list[int]] = {}
 
-    def of(self, number: int, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
+    def of(self, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
         """The options of a component on at most so many devices of an island, none of which another one beats in
         everything, fastest first. More devices have all the options of fewer."""
-        key = (number, id(island), devices)
+        key = (id(component), id(island), devices)
         if key not in self._found:
             # Neighbouring numbers of devices often have the same options.
-            known = self.known(number, component, island)
+            known = self.known(component, island)
             rooms = [self.room(component, island, own[0].room(devices)) for own in known]
-            front = (number, id(island), *rooms)
+            pair = [self.of(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]]
+            front = (id(component), id(island), *rooms, *map(id, pair))
             if front not in self._fronts:
-                found = chain.from_iterable(
-                    self.fitting(number, component, own, room) for room, own in zip(rooms, known, strict=True)
-                )
+                found = [
+                    option
+                    for room, own in zip(rooms, known, strict=True)
+                    for option in self.fitting(component, own, room)
+                ]
+                if pair:
+                    found += self.separate(component, *pair)
                 self._fronts[front] = tuple(undominated(found, usable(island, self.constants)))
             self._found[key] = self._fronts[front]
         return self._found[key]
@@ -91,25 +108,86 @@ class Options:
         few = max(EACH, island.per_node) + 1
         return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
 
-    def fitting(self, number: int, component: Component, own: list[Strategy], most: int) -> list[Option]:
+    def fitting(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
         """The same of the strategies of one split, where there is room for so many copies."""
         key = (id(own), most)
         if key not in self._fitting:
             self._fitting[key] = [
                 option
                 for strategy in own
-                for copies in self.numbers(number, component, strategy, most)
+                for copies in self.numbers(component, strategy, most)
                 for option in self.made(component, strategy, copies)
             ]
         return self._fitting[key]
 
-    def all(self, number: int, component: Component, island: Island, devices: int) -> Iterator[Option]:
+    def separate(self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]) -> Iterator[Option]:
+        """Ways to train and read with a split of its own each, of those that are worth it: some of what is read is
+        there earlier by a tenth than if who trains it read, and no other reader is better in all."""
+        for trainer in trainers:
+            key = (id(whole), id(trainer), id(readers))
+            if key not in self._separate:
+                self._separate[key] = list(self.beside(whole, trainer, readers))
+            yield from self._separate[key]
+
+    def beside(self, whole: Component, trainer: Option, readers: Sequence[Option]) -> Iterator[Option]:
+        """The same of one way to train."""
+        _, trained, read = self.parts[id(whole)]
+        together = [FASTER * each for each in self.together(whole, read, trainer)]
+        kept: list[Key] = []
+        for reader in readers:
+            if reader.total >= sum(together) and len(together) == 1:
+                break
+            wait = self.synced(whole, trainer, reader)
+            first, *others = reader.seconds
+            seconds = (first + wait, *others)
+            if trainer.split == reader.split or not any(map(lt, seconds, together)):
+                continue
+            own = (*seconds, reader.resident, *reader.active)
+            if any(all(map(le, other, own)) for other in kept):
+                continue
+            kept.append(own)
+            key = (id(whole), id(trainer), id(reader))
+            if key not in self._apart:
+                taken = dict(zip(trained.tasks, trainer.seconds, strict=True)) | dict(
+                    zip(read.tasks, seconds, strict=True)
+                )
+                needed = dict(zip(trained.tasks, trainer.active, strict=True))
+                needed |= zip(read.tasks, reader.active, strict=True)
+                kind, sent = _sent(whole, trainer.strategy.deployment, trainer.split)
+                self._apart[key] = Apart(
+                    trainer,
+                    reader,
+                    tuple([taken[task] for task in whole.tasks]),
+                    tuple([needed[task] for task in whole.tasks]),
+                    kind,
+                    (*sent, -trainer.copies) if self.apart else sent,
+                )
+            yield self._apart[key]
+
+    def together(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
+        """Seconds of what is read, by those who train."""
+        key = (id(whole), trainer.strategy.deployment, trainer.copies)
+        if key not in self._together:
+            seconds = self.strategy(whole, trainer.strategy.deployment).seconds(trainer.copies)
+            known = dict(zip(whole.tasks, seconds, strict=True))
+            self._together[key] = tuple([known[task] * self.tasks[task].times for task in read.tasks])
+        return self._together[key]
+
+    def synced(self, component: Component, source: Option, target: Option) -> float:
+        """Seconds that weights take from some processes to others in their pool."""
+        key = (id(component), source.split.weights, target.split.weights)
+        if key not in self._synced:
+            ends = source.deployment, target.deployment
+            self._synced[key] = sync(component.config, *ends, True, self.constants).seconds
+        return self._synced[key]
+
+    def all(self, component: Component, island: Island, devices: int) -> Iterator[Option]:
         """All options that may be worth it, also those that do not fit beside others."""
-        for strategy in chain.from_iterable(self.known(number, component, island)):
-            for copies in self.numbers(number, component, strategy, strategy.room(devices)):
+        for strategy in chain.from_iterable(self.known(component, island)):
+            for copies in self.numbers(component, strategy, strategy.room(devices)):
                 yield from self.made(component, strategy, copies)
 
-    def numbers(self, number: int, component: Component, strategy: Strategy, most: int) -> list[int]:
+    def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory."""
         found = list(self.paying(component, strategy, most))
@@ -119,7 +197,7 @@ class Options:
                 if copies in found:
                     break
                 found.append(copies)
-        found += [each for each in self.lighter(number, component, strategy) if each <= most and each not in found]
+        found += [each for each in self.lighter(component, strategy) if each <= most and each not in found]
         return found
 
     def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
@@ -137,10 +215,11 @@ class Options:
             strategy.paying[most] = found
         return strategy.paying[most]
 
-    def known(self, number: int, component: Component, island: Island) -> list[list[Strategy]]:
+    def known(self, component: Component, island: Island) -> list[list[Strategy]]:
         """The strategies of a component on an island, those of each split together, worked out once."""
-        key = (number, id(island))
+        key = (id(component), id(island))
         if key not in self._strategies:
+            self._components[id(component)] = component
             same = groupby(self.strategies(component, island), lambda each: each.deployment.mesh)
             self._strategies[key] = [list(own) for _, own in same]
         return self._strategies[key]
@@ -158,11 +237,11 @@ class Options:
             strategy.made[copies] = self.options(component, strategy, copies)
         return strategy.made[copies]
 
-    def lighter(self, number: int, component: Component, strategy: Strategy) -> list[int]:
+    def lighter(self, component: Component, strategy: Strategy) -> list[int]:
         """Numbers of copies that may need less memory than more copies do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
-            key = (number, id(island), strategy.process, *(each.loads for each in strategy.memory))
+            key = (id(component), id(island), strategy.process, *(each.loads for each in strategy.memory))
             if key not in self._lighter:
                 self._lighter[key] = strategy.lighter(self.copies(component, island.devices))
             strategy.fewer = self._lighter[key]
@@ -257,7 +336,7 @@ class Options:
 
     def longest(self, component: Component) -> int:
         """Tokens of its longest row."""
-        return int(max((batch.row.longest for batch in self.batches(component)), default=1.0))
+        return int(max((batch.row.longest for batch in component.tried(self.tasks)), default=1.0))
 
     def filling(self, component: Component, deployment: Deployment, copies: int, longest: bool = False) -> float:
         """Bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest: if all of
@@ -270,9 +349,9 @@ class Options:
         return cached(component.config, deployment) * max(tokens, default=0.0)
 
     def units(self, component: Component) -> list[float]:
-        """How many rows its tasks have that can be dealt out: samples of one prompt stay together."""
+        """How many rows tasks have that can be dealt out: samples of one prompt stay together."""
         if id(component) not in self._units:
-            found = {batch.rows / batch.samples for batch in self.batches(component)}
+            found = {batch.rows / batch.samples for batch in component.tried(self.tasks)}
             self._units[id(component)] = sorted(found) or [1.0]
         return self._units[id(component)]
 
@@ -283,7 +362,7 @@ class Options:
         deployment = strategy.deployment
         times = tuple([self.tasks[number].times for number in component.tasks])
         if copies not in strategy.sent:
-            split = (deployment.engine, id(deployment.island), deployment.mesh, copies)
+            split = _split(component, deployment, copies)
             split = self._splits.setdefault(split, split)
             kind, sent = _sent(component, deployment, split)
             strategy.sent[copies] = split, kind, (*sent, -copies) if self.apart else sent
@@ -297,10 +376,16 @@ class Options:
         # What is called a CPU's device memory is its host's.
         if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
             return (staying,)
-        synced = component.work == "generate" and component.trained
         resident, _ = strategy.needs(copies)
-        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, synced).seconds
+        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high)
+
+
+def _rounded(devices: int) -> int:
+    """The largest number that is no more, and has four digits or fewer between its first and its last one as a binary
+    number."""
+    more = max(0, devices.bit_length() - 3)
+    return devices >> more << more
 
 
 def _said(component: Component) -> tuple[tuple[str, int], ...]:
@@ -370,24 +455,34 @@ def _copies(component: Component, units: Sequence[float], most: int) -> Iterator
         most = fewest - 1
 
 
+def _split(component: Component, deployment: Deployment, copies: int) -> Split:
+    """Of so many copies; deployment: of one."""
+    island, reach = deployment.island, deployment.size
+    own = deployment.engine, id(island), deployment.mesh, copies
+    weights = id(island), deployment.tp, deployment.parts, reach, min(reach * copies, island.per_node)
+    shared = _alike(component, deployment)
+    return Split(*own, shared, own if shared else weights)
+
+
 def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[object, tuple[float, ...]]:
     """What decides how fast weights come from so many copies of a component, or to them (`cost.time.sync`): of options
     of the same kind, they come at least as fast with the one that is the lesser in each number. deployment: of a
     copy."""
-    if not (component.trained and component.generates):
+    if not component.linked:
         return None, ()
     reach, per_node = deployment.size, deployment.island.per_node
     if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.
         return split, ()
-    _, _, _, copies = split
-    width = -min(reach * copies, per_node)
-    if component.work == "generate":
-        return deployment.tp, (width,)
+    width = -min(reach * split.copies, per_node)
+    if component.brought:
+        return deployment.tp, (width, -deployment.parts, not deployment.island.near(reach))
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 
 def _alike(component: Component, deployment: Deployment) -> bool:
-    """Whether one engine trains and generates: with the same split in both, weights do not travel at all."""
-    return component.trained and component.generates and deployment.spec.trains and deployment.spec.generates
+    """Whether one engine trains and does what else is done with the model: with the same split in both, weights do not
+    travel at all."""
+    generates = component.generates and deployment.spec.generates
+    return component.trained and deployment.spec.trains and (generates or component.apart == "said")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, product
 
@@ -12,13 +13,20 @@ from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.problem import Block, Blocks
 
 
-def partitions(components: Sequence[Component], cluster: Cluster, fixed: Sequence[tuple[str, int]]) -> Iterator[Blocks]:
+def partitions(
+    components: Sequence[Component],
+    cluster: Cluster,
+    fixed: Sequence[tuple[str, int]],
+    unplaced: Collection[int] = (),
+) -> Iterator[Blocks]:
     """Every set partition of the components, its pools on every choice of islands. Pools of the schedule are there in
-    all of them, and hold what is pinned to them."""
+    all of them, and hold what is pinned to them. unplaced: components that are left out."""
     names = [name for name, _ in fixed]
     held: list[list[int]] = [[] for _ in fixed]
     free = []
     for number, component in enumerate(components):
+        if number in unplaced:
+            continue
         if component.pin:
             held[names.index(component.pin.pool)].append(number)
         else:
@@ -36,6 +44,14 @@ def partitions(components: Sequence[Component], cluster: Cluster, fixed: Sequenc
                 yield blocks
 
 
+def joining(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
+    """A partition with one more component, in each of its pools but that of another one."""
+    for at, block in enumerate(blocks):
+        if other not in block.components:
+            with_it = replace(block, components=tuple(sorted((*block.components, number))))
+            yield (*blocks[:at], with_it, *blocks[at + 1 :])
+
+
 def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], components: Sequence[Component]) -> Iterator[Blocks]:
     """One of each kind of partition: components with the same work at the same place in the step can be exchanged."""
     kinds = [repr(_kind(component, tasks)) for component in components]
@@ -51,7 +67,7 @@ def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], components: Se
 def _kind(component: Component, tasks: Sequence[Task]) -> object:
     """What is the same of components that can be exchanged. A component that is tied to another one, or pinned, is like
     no other."""
-    if component.pin or component.trained and component.generates:
+    if component.pin or component.linked:
         return component.name
     own = set(component.tasks)
     done = []

@@ -16,9 +16,8 @@ from rlgraph.cost.predict import host, sent_apart
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
-from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.option import Apart, Option
 from rlgraph.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
@@ -89,17 +88,16 @@ class Problem:
         self.tasks, self.constants, self.code = options.tasks, options.constants, code
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
-        own = {(component.model, component.work == "generate"): number for number, component in enumerate(components)}
-        self.own: Mapping[tuple[str, bool], int] = own
-        """By model, and whether it generates."""
-        self.component_of = [own[task.model, NODES[task.op].generates] if task.model else None for task in self.tasks]
+        own = {(each.model, op): number for number, each in enumerate(components) for op in each.operations}
+        self.own: Mapping[tuple[str, str], int] = own
+        """By model and operation."""
+        self.component_of = [own[task.model, task.op] if task.model else None for task in self.tasks]
         """For each task its component; None: the host does it."""
+        trained = {each.model: number for number, each in enumerate(components) if each.work == "train"}
         self.syncs = [
-            (own[component.model, False], number)
-            for number, component in enumerate(components)
-            if component.work == "generate" and component.trained and component.tasks
+            (trained[each.model], number) for number, each in enumerate(components) if each.brought and each.tasks
         ]
-        """Components whose new weights other ones need at the start of a step."""
+        """Components whose new weights other ones need before they work in a step."""
         self.leading = {
             number for _, number in self.syncs if not any(self._waits(task) for task in components[number].tasks)
         }
@@ -109,12 +107,25 @@ class Problem:
         """Whether a task needs what another component made."""
         return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].after)
 
+    def behind(self, older: int) -> Problem:
+        """The same where weights which sample may be so many steps behind."""
+        return Problem(*self.given[:-1], older)
+
+    @property
+    def given(self) -> tuple[Sequence[Component], Cluster, Options, Goal, Mapping[str, tuple[int, int]], int]:
+        """What another one like it is made of."""
+        return self.components, self.cluster, self.options, self.goal, self.code, self.older
+
     @cached_property
     def order(self) -> Order:
-        """Of the tasks, each transfer of weights before them as a task of its own."""
+        """Of the tasks, each transfer of weights before them as a task of its own: it begins when what it is for has
+        all else that it needs, but what needs no model does not wait for the host."""
         count = len(self.syncs)
         brought = {number: at for at, (_, number) in enumerate(self.syncs)}
-        after: list[tuple[int, ...]] = [() for _ in self.syncs]
+        first = {number: self.tasks[self.components[number].tasks[0]].after for number in brought}
+        after: list[tuple[int, ...]] = [
+            () if number in self.leading else tuple(each + count for each in first[number]) for number in brought
+        ]
         for task, component in zip(self.tasks, self.component_of, strict=True):
             waits = tuple(number + count for number in task.after)
             after.append((brought[component], *waits) if component in brought else waits)
@@ -180,14 +191,14 @@ class Problem:
         return host(task.op, task.rows / processes, self.constants).seconds
 
     def colocation(self, blocks: Blocks) -> Colocation:
-        """How jobs run on some pools; the host comes after them, and then the pools of cpus."""
+        """How jobs run on some pools; the host comes after them, and then the pools of cpus. Components that have no
+        pool yet wait for none."""
         if blocks not in self._colocations:
             home = {component: number for number, block in enumerate(blocks) for component in block.components}
-            pools = [tuple(sorted({home[source], home[target]})) for source, target in self.syncs]
-            pools += [
-                (self._place(task, len(blocks)) if component is None else home[component],)
-                for task, component in zip(self.tasks, self.component_of, strict=True)
-            ]
+            pools = [tuple(sorted({home[each] for each in ends if each in home})) for ends in self.syncs]
+            for task, component in zip(self.tasks, self.component_of, strict=True):
+                place = self._place(task, len(blocks)) if component is None else home.get(component)
+                pools.append(() if place is None else (place,))
             count = 1 + max((pool for own in pools for pool in own), default=0)
             trips = tuple(self._trips({at: self.island(blocks[block]) for at, block in home.items()}))
             busy = tuple(tuple(job for job, own in enumerate(pools) if pool in own) for pool in range(count))
@@ -195,15 +206,20 @@ class Problem:
         return self._colocations[blocks]
 
     def _trips(self, islands: Mapping[int, Island]) -> Iterator[Trip]:
-        """islands: of the components. The host is beside the first devices."""
-        first = self.cluster.islands[0]
+        """islands: of the components that have one. The host is beside the first devices."""
+        first, came = self.cluster.islands[0], set[tuple[int | None, str]]()
         for number, (task, component) in enumerate(zip(self.tasks, self.component_of, strict=True)):
+            if component is not None and component not in islands:
+                continue
             here = first if component is None else islands[component]
             if link := self.cluster.apart(first, here):
                 _, latency = link
                 yield Trip(number, (None, component), 2 * latency * task.times)
             for read in task.reads:
                 source = None if read.maker is None else self.own[read.maker]
+                if source == component or (component, read.value) in came or source not in {None, *islands}:
+                    continue
+                came.add((component, read.value))
                 link = self.cluster.apart(first if source is None else islands[source], here)
                 if link:
                     _, latency = link
@@ -231,16 +247,16 @@ class Problem:
             found[len(syncs) + task] += length
         return found
 
-    def sync(self, component: int, source: Option, target: Option, together: bool) -> float:
-        """Seconds that the new weights of a component take to where its model generates."""
-        key = (component, id(source.split), id(target.split), together)
+    def sync(self, ends: tuple[int, int], source: Option, target: Option, together: bool) -> float:
+        """Seconds that the new weights of a component take to another one, where its model is worked with."""
+        key = (ends, source.split.weights, target.split.weights, together)
         if key not in self._syncs:
-            self._syncs[key] = self.transfer(component, source, target, together).seconds
+            self._syncs[key] = self.transfer(ends[0], source, target, together).seconds
         return self._syncs[key]
 
     def transfer(self, component: int, source: Option, target: Option, together: bool) -> Cost:
-        """What the new weights of a component take to where its model generates."""
-        if together and source.split == target.split:
+        """What the new weights of a component take to where else its model is worked with."""
+        if together and source.split.shared and source.split == target.split:
             return Cost()
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
         return time.sync(config, source.deployment, target.deployment, together, self.constants, apart)
@@ -268,6 +284,11 @@ class Problem:
         for block, count in zip(blocks, devices, strict=True):
             found += count * self.island(block).device.price
         return found / 3600
+
+    def unplaced(self, blocks: Blocks) -> list[int]:
+        """Components that have no pool yet."""
+        home = {number for block in blocks for number in block.components}
+        return [] if len(home) == len(self.components) else sorted({*range(len(self.components))} - home)
 
     def island(self, block: Block) -> Island:
         return self.cluster.islands[block.island]
@@ -300,17 +321,50 @@ class Problem:
 
     def steady(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
         """Seconds from the end of a step to the end of the next one, where a step alone takes `alone`: as long as the
-        pool that has most to do, and a step begins when the one is done whose weights it samples with."""
+        pool that has most to do, and a step begins when the one is done whose weights it samples with, or reads
+        with."""
         if not self.older:
             return alone
         load = max((sum([seconds[job] for job in own]) for own in colocation.busy), default=0.0)
-        return max(load, alone / (self.older + 1))
+        return max(load, alone / (self.older + 1), *(self._around(cycle, seconds) for cycle in self.cycles))
+
+    @cached_property
+    def cycles(self) -> list[dict[int, list[int]]]:
+        """Where steps overlap, what cannot: who reads apart from training reads with the weights of the step before,
+        and before the next ones are trained. For each job that is done in between, in their order, those of them that
+        it waits for."""
+        found, count, above = [], len(self.syncs), self.order.above
+        for job, (source, target) in enumerate(self.syncs if self.older else ()):
+            if self.components[target].work == "generate":
+                continue
+            trains = [count + task for task in self.components[source].tasks]
+            jobs = [
+                other
+                for other in self.order.sequence
+                if job in (other, *above[other]) and any(other in (end, *above[end]) for end in trains)
+            ]
+            found.append({each: [other for other in self.order.after[each] if other in jobs] for each in jobs})
+        return found
+
+    def _around(self, cycle: Mapping[int, Sequence[int]], seconds: Sequence[float]) -> float:
+        ends: dict[int, float] = {}
+        for job, others in cycle.items():
+            ends[job] = seconds[job] + max([ends[other] for other in others], default=0.0)
+        return max(ends.values(), default=0.0)
+
+    def parts(self, number: int, option: Option) -> list[tuple[Component, Option]]:
+        """A component with its option; where it reads apart from its training, each of the two."""
+        component = self.components[number]
+        if not isinstance(option, Apart):
+            return [(component, option)]
+        _, trainer, reader = self.options.parts[id(component)]
+        return [(trainer, option.trainer), (reader, option.reader)]
 
     def whole(self, blocks: Blocks, chosen: Sequence[Option]) -> float:
         """Seconds of a step with an option of each component."""
         colocation = self.colocation(blocks)
         home, durations = colocation.home, {number: option.seconds for number, option in enumerate(chosen)}
-        syncs = [self.sync(a, chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
+        syncs = [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
         copies = {number: option.copies for number, option in enumerate(chosen)}
         return self.step(durations, syncs, colocation, copies)
 

@@ -45,9 +45,9 @@ def refuse(
     except OutOfTime:
         hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
     found = []
-    for number, component in enumerate(problem.components):
+    for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
-        least = _smallest(problem, number, component, pool.devices if pool else problem.cluster.devices)
+        least = _smallest(problem, component, pool.devices if pool else problem.cluster.devices)
         if least is None:
             found.append(_impossible(component, problem.cluster))
         elif least.option.peak > usable(least.island, problem.constants):
@@ -55,14 +55,14 @@ def refuse(
     return found or [_together(problem, schedule, hint)]
 
 
-def _smallest(problem: Problem, number: int, component: Component, devices: int) -> _Smallest | None:
+def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest | None:
     """With all devices of its pool, or of the island that suits it best."""
     old = problem.options
     loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
     found = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
-        for option in loose.all(number, component, island, min(devices, island.devices))
+        for option in loose.all(component, island, min(devices, island.devices))
     ]
     return min(found, key=lambda each: each.option.peak - each.island.device.memory, default=None)
 

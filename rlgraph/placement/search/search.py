@@ -16,15 +16,17 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from rlgraph.placement.search.bounds import Bounds
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.fathom import Fathoming
 from rlgraph.placement.search.incumbent import Found, Incumbent
+from rlgraph.placement.search.partitions import joining
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.stages import Stages
 from rlgraph.placement.search.watch import OutOfTime, Watch
+from rlgraph.placement.search.ways import Undecided, Ways
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -36,8 +38,13 @@ MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is given with the gap that is left."""
 
 
+Entry = tuple[float, int, int, Blocks, Box, bool]
+"""A bound, the count of entries before it, the problem, a partition, sizes of its pools, whether the bound is the sharp
+one."""
+
+
 class Search:
-    """Of one problem, among some partitions of its components."""
+    """Of one problem, among some partitions of its components; or of all ways to take a step's work apart."""
 
     def __init__(
         self,
@@ -46,15 +53,22 @@ class Search:
         gap: float,
         seconds: float = math.inf,
         spare: float = 0.0,
+        ways: Ways | None = None,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends. spare: by
-        how much of it a plan that leaves too little memory has to be better than one that does not."""
+        how much of it a plan that leaves too little memory has to be better than one that does not. ways: of which
+        `problem` is the first one; `candidates` are then of the last one, and its readers may be anywhere."""
         self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
         self.incumbent = Incumbent(gap, spare)
+        self.ways = ways
         self.boxes = Boxes(problem.cluster, candidates)
-        self.bounds = Bounds(problem, self.incumbent)
-        self.stages = Stages(self.boxes, self.bounds)
-        self._fathomed: set[tuple[Blocks, tuple[int, ...]]] = set()
+        problems = ways.problems if ways else [problem]
+        self.bounds = [Bounds(each, self.incumbent, way) for way, each in enumerate(problems)]
+        if ways:
+            self.bounds.append(Undecided(ways, self.incumbent))
+        self.stages = [Stages(self.boxes, bounds) for bounds in self.bounds]
+        self._fathomed: set[tuple[int, Blocks, tuple[int, ...]]] = set()
+        self._count = 0
 
     def run(self) -> Found | None:
         """The best plan; None if none fits. Raises ProgramError where the time is over before there is one, and on
@@ -91,96 +105,116 @@ class Search:
     def all(self) -> None:
         """Looks at all partitions until the best plan is near enough."""
         known = self.incumbent
-        heap: list[tuple[float, int, Blocks, Box, bool]] = []
+        heap: list[Entry] = []
+        first = len(self.bounds) - 1
         for blocks in self.candidates:
             box = self.boxes.narrow(blocks, self.boxes.whole(blocks))
             self.watch.look(known.state)
             if box is not None:
-                heap.append((self.bound(blocks, box), len(heap), blocks, box, False))
-        heapify(heap)
-        count = len(heap)
+                self.add(heap, self.bound(first, blocks, box), first, blocks, box)
         known.left = heap[0][0] if heap else math.inf
-        for _, _, blocks, box, _ in sorted(heap)[:FIRST]:
-            self.fathom(blocks, self.boxes.middle(blocks, box))
+        for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
+            whole = self.ways.translated(0, blocks) if self.ways else blocks
+            self.fathom(0, whole, self.boxes.middle(whole, box))
         popped = 0
         while heap:
-            least, number, blocks, box, sharp = heappop(heap)
+            least, number, way, blocks, box, sharp = heappop(heap)
             known.left = least
             self.watch.look(known.state)
             if least >= known.enough() or known.best is not None and known.looked > MOST_LOOKS:
                 return
-            tighter = self.stages.tighten(blocks, box)
+            tighter = self.stages[way].tighten(blocks, box)
             if tighter is None:
                 continue
             if tighter != box:
-                box, least, sharp = tighter, max(least, self.bound(blocks, tighter)), False
+                box, least, sharp = tighter, max(least, self.bound(way, blocks, tighter)), False
                 if heap and least > heap[0][0]:
                     if least < known.enough():
-                        heappush(heap, (least, number, blocks, box, False))
+                        heappush(heap, (least, number, way, blocks, box, False))
                     else:
                         known.drop(least)
                     continue
             if not sharp:
                 # What comes first is worth a bound that takes longer, and may then come later.
-                least = max(least, self.sharp(blocks, box))
+                least = max(least, self.sharp(way, blocks, box))
                 if least >= known.enough():
                     known.drop(least)
                     continue
                 if heap and least > heap[0][0]:
-                    heappush(heap, (least, number, blocks, box, True))
+                    heappush(heap, (least, number, way, blocks, box, True))
                     continue
-            popped += 1
-            if self.fathom(blocks, *self.ends(blocks, box)):
-                continue
-            if popped % EVERY == 0:
-                self.fathom(blocks, self.boxes.middle(blocks, box))
-            for half in self.boxes.halves(blocks, box):
-                near = self.boxes.narrow(blocks, half)
-                if near is None:
+            parts = self.decided(way, blocks, box)
+            if parts is None:
+                popped += 1
+                if self.fathom(way, blocks, *self.ends(blocks, box)):
                     continue
-                value = max(least, self.bound(blocks, near))
-                if value < known.enough():
-                    count += 1
-                    heappush(heap, (value, count, blocks, near, False))
-                else:
-                    known.drop(value)
+                if popped % EVERY == 0:
+                    self.fathom(way, blocks, self.boxes.middle(blocks, box))
+                parts = [(way, blocks, half) for half in self.boxes.halves(blocks, box)]
+            for own, part, half in parts:
+                near = self.boxes.narrow(part, half)
+                if near is not None:
+                    self.add(heap, max(least, self.bound(own, part, near)), own, part, near)
         known.left = math.inf
+
+    def add(self, heap: list[Entry], value: float, way: int, blocks: Blocks, box: Box) -> None:
+        """Something that is worth looking at, later."""
+        if value < self.incumbent.enough():
+            self._count += 1
+            heappush(heap, (value, self._count, way, blocks, box, False))
+        else:
+            self.incumbent.drop(value)
+
+    def decided(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
+        """The same for each way, where that is open; else with each pool for the first component that has none. None:
+        all have one."""
+        if self.ways and way == len(self.ways.problems):
+            return [(each, self.ways.translated(each, blocks), box) for each in range(way)]
+        problem = self.bounds[way].problem
+        unplaced = problem.unplaced(blocks)
+        if not unplaced:
+            return None
+        trainer = next(source for source, target in problem.syncs if target == unplaced[0])
+        return [(way, part, box) for part in joining(blocks, unplaced[0], trainer)]
 
     def ends(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The fewest and the most devices of each pool."""
         return self.boxes.counts(blocks, box[0]), self.boxes.counts(blocks, box[1])
 
-    def bound(self, blocks: Blocks, box: Box) -> float:
+    def bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """What no allocation of a box can beat."""
         self.incumbent.looked += 1
         low, high = self.ends(blocks, box)
-        choices = self.bounds.choices(blocks, high)
-        return math.inf if choices is None else self.bounds.loose(blocks, low, choices)
+        bounds = self.bounds[way]
+        choices = bounds.choices(blocks, high)
+        return math.inf if choices is None else bounds.loose(blocks, low, choices)
 
-    def sharp(self, blocks: Blocks, box: Box) -> float:
+    def sharp(self, way: int, blocks: Blocks, box: Box) -> float:
         """The same, by a bound that takes longer."""
         low, high = self.ends(blocks, box)
-        choices = self.bounds.choices(blocks, high)
-        return math.inf if choices is None else self.bounds.sharp(blocks, low, choices)
+        bounds = self.bounds[way]
+        choices = bounds.choices(blocks, high)
+        return math.inf if choices is None else bounds.sharp(blocks, low, choices)
 
-    def fathom(self, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def fathom(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         """Looks for the best options of an allocation, or of all between two, and keeps them if they beat what is
         known. Whether they are fathomed: not where some could be better with more devices than the least."""
         high = high or low
         if low == high:
-            if (blocks, low) in self._fathomed:
+            if (way, blocks, low) in self._fathomed:
                 return True
-            self._fathomed.add((blocks, low))
+            self._fathomed.add((way, blocks, low))
             if not self.boxes.packed(blocks, low):
                 return True
         self.incumbent.looked += 1
-        choices = self.bounds.choices(blocks, high)
+        bounds = self.bounds[way]
+        choices = bounds.choices(blocks, high)
         if choices is None:
             return True
         if self.incumbent.spare:
             # Plans that leave memory come first: they keep those out that are not much better.
-            Fathoming(self.bounds, self.watch, blocks, low, choices, tight=False).run()
-        return Fathoming(self.bounds, self.watch, blocks, low, choices).run()
+            Fathoming(bounds, self.watch, blocks, low, choices, tight=False).run()
+        return Fathoming(bounds, self.watch, blocks, low, choices).run()
 
 
 @contextmanager

@@ -81,10 +81,7 @@ class Stages:
         """The least seconds of each stage until its new weights are there."""
         choices = self.bounds.choices(blocks, self.boxes.counts(blocks, places)) or {}
         home = self.problem.colocation(blocks).home
-        waits = [
-            self.bounds.brought(source, target, choices, home[source] == home[target])[0]
-            for source, target in self.problem.syncs
-        ]
+        waits = [self.bounds.soonest(source, target, choices, home)[0] for source, target in self.problem.syncs]
         return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.stages]
 
 

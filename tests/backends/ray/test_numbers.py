@@ -65,7 +65,8 @@ pool all = 2 devices
 pool judge = 2 devices
 place actor.train, actor.logprobs, ref on all(engine=megatron, tp=2)
 place actor.generate on all(engine=vllm)
-place critic, reward on judge(engine=megatron, cp=2)
+place critic.train, reward on judge(engine=megatron, cp=2)
+place critic.values on all(engine=megatron, tp=2)
 """,
     ),
     "ppo: copies, held": Case(
