@@ -26,20 +26,22 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
-from rlgraph.placement.choose import Choice, Question, choose, refused
+from rlgraph.placement.choose import Choice, Question, choose, choose_asleep, is_small, refused
 
 NOTED = 0.05
 """Share of a step that the host works before it is told."""
 
 
 def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
-    """Without off-loading, if anything fits so. Raises ProgramError where a model's shape is not known, and where
-    nothing fits."""
+    """Where something fits without off-loading, and more than the best plan of a small problem is asked for, without.
+    Raises ProgramError where a model's shape is not known, and where nothing fits."""
     asked = question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
     found = choose(replace(asked, offload=False))
     if found is None and target.offload and (left := ends - monotonic()) > 0:
         found = choose(replace(asked, search_seconds=left))
+    elif found is not None and _may_sleep(found, target) and (left := ends - monotonic()) > 0:
+        found = choose_asleep(replace(asked, search_seconds=left), found)
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
     found = _with_room(found)
@@ -60,6 +62,12 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
 
         return with_tails(found)
     return found
+
+
+def _may_sleep(choice: Choice, target: Target) -> bool:
+    """Whether plans in which models sleep are looked at although something fits without. Where work overlaps, models
+    would wake up for each piece of it, which the search does not count."""
+    return target.offload and is_small(choice.problem, choice.question) and not overlaps(choice)
 
 
 def _with_room(choice: Choice) -> Choice:

@@ -33,6 +33,9 @@ from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Search
 from rlgraph.placement.search.ways import Ways
 
+ASLEEP = 0.01
+"""By how much of a step a plan in which models sleep has to be faster than one in which none do."""
+
 SMALL = (64, 5)
 """Devices and components up to which the best plan is found; beyond, one that is within `NEAR` of it."""
 
@@ -89,19 +92,37 @@ def choose(question: Question) -> Choice | None:
     return _choose(question, question.search_seconds, Search.run)
 
 
+def choose_asleep(question: Question, awake: Choice) -> Choice:
+    """The best plan, where models may sleep in the host's memory: another one than that in which none do only if it is
+    faster by `ASLEEP`. What is proven is proven of both."""
+    found = _choose(question, question.search_seconds, Search.run, awake)
+    if found is not None and found.found.value < (1 - ASLEEP) * awake.found.value:
+        return found
+    bound = found.found.bound if found is not None else awake.found.bound
+    return replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
+
+
 def choose_until(ends: float, question: Question) -> Choice | None:
     """The same by one of several searches that end together; raises OutOfTime where that is too early for a plan."""
     return _choose(question, ends - monotonic(), Search.best)
 
 
-def _choose(question: Question, seconds: float, how: Callable[[Search], Found | None]) -> Choice | None:
+def _choose(
+    question: Question, seconds: float, how: Callable[[Search], Found | None], known: Choice | None = None
+) -> Choice | None:
+    """known: a plan for another question that it has to beat; given back with what is proven of both if none does."""
     asked, problems = ways(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     several = Ways(problems) if len(problems) > 1 else None
     among = _candidates(problems[-1], question, several.readers if several else ())
-    found = how(Search(first, among, gap, seconds, spare, several))
+    search = Search(first, among, gap, seconds, spare, several)
+    if known is not None:
+        search.incumbent.keep(known.found)
+    found = how(search)
     if found is None:
         return None
+    if known is not None and found.options is known.found.options:
+        return replace(known, found=replace(known.found, bound=min(known.found.bound, found.bound)))
     problem, own = problems[found.way], asked[found.way]
     found = replace(filled(problem, found), way=0)
     return Choice(planned(own, problem, found), found, problem, own)
@@ -113,7 +134,7 @@ def ways(question: Question) -> tuple[list[Question], list[Problem]]:
     whole = problem_of(replace(question, apart=()))
     asked, problems = [replace(question, apart=())], [whole]
     pinned = {each.model for each in whole.components if each.pin}
-    free = separable(question.program, question.schedule, whole.tasks) if _small(whole, question) else []
+    free = separable(question.program, question.schedule, whole.tasks) if is_small(whole, question) else []
     free = [model for model in free if model not in pinned]
     known = [*whole.components, *(part for _, *parts in whole.options.parts.values() for part in parts)]
     for size in range(1, len(free) + 1):
@@ -217,11 +238,13 @@ def _gap(problem: Problem, question: Question) -> float:
     """How near is near enough."""
     if question.search_gap is not None:
         return question.search_gap
-    return 0.0 if _small(problem, question) else NEAR
+    return 0.0 if is_small(problem, question) else NEAR
 
 
-def _small(problem: Problem, question: Question) -> bool:
-    return question.cluster.devices <= SMALL[0] and len(problem.components) <= SMALL[1]
+def is_small(problem: Problem, question: Question) -> bool:
+    """Whether the best plan is found."""
+    parts = {(each.model, each.work == "generate") for each in problem.components}
+    return question.cluster.devices <= SMALL[0] and len(parts) <= SMALL[1]
 
 
 def _spare(question: Question) -> float:

@@ -170,6 +170,43 @@ def test_rows_and_orders_go_over_the_link_between_groups() -> None:
     assert trained.seconds == pytest.approx(sum(trained.parts.values()))
 
 
+def asleep(made: Compiled) -> list[str]:
+    """Models that sleep while others work."""
+    return [holding.model for holding in made.plan.holdings if holding.offload]
+
+
+def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
+    sets = {key: value for key, value in SMALL.items() if f"param {key} " in (ALGORITHMS / f"{name}.rlf").read_text()}
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, offload=offload)
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")])
+def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
+    """The simulator says so, too, and what is proven is proven of all plans."""
+    awake, found = of_usual_rows(name, cluster, offload=False), of_usual_rows(name, cluster)
+    assert asleep(found) and not asleep(awake)
+    seconds = [simulate(each, read_cluster(cluster)).seconds for each in (found, awake)]
+    assert seconds[0] < 0.99 * seconds[1]
+    assert seconds[0] == pytest.approx(found.choice.found.seconds, rel=0.05)
+    assert found.choice.found.bound <= found.choice.found.value < 0.99 * awake.choice.found.value
+    assert all(peak.fits for peak in memory(found.choice).values())
+
+
+def test_nobody_sleeps_for_a_little() -> None:
+    """A plan in which models sleep would be faster by less than a percent; the gap says so."""
+    awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
+    best = choose(replace(found.choice.question, offload=True))
+    assert best is not None and any(option.offload for option in best.found.options)
+    assert 0.99 * awake.choice.found.value < best.found.value < awake.choice.found.value
+    assert found.plan == awake.plan and awake.choice.found.gap == 0
+    assert found.choice.found.bound <= best.found.value
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("async_grpo", "1x8:rtx4090"), ("grpo", "9x8:rtx4090")])
+def test_nobody_sleeps_where_that_is_not_searched(name: str, cluster: str) -> None:
+    assert not asleep(chosen(name, cluster))
+
+
 def test_one_more_device_is_never_slower() -> None:
     """Also where nodes are no power of two: what is on one node uses its links."""
     seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.found.seconds for count in (5, 6, 7, 8)]

@@ -22,10 +22,11 @@ from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.target import workload
+from rlgraph.cost.time import sync
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Apart, Option
-from rlgraph.placement.search.options import Options
+from rlgraph.placement.search.options import FASTER, Options
 from rlgraph.placement.search.partitions import partitions
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.search import Search
@@ -114,8 +115,27 @@ def options_of(problem: Problem, number: int, place: int, devices: int) -> list[
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
         for trainer, reader in product(*(all_of(problem, half, place, devices) for half in halves)):
-            found += problem.options.beside(component, trainer, [reader])
+            made = list(problem.options.beside(component, trainer, [reader]))
+            assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
+            found += made
     return found
+
+
+def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option) -> list[tuple[float, ...]]:
+    """The seconds of all tasks, if some of what is read is there in less than `FASTER` of the time."""
+    together = problem.options.strategy(whole, trainer.strategy.deployment).seconds(trainer.copies)
+    ends = trainer.deployment, reader.deployment
+    wait = sync(whole.config, *ends, True, problem.constants).seconds
+    seconds, faster = [], False
+    trained, read = iter(trainer.seconds), iter(reader.seconds)
+    for number, task in enumerate(whole.tasks):
+        if problem.tasks[task].op == "train":
+            seconds.append(next(trained))
+            continue
+        seconds.append(next(read) + wait)
+        faster |= seconds[-1] < FASTER * together[number] * problem.tasks[task].times
+        wait = 0.0
+    return [tuple(seconds)] if faster and trainer.split != reader.split else []
 
 
 def all_of(problem: Problem, component: Component, place: int, devices: int) -> list[Option]:
@@ -154,7 +174,11 @@ def brute(ways: Ways, fixed: tuple[tuple[str, int], ...]) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+SEEDS = (*range(40), 45, 51, 72, 107, 111, 121, 143, 155)
+"""The last ones read apart, with another split or in another pool."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_is_better(seed: int) -> None:
     ways, fixed = several(seed, older=max(0, seed % 4 - 2))
     least, found = brute(ways, fixed), searched(ways, fixed)
@@ -167,7 +191,7 @@ def test_no_plan_is_better(seed: int) -> None:
 
 
 def test_some_of_these_plans_read_apart() -> None:
-    found = [each for seed in range(60) if (each := searched(*several(seed, older=max(0, seed % 4 - 2))))]
+    found = [each for seed in SEEDS if (each := searched(*several(seed, older=max(0, seed % 4 - 2))))]
     assert any(each.way for each in found)
     assert any(isinstance(option, Apart) for each in found for option in each.options)
 
