@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 import rlgraph
-from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import run_steps
+from benchmarks.brute_force import coarse, every, simulated
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload
-from rlgraph.placement.choose import Choice, Question, candidates, planned, ways
-from rlgraph.placement.search import caches
-from rlgraph.placement.search import options as searched
-from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.options import Option
-from rlgraph.placement.search.partitions import packed, sizes
-from rlgraph.placement.search.problem import Problem
-from rlgraph.placement.search.search import Found
 
 ONLINE = """algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
@@ -77,67 +64,15 @@ PROBLEMS = {
 }
 
 
-def every(choice: Choice) -> Iterator[Choice]:
-    """All plans that fit: what is read apart from training, partitions, sizes of pools, options with any number of
-    copies; on one device also who sleeps."""
-    asked = replace(choice.question, offload=choice.question.cluster.devices == 1)
-    for question, problem in zip(*ways(asked), strict=True):
-        for found in plans(question, problem):
-            yield replace(choice, question=question, problem=problem, found=found)
-
-
-def plans(question: Question, problem: Problem) -> Iterator[Found]:
-    islands = problem.cluster.islands
-    for blocks in candidates(problem, question):
-        for devices in product(*(sizes(islands[block.island]) for block in blocks)):
-            used = [0] * len(islands)
-            for block, count in zip(blocks, devices, strict=True):
-                used[block.island] += count
-            room = all(count <= island.devices for count, island in zip(used, islands, strict=True))
-            if not room or not packed(islands, blocks, devices):
-                continue
-            own: list[list[Option]] = [[] for _ in problem.components]
-            for block, count in zip(blocks, devices, strict=True):
-                for number in block.components:
-                    own[number] = list(options(problem, problem.components[number], block.island, count))
-            for chosen in product(*own):
-                pools = [[chosen[number] for number in block.components] for block in blocks]
-                if all(problem.fits(pool, problem.island(at)) for pool, at in zip(pools, blocks, strict=True)):
-                    yield Found(blocks, devices, chosen, 0.0, 0.0, 0.0, 0)
-
-
-def options(problem: Problem, component: Component, island: int, devices: int) -> Iterator[Option]:
-    made = problem.options
-    for split in made.splits(component, problem.cluster.islands[island]):
-        for full in made.knobs(component, split):
-            strategy = made.whole(component, full)
-            for copies in range(1, strategy.room(devices) + 1):
-                for each in made.options(component, strategy, copies):
-                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
-    if id(component) in made.parts:
-        _, *halves = made.parts[id(component)]
-        for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
-            yield from made.beside(component, trainer, [reader])
-
-
-def simulated(choice: Choice) -> float:
-    """Seconds of a step in the middle of a run."""
-    asked, plan = choice.question, planned(choice.question, choice.problem, choice.found)
-    predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
-    steps = 2 if choice.problem.older else 1
-    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Fewer settings of each split: what is tried is where things are.
-    monkeypatch.setattr(searched, "MICROS", (2,))
-    monkeypatch.setattr(caches, "STEP", 8.0)
+def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path) -> None:
+    """`benchmarks/brute_force.py` does the same for random ones."""
     text, cluster = PROBLEMS[name]
     program = tmp_path / "small.rlf"
     program.write_text(text)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
-    choice = rlgraph.compile(program, cluster=cluster, workload=ROWS).choice
-    tried = [simulated(each) for each in every(choice)]
-    assert max(tried) > 1.05 * min(tried)
-    assert simulated(choice) <= 1.03 * min(tried)
+    with coarse():
+        choice = rlgraph.compile(program, cluster=cluster, workload=ROWS).choice
+        tried = [simulated(each) for each in every(choice)]
+        assert max(tried) > 1.05 * min(tried)
+        assert simulated(choice) <= 1.03 * min(tried)

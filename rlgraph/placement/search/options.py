@@ -29,7 +29,7 @@ from rlgraph.placement.search.caches import Caches
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Apart, Key, Option, Split, Strategy, undominated
 
-MICROS = (1, 2, 4, 8)
+MICROS: tuple[int, ...] = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
 
 TOKENS = 8192

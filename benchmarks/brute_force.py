@@ -1,0 +1,186 @@
+"""Whether the search for a plan finds the one that the simulator prefers, of all that there are.
+
+    python benchmarks/brute_force.py
+    python benchmarks/brute_force.py --cases 100 --seed 0
+
+Random small programs (an actor that samples, with a reference, a critic, mini-batches, steps that overlap, values of
+the actor that are read again) on random clusters of one to three devices, some over a slow link. All plans of the
+choices that the search has are simulated: pools, who is read apart from training, splits, copies, recomputation, caches
+(in a few sizes), and on one device who sleeps in the host's memory. A line for each: by how much the plan of `rlgraph
+compile` is slower than the best one, the number of plans, and how much slower the worst one is. No data and no device
+is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import rlgraph
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.steady import run_steps
+from rlgraph.compilation.target import workload
+from rlgraph.cost.predict import Predictor
+from rlgraph.cost.tasks import Workload
+from rlgraph.errors import ProgramError
+from rlgraph.placement.choose import Choice, Question, candidates, planned, ways
+from rlgraph.placement.search import caches
+from rlgraph.placement.search import options as searched
+from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.incumbent import Found
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.partitions import packed, sizes
+from rlgraph.placement.search.problem import Blocks, Problem
+
+MOST = 400
+"""Plans of a problem; others are drawn again."""
+
+NEAR = 0.03
+"""By which the search's timetable and the simulator may differ."""
+
+CLUSTERS = (
+    *("1x1:h100-80gb", "1x1:rtx4090", "1x2:h100-80gb", "1x2:a100-80gb", "1x2:rtx4090", "2x1:h20-96gb", "1x3:h100-80gb"),
+    *(
+        "1x1:h100-80gb + 1x1:h20-96gb",
+        "1x1:h100-80gb + 1x1:l4 ~ 2Gb/s, 100ms",
+        "1x2:a100-80gb + 1x1:h100-80gb ~ 10Gb/s",
+    ),
+)
+
+
+@contextmanager
+def coarse() -> Iterator[None]:
+    """With fewer settings of each split: what is tried is where things are."""
+    micros, step = searched.MICROS, caches.STEP
+    searched.MICROS, caches.STEP = (2,), 8.0
+    try:
+        yield
+    finally:
+        searched.MICROS, caches.STEP = micros, step
+
+
+def every(choice: Choice, most: float = float("inf")) -> Iterator[Choice]:
+    """All plans that fit: what is read apart from training, partitions, sizes of pools, options with any number of
+    copies; on one device also who sleeps, where steps do not overlap. None where there are more than `most`."""
+    asleep = choice.question.cluster.devices == 1 and not choice.problem.older
+    asked = replace(choice.question, offload=asleep)
+    problems = list(zip(*ways(asked), strict=True))
+    if sum(prod(map(len, own)) for each in problems for *_, own in shares(*each)) > most:
+        return
+    for question, problem in problems:
+        for blocks, devices, own in shares(question, problem):
+            for chosen in product(*own):
+                pools = [[chosen[number] for number in block.components] for block in blocks]
+                if all(problem.fits(pool, problem.island(at)) for pool, at in zip(pools, blocks, strict=True)):
+                    found = Found(blocks, devices, chosen, 0.0, 0.0, 0.0, 0)
+                    yield replace(choice, question=question, problem=problem, found=found)
+
+
+def shares(question: Question, problem: Problem) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
+    """Partitions with sizes of their pools, and the options of each component."""
+    islands = problem.cluster.islands
+    for blocks in candidates(problem, question):
+        for devices in product(*(sizes(islands[block.island]) for block in blocks)):
+            used = [0] * len(islands)
+            for block, count in zip(blocks, devices, strict=True):
+                used[block.island] += count
+            room = all(count <= island.devices for count, island in zip(used, islands, strict=True))
+            if room and packed(islands, blocks, devices):
+                own: list[list[Option]] = [[] for _ in problem.components]
+                for block, count in zip(blocks, devices, strict=True):
+                    for number in block.components:
+                        own[number] = list(options(problem, problem.components[number], block.island, count))
+                yield blocks, devices, own
+
+
+def options(problem: Problem, component: Component, island: int, devices: int) -> Iterator[Option]:
+    made = problem.options
+    for split in made.splits(component, problem.cluster.islands[island]):
+        for full in made.knobs(component, split):
+            strategy = made.whole(component, full)
+            for copies in range(1, strategy.room(devices) + 1):
+                for each in made.options(component, strategy, copies):
+                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
+    if id(component) in made.parts:
+        _, *halves = made.parts[id(component)]
+        for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
+            yield from made.beside(component, trainer, [reader])
+
+
+def simulated(choice: Choice) -> float:
+    """Seconds of a step in the middle of a run."""
+    asked, plan = choice.question, planned(choice.question, choice.problem, choice.found)
+    predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
+    steps = 2 if choice.problem.older else 1
+    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
+
+
+def draw(dice: random.Random) -> tuple[str, str, Workload]:
+    """A program, a cluster, and how long rows are."""
+    base = dice.choice(("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B"))
+    has = {name: dice.random() < share for name, share in (("ref", 0.4), ("critic", 0.3), ("again", 0.4))}
+    lag = dice.choice(("", "", "", " async(lag=1)"))
+    text = f'algorithm small\nmodel actor = causal_lm("{base}")\n'
+    text += "model ref = frozen(actor)\n" * has["ref"] + f'model critic = value_lm("{base}")\n' * has["critic"]
+    text += f'data prompts = jsonl("prompts.jsonl", batch={dice.choice((8, 32, 64))})\n'
+    text += 'func correct = python("rlgraph.rewards:exact_match")\n'
+    text += f"step{lag}:\n    rollout = actor.generate(prompts, n={dice.choice((1, 4))}, max_tokens=256)\n"
+    text += "    score = correct(rollout)\n"
+    text += "    old = ref.logprobs(rollout)\n" * has["ref"] + "    value = critic.values(rollout)\n" * has["critic"]
+    text += "    again = actor.logprobs(rollout)\n" * has["again"]
+    text += "    gain = score" + " + old * 0" * has["ref"] + " - value" * has["critic"] + "\n"
+    text += f"    minibatch rollout(parts={dice.choice((1, 2))}):\n"
+    text += "        train actor(lr=1e-6):\n            minimize mean(-actor.logprobs(rollout) * gain)\n"
+    text += (
+        "        train critic(lr=1e-6):\n            minimize mean((critic.values(rollout) - score)**2)\n"
+        * has["critic"]
+    )
+    text += "    report moved = mean(again - rollout.logprobs)\n" * has["again"]
+    return text, dice.choice(CLUSTERS), workload(dice.choice(("100", "400")), dice.choice(("100", "mean=100,p99=250")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    dice, worse = random.Random(asked.seed), dict[str, list[float]](alone=[], overlapping=[])
+    with coarse():
+        while sum(map(len, worse.values())) < asked.cases:
+            text, cluster, rows = draw(dice)
+            try:
+                choice = rlgraph.compile(text, cluster=cluster, workload=rows).choice
+            except ProgramError as error:
+                if not {each.code for each in error.diagnostics} <= {"E0930", "E0933"}:
+                    raise
+                continue
+            tried = [simulated(each) for each in every(choice, MOST)]
+            if len(tried) < 2:
+                continue
+            slower = simulated(choice) / min(tried) - 1
+            worse["overlapping" if choice.problem.older else "alone"].append(slower)
+            lag = "one step off, " if choice.problem.older else ""
+            models = ", ".join(each.name for each in choice.problem.components)
+            print(
+                f"{slower:>+7.1%} of {len(tried):>4} plans, the worst {max(tried) / min(tried) - 1:>+7.0%}"
+                f"  {lag}{models} on {cluster}",
+                flush=True,
+            )
+    for kind, found in worse.items():
+        if found:
+            far = sum(each > NEAR for each in found)
+            told = f"at most {max(found):.1%} slower than the best of all plans, {far} beyond {NEAR:.0%}"
+            print(f"{len(found)} problems with steps {kind}: {told}")
+
+
+if __name__ == "__main__":
+    main()
