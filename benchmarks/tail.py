@@ -2,15 +2,18 @@
 
     python benchmarks/tail.py
     python benchmarks/tail.py --share 0.1 0.2 0.3 --on 8 16 --seeds 3
-    python benchmarks/tail.py --scoring 0.6
+    python benchmarks/tail.py --ratio 0.15 --limit 8192
+    python benchmarks/tail.py --admit --slots 4 --foresight 0.97
     python benchmarks/tail.py --measured --share 0.2 0.4
     python benchmarks/tail.py --measured --size large --share 0.1 0.2 0.4 --steps 5
 
     share     of the rows that have not ended when they move
-    on        copies that go on with them
+    on        copies that go on with them; 0: the fewest that hold them with no more rows each than copies had first,
+              so that a token takes no longer (RLHFuse, section 4)
     seconds   until the last row is scored, the mean of some draws of lengths
     speedup   beside the same without a tail
-    most      1 + I/G: seconds of scoring and of generating, one after the other
+    ratio     I/G: seconds of scoring and of generating, one after the other; no tail can be faster than 1 + I/G
+    admit     of the rows that a copy has in turn, `--slots` at a time, those begin first that are expected to be longer
 
 512 answers by 32 copies, scored by a model on the same devices. A token takes 20 ms and 0.4 ms for each row that is
 sampled with it, answers are log-normal with a sigma of 1 and a median of 500 tokens, cut at `--limit`, and to read a
@@ -30,6 +33,7 @@ steps of the seconds from the first token until the last row is scored.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import tempfile
@@ -69,10 +73,11 @@ place reward on all(engine=transformers, dp={COPIES})
 
 
 class Toy:
-    """A prediction of which all is known. scoring: seconds in which a copy scores a row."""
+    """A prediction of which all is known. scoring: seconds in which a copy scores a row; slots: rows that a copy
+    samples side by side."""
 
-    def __init__(self, scoring: float) -> None:
-        self.scoring = scoring
+    def __init__(self, scoring: float, slots: int) -> None:
+        self.scoring, self.slots = scoring, slots
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return _cost(self.scoring * sum(batch.rows for batch in batches) / (copies or COPIES))
@@ -80,14 +85,12 @@ class Toy:
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
     ) -> Sampled:
-        from rlgraph.cost.sampled import Pace, Sampled
+        from rlgraph.cost.sampled import Pace, Sampled, Together
 
-        read = READ * fmean(prompts)
-        seconds, before, ends = read * len(answers), 0.0, [0.0] * len(answers)
-        for number, row in enumerate(sorted(range(len(answers)), key=answers.__getitem__)):
-            seconds += (answers[row] - before) * _step(len(answers) - number)
-            before, ends[row] = answers[row], seconds
-        return Sampled(_cost(seconds), ends, Pace(0.0, read, ROWS, _step))
+        copy, pace = Together(), Pace(0.0, READ * fmean(prompts), self.slots, _step)
+        copy.join(0.0, pace, answers)
+        [ends] = copy.ends()
+        return Sampled(_cost(max(ends)), ends, pace)
 
     def host(self, op: str, count: float) -> Cost:
         return _cost(0.0)
@@ -118,10 +121,13 @@ def _cost(seconds: float) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3])
-    parser.add_argument("--on", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--on", type=int, nargs="+", default=[0, 8, 11, 16])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=4096, help="longest answer, in tokens")
-    parser.add_argument("--scoring", type=float, default=2.0, help="seconds in which a copy scores a row")
+    parser.add_argument("--ratio", type=float, default=0.3, help="of scoring to generating without a tail")
+    parser.add_argument("--slots", type=int, default=ROWS, help="rows that a copy samples side by side")
+    parser.add_argument("--admit", action="store_true", help="the longest first")
+    parser.add_argument("--foresight", type=float, default=0.97, help="what is expected, beside what will be")
     parser.add_argument("--measured", action="store_true", help="on Ray, on this machine")
     parser.add_argument("--steps", type=int, default=8, help="of a measured run")
     parser.add_argument("--size", choices=["small", "large"], default="small", help="of a measured run's models")
@@ -138,19 +144,48 @@ def main() -> None:
             print(f"{each['plan']:>12} {each['step_s']:>6.2f} s {speedup:>7.2f}x {each['apart']:>8.1e}", flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
-        text = PROGRAM.replace("LIMIT", str(asked.limit))
-        plain = _compiled(Path(folder), text, "stream rollout(block=1)\n")
-        lengths = _lengths(asked.limit)
-        base = [_seconds(plain, asked.scoring, lengths, seed) for seed in range(asked.seeds)]
-        whole, generating = (fmean(each) for each in zip(*base, strict=True))
+        case = _Case(Path(folder), asked)
+        _, generating = case.mean("stream rollout(block=1)\n", 0.0)
+        scoring = asked.ratio * generating * COPIES / ROWS
+        whole, _ = case.mean("stream rollout(block=1)\n", scoring)
         print(f"without a tail {whole:.1f} s, {generating:.1f} s of them generating: at most {whole / generating:.2f}x")
         print(f"{'share':>6} {'on':>4} {'seconds':>8} {'speedup':>8}")
-        for on in asked.on:
+        admit = "admit rollout\n" if asked.admit else ""
+        if admit:
+            found, _ = case.mean(f"stream rollout(block=1)\n{admit}", scoring)
+            print(f"{'-':>6} {'-':>4} {found:>8.1f} {whole / found:>7.2f}x  admitted, without a tail", flush=True)
+        for wanted in asked.on:
             for share in asked.share:
-                tail = f"stream rollout(block=1, deal=free)\ntail rollout(under={share}, on={on})\n"
-                made = _compiled(Path(folder), text, tail)
-                found = fmean(_seconds(made, asked.scoring, lengths, seed)[0] for seed in range(asked.seeds))
+                on = wanted or math.ceil(share * COPIES)
+                tail = f"stream rollout(block=1, deal=free)\ntail rollout(under={share}, on={on})\n{admit}"
+                found, _ = case.mean(tail, scoring)
                 print(f"{share:>6.0%} {on:>4} {found:>8.1f} {whole / found:>7.2f}x", flush=True)
+
+
+class _Case:
+    """Lengths of rows, and a folder of programs."""
+
+    def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
+        self.folder, self.asked, self.lengths = folder, asked, _lengths(asked.limit)
+        self.text = PROGRAM.replace("LIMIT", str(asked.limit))
+
+    def mean(self, lines: str, scoring: float) -> tuple[float, float]:
+        """Seconds of a step, and until all is generated, of some draws of lengths."""
+        made = _compiled(self.folder, self.text, lines)
+        found = [self.seconds(made, scoring, seed) for seed in range(self.asked.seeds)]
+        step, generating = (fmean(each) for each in zip(*found, strict=True))
+        return step, generating
+
+    def seconds(self, made: Compiled, scoring: float, seed: int) -> tuple[float, float]:
+        from rlgraph.backends.sim.backend import SimBackend
+        from rlgraph.cost.lengths import Lengths
+        from rlgraph.cost.tasks import Workload
+
+        rows = Workload(Lengths((float(PROMPT),)), self.lengths, foresight=self.asked.foresight)
+        backend = SimBackend(made.program, made.plan, Toy(scoring, self.asked.slots), rows, seed)
+        next(iter(backend.steps(1)))
+        works = backend.works
+        return max(work.end for work in works), max(work.end for work in works if work.op == "generate")
 
 
 def _lengths(limit: int) -> Lengths:
@@ -167,18 +202,6 @@ def _compiled(folder: Path, program: str, streams: str) -> Compiled:
     path.write_text(program)
     (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     return rlgraph.compile(path, schedule=SCHEDULE + streams)
-
-
-def _seconds(made: Compiled, scoring: float, lengths: Lengths, seed: int) -> tuple[float, float]:
-    """Of a step, and until all is generated."""
-    from rlgraph.backends.sim.backend import SimBackend
-    from rlgraph.cost.lengths import Lengths
-    from rlgraph.cost.tasks import Workload
-
-    backend = SimBackend(made.program, made.plan, Toy(scoring), Workload(Lengths((float(PROMPT),)), lengths), seed)
-    next(iter(backend.steps(1)))
-    works = backend.works
-    return max(work.end for work in works), max(work.end for work in works if work.op == "generate")
 
 
 if __name__ == "__main__":

@@ -128,6 +128,10 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
 def _check(steps: int, workload: Workload) -> None:
     if steps < 1:
         raise ProgramError(Diagnostic("E0964", f"{steps} steps cannot be simulated", NO_SPAN, "simulate 1 or more"))
+    for name, share, most in (("foresight", workload.foresight, "1"), ("alike", workload.alike, "less than 1")):
+        if not 0 <= share <= 1 or (name == "alike" and share == 1):
+            message = f"`{name}` is a correlation, and {share:g} is none that can be simulated"
+            raise ProgramError(Diagnostic("E0964", message, NO_SPAN, f"from 0 to {most}"))
     if not 0 < workload.kept <= 1:
         message = f"a share of {workload.kept:g} of the rows cannot be kept"
         raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))

@@ -40,6 +40,8 @@ def summary(compiled: Compilation) -> str:
         lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
     if compiled.planned:
         lines += _sharing(program, compiled.plan)
+    if compiled.planned:
+        lines += _admitted(compiled.plan)
     if compiled.planned and compiled.plan.blocks:
         lines += _streamed(compiled)
     return "\n".join(lines)
@@ -96,6 +98,14 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
             here = [name for name in names if name in group.models]
             if len(here) > 1:
                 yield f"{', '.join(here)} share one base, which {group.name} has once"
+
+
+def _admitted(plan: Plan) -> Iterator[str]:
+    """Of each table in what order its rows begin, if it is not that of the data."""
+    ways = {"longest": "what their prompts gave before", "column": "the column {}", "function": "the function {}"}
+    for admit in plan.admits:
+        by = ways[admit.by].format(admit.name)
+        yield f"rows of {admit.table} that are expected to be long begin first, by {by}"
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:

@@ -18,12 +18,15 @@ def workload(
     kept: float = 1.0,
     *,
     lengths: str | Path | None = None,
+    foresight: float | None = None,
+    alike: float = 0.0,
 ) -> Workload:
-    """As `--prompt-tokens`, `--response-tokens`, `--kept` and `--lengths` say.
+    """As `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike` say.
 
     lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raises RlgraphError.
     """
-    said = target.workload(prompt_tokens, response_tokens, kept)
+    said = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
+    said = said if foresight is None else replace(said, foresight=foresight)
     if lengths is None:
         return said
     prompt, response = read_fitted(lengths)

@@ -1,4 +1,5 @@
-"""Rows that go on as they end: those that are ready first change places with those before them.
+"""Rows that go on as they end: those that are ready first change places with those before them. And rows that begin
+in another order than that of the data.
 
 Nodes that work by row do not ask in what order rows lie. A node that does, since it works on the whole batch, is given
 them in the order of the data, and what it makes of them is put where they lie. At the end they all lie in the order of
@@ -33,6 +34,11 @@ class Arrival:
         named values, which are whole. Others have only rows before `first`."""
         places = np.arange(self.frame.size(axis))
         places[first:stop] = np.r_[start:stop, first:start]
+        self.lay(axis, places, names)
+
+    def lay(self, axis: str, places: np.ndarray, names: Iterable[str]) -> None:
+        """Rows of an axis, with all that lies in them, lie in another order: `places`, int64, are those where they lie
+        now. Of the named values, which are whole."""
         self._lay(axis, places, names)
         self.order[axis] = self.order.get(axis, np.arange(len(places)))[places]
 

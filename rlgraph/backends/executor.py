@@ -24,7 +24,7 @@ from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 from rlgraph.ops import NODES, work_of
-from rlgraph.ops.nodes import model_of
+from rlgraph.ops.nodes import expected_of, model_of
 
 PIECE = 8
 """Blocks that a training takes at a time where steps overlap: weights that another step waits for go in between."""
@@ -305,6 +305,8 @@ class GraphRun:
         if task.begun == ready and (task.busy or (lanes > 1 and not last)):
             return False
         if lanes > 1:
+            if last and not task.begun:
+                self.admit(task, axis)
             end = self.share(task, axis, ready, lanes, last)
             if end is not None:
                 self.fire(task, axis, [end], last)
@@ -422,6 +424,13 @@ class GraphRun:
         rows, made = task.ahead.pop(key)
         start, task.done, task.fired = task.done, task.done + rows, True
         self.made(made, {} if rows == self.frame.size(axis) else self.first(axis, start, task.done))
+
+    def admit(self, task: _Task, axis: str) -> None:
+        """Rows that are expected to be longer go before others, if they may: who is free takes the next ones."""
+        expected = expected_of(task.node)
+        if expected and self.may_move(task, axis):
+            turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
+            self.arrival.lay(axis, turn, self.whole(self.frame.values))
 
     def may_move(self, task: _Task, axis: str) -> bool:
         """Whether rows of an axis that a task has not made may change places: nobody has begun with them, and no table

@@ -104,6 +104,8 @@ class Steps:
     """As they are before the first step."""
     loops: Mapping[str, Policy] = LOOPS
     """By operation."""
+    lasting: Sequence[str] = ()
+    """Names of what it keeps from step to step beside the program's things: `kept` has it, and who goes on gets it."""
     done = 0
     """The number of the last step that was run."""
     left: Things | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
     "--steps", type=click.IntRange(1), default=1, show_default=True, help="How many, from the middle of a run."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of which rows are long, and which are kept.")
+@click.option(
+    "--foresight",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="How much what `admit` expects of a prompt correlates with what its answers will be.  [default: 0.97]",
+)
+@click.option(
+    "--alike",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    metavar="SHARE",
+    help="How much the lengths of the answers to one prompt correlate.  [default: 0]",
+)
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--svg", type=click.Path(path_type=Path), metavar="PATH", help="Draw the last step.")
 @message_format
@@ -42,6 +56,8 @@ def simulate(
     search_gap: float | None,
     steps: int,
     seed: int,
+    foresight: float | None,
+    alike: float,
     trace: Path | None,
     svg: Path | None,
     form: Format,
@@ -54,12 +70,13 @@ def simulate(
     from rlgraph.analysis.simulate import simulate
     from rlgraph.api.target import workload
     from rlgraph.clusters.read import read_cluster
+    from rlgraph.compilation.target import assumed
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.timeline import check_writable
 
     with telling(form):
         saved = file.endswith(".json")
-        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
+        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
@@ -67,7 +84,8 @@ def simulate(
         compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *ends)
         show(compiled.diagnostics, form)
         island = read_cluster(cluster) if cluster is not None else None
-        given = rows if prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved else None
+        said = prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved
+        given = rows if said else replace(assumed(compiled), foresight=rows.foresight, alike=alike)
         found = simulate(compiled, island, steps=steps, workload=given, calibration=measured, seed=seed)
         if trace is not None:
             found.write_trace(trace)

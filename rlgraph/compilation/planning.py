@@ -19,6 +19,7 @@ from rlgraph.models.families import linear
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.ops.work import code, operations
+from rlgraph.placement.admits import called
 from rlgraph.placement.place import Machine, Shapes, place
 
 _SPECIAL = 3
@@ -72,7 +73,7 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Work that is placed, and that the passes found nobody to need."""
-    left, run = operations(program), code(program)
+    left, run = operations(program), code(program) | dict.fromkeys(called(schedule), True)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)

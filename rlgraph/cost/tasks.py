@@ -29,6 +29,12 @@ class Workload:
     """None: `usual`, of what the program allows."""
     kept: float = 1.0
     """Share of the rows that `keep` leaves."""
+    alike: float = 0.0
+    """How much the lengths of the answers to one prompt correlate, from 0 to 1: rank correlation, as normal scores."""
+    foresight: float = 0.97
+    """How much what is expected of a prompt, where rows begin by that, correlates with what its answers will be, as
+    normal scores. With as much, of the longest fifth, tenth and twentieth of the rows 0.86, 0.83 and 0.80 are among
+    those of which it is expected: StreamRL's ranker (arXiv 2504.15930) found 0.87, 0.82 and 0.76 of them."""
 
     def answers(self, limit: int) -> Lengths:
         """Of what is sampled with at most so many tokens."""

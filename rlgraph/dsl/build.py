@@ -189,6 +189,9 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def stream(self, c: list[Any]) -> tree.Stream:
         return tree.Stream(self._name(c[1]), self._options("stream", c[2]), self._line(c))
 
+    def admit(self, c: list[Any]) -> tree.Admit:
+        return tree.Admit(self._name(c[1]), self._options("admit", c[2]), self._line(c))
+
     def tail(self, c: list[Any]) -> tree.Tail:
         return tree.Tail(self._name(c[1]), self._options("tail", c[2]), self._line(c))
 

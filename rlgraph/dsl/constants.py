@@ -210,8 +210,17 @@ def value(
 
 
 def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> str:
-    """One of the names of an option, whatever else is called so."""
-    names = list(opt.names()) if opt.names else []
+    """One of the names of an option, whatever else is called so; any name, where the option says none, in quotes where
+    it is a word of the language."""
+    if opt.names is None:
+        if isinstance(expr, tree.Name):
+            return expr.id
+        if isinstance(expr, tree.String):
+            return expr.value
+        raise reporter.stop(
+            "E0403", f"{where} is a name, not `{expr.span.text}`", expr.span, f"`{opt.name}`: {opt.about}"
+        )
+    names = list(opt.names())
     if isinstance(expr, tree.Name) and expr.id in names:
         return expr.id
     near = nearest(expr.id, names) if isinstance(expr, tree.Name) else ""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.admitting import check_admit
 from rlgraph.dsl.fusing import check_fuse
 from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
@@ -17,7 +18,7 @@ from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, coun
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.schedule import Fuse, Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
+from rlgraph.ir.schedule import Admit, Fuse, Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
 from rlgraph.ir.types import Table, is_model
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import code, operations
@@ -51,6 +52,7 @@ class _Checker(Reporter):
         self.placed: dict[str, Work] = {}
         self.streamed: dict[str, Span] = {}
         self.tailed: dict[str, Span] = {}
+        self.admitted: dict[str, Span] = {}
         self.sent: dict[tuple[str, str], Span] = {}
         self.refreshed: dict[tuple[str, str], Span] = {}
         self.unclear: set[str] = set()
@@ -84,7 +86,7 @@ class _Checker(Reporter):
         for other in others:
             self.say(
                 "E0901",
-                "only pools, places, streams, tails, fuses, sends and refreshes can stand in a schedule",
+                "only pools, places, streams, admits, tails, fuses, sends and refreshes can stand in a schedule",
                 other.span,
                 "move this line into the program",
             )
@@ -96,6 +98,7 @@ class _Checker(Reporter):
         refreshes: list[Refresh] = []
         tails: list[Tail] = []
         fuses: list[Fuse] = []
+        admits: list[Admit] = []
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
@@ -113,6 +116,11 @@ class _Checker(Reporter):
             if isinstance(line, tree.Stream):
                 try:
                     streams.append(self.stream(line))
+                except Stop:
+                    continue
+            if isinstance(line, tree.Admit):
+                try:
+                    admits.append(self.admit(line))
                 except Stop:
                     continue
             if isinstance(line, tree.Tail):
@@ -145,6 +153,7 @@ class _Checker(Reporter):
             tuple(refreshes),
             tuple(tails),
             tuple(fuses),
+            tuple(admits),
             item.span,
         )
 
@@ -405,7 +414,7 @@ class _Checker(Reporter):
 
     # Streams
 
-    def table(self, line: tree.Stream | tree.Tail, seen: Mapping[str, Span], happens: str) -> str:
+    def table(self, line: tree.Stream | tree.Admit | tree.Tail, seen: Mapping[str, Span], happens: str) -> str:
         """The table that a line is about."""
         tables = {
             name.split(".")[0]: None
@@ -429,6 +438,12 @@ class _Checker(Reporter):
         assert block is None or isinstance(block, int)
         self.streamed[name] = line.table.span
         return Stream(name, block, found["deal"] == "free", line.span)
+
+    def admit(self, line: tree.Admit) -> Admit:
+        name = self.table(line, self.admitted, "is admitted")
+        by = constants.options(self, STATEMENTS["admit"], line.options, line.span, self.scope)["by"]
+        self.admitted[name] = line.table.span
+        return check_admit(self, self.program, line, name, str(by))
 
     def tail(self, line: tree.Tail, lines: Sequence[tree.Placed]) -> Tail:
         name = self.table(line, self.tailed, "has a tail")

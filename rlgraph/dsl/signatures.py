@@ -312,6 +312,19 @@ STATEMENTS = _table(
         doc="Rows of a table that go on before its batch is whole.",
     ),
     Signature(
+        "admit",
+        options=(
+            Attribute(
+                "by",
+                "word",
+                "longest",
+                doc="what says how long an answer will be: `longest`, what its prompt gave before; a column of the "
+                "data, or a function of the program",
+            ),
+        ),
+        doc="Rows of a table that begin first: those that are expected to be the longest.",
+    ),
+    Signature(
         "tail",
         options=(
             Attribute(

@@ -29,8 +29,8 @@ def check_tail(
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
         raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")
-    makers = list(_makers(program, table))
-    if not makers or not all(NODES[node.op].streams for node, _ in makers):
+    made = list(makers(program, table))
+    if not made or not all(NODES[node.op].streams for node, _ in made):
         message = f"`{table}` is no table that a model generates: its rows do not end one by one"
         raise reporter.stop("E0971", message, line.table.span, "leave the line out")
     stream = next((each for each in lines if isinstance(each, tree.Stream) and each.table.id == table), None)
@@ -38,7 +38,7 @@ def check_tail(
     if not (isinstance(deal, tree.Name) and deal.id == "free"):
         message = f"nothing could begin on the devices that `{table}` leaves: what follows it waits for all copies"
         raise reporter.stop("E0971", message, line.span, f"`stream {table}(block=1, deal=free)`")
-    models = {model for _, model in makers}
+    models = {model for _, model in made}
     for each in lines:
         meanwhile = _meanwhile(each) if isinstance(each, tree.Refresh) and each.model.id in models else None
         if meanwhile is not None:
@@ -47,7 +47,7 @@ def check_tail(
     return Tail(table, under, on, line.span)
 
 
-def _makers(program: Program, table: str) -> Iterator[tuple[Node, str]]:
+def makers(program: Program, table: str) -> Iterator[tuple[Node, str]]:
     """The nodes that sample a table, each with its model."""
     for phase in program.phases:
         types = phase.graph.values()

@@ -332,6 +332,15 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Admit:
+    """`admit TABLE(by=longest)`"""
+
+    table: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """`tail TABLE(under=0.2, on=8)`"""
 
@@ -368,7 +377,7 @@ class Refresh:
     span: Span = _span()
 
 
-Placed = Pool | Place | Stream | Tail | Fuse | Send | Refresh
+Placed = Pool | Place | Stream | Admit | Tail | Fuse | Send | Refresh
 """A line of a schedule."""
 
 

@@ -16,7 +16,7 @@ BLOCKS = ("train", *(name for name, op in NODES.items() if op.loop))
 STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")
 """They begin a line inside a step."""
 
-PLACEMENTS = ("pool", "place", "stream", "tail", "fuse", "send", "refresh")
+PLACEMENTS = ("pool", "place", "stream", "admit", "tail", "fuse", "send", "refresh")
 """They begin a line of a schedule."""
 
 HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)

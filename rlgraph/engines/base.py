@@ -312,7 +312,8 @@ class Generates(HasWeights, Protocol):
 
         refresh: where new weights may come meanwhile, of an engine that `rereads`: rows that have not ended go on with
         them as if these had read their prompts and the tokens so far. One that `admits` also takes an `admission`, see
-        there.
+        there. And one that `orders` takes `expected: Sequence[float] | None`, for each prompt the tokens that its
+        responses are expected to have: it begins with those that have most. What it gives is the same.
 
         The token at place t of row r is a function of the weights, the row's tokens, row_keys[r] (uint64 [N *
         n]) and t. A token's log-probability is log softmax(logits / temperature) over the whole vocabulary,

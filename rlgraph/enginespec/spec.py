@@ -194,6 +194,9 @@ class EngineSpec:
     admits: bool = False
     """It takes the rows of another call while it samples those of one, with the same weights: somebody else than who
     asks samples for all of them (`rlgraph.engines.base.Admits`)."""
+    orders: bool = False
+    """It begins with the rows of a call that are expected to be the longest, where it is told (`expected` of
+    `rlgraph.engines.base.Generates.generate`)."""
     rereads: bool = False
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
     again (`rlgraph.engines.base.Refresh`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rlgraph.ir.mesh import Mesh, mesh
 
@@ -126,6 +127,21 @@ class Tail:
         return self.under * asked if self.under < 1 else self.under
 
 
+By = Literal["longest", "column", "function"]
+"""What says how long a row will be: what its prompt gave before, a column of the data, or a function of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The rows of a table that are sampled begin in the order of how long they are expected to be, the longest first,
+    and copies of the model get as much of them as the others, by that."""
+
+    table: str
+    by: By
+    name: str = ""
+    """Of the column, or the function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fused:
     """Trainings that share the stages of one group's pipeline, and fill each other's bubbles. Which stage does what
@@ -154,6 +170,7 @@ class Plan:
     """Streamed tables whose blocks go to the data-parallel copy that is free; of others each copy has a fixed share."""
     tails: tuple[Tail, ...] = ()
     fused: tuple[Fused, ...] = ()
+    admits: tuple[Admit, ...] = ()
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -197,6 +214,10 @@ class Plan:
     def tail(self, table: str) -> Tail | None:
         """What becomes of the last rows of a table."""
         return next((each for each in self.tails if each.table == table), None)
+
+    def admit(self, table: str) -> Admit | None:
+        """In what order the rows of a table begin; None: in that of the data."""
+        return next((each for each in self.admits if each.table == table), None)
 
     def fused_with(self, model: str) -> Fused | None:
         """Those that a model is trained together with."""

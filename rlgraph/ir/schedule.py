@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlgraph.errors import NO_SPAN, Span
+from rlgraph.ir.plan import By
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,17 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Admit:
+    """Of the rows that are sampled those begin first that are expected to be the longest."""
+
+    table: str
+    by: By = "longest"
+    name: str = ""
+    """Of the column, or the function."""
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """The last rows of a table go on on few copies of the model that samples them; the others' devices serve what comes
     next."""
@@ -123,5 +135,6 @@ class Schedule:
     refreshes: tuple[Refresh, ...] = ()
     tails: tuple[Tail, ...] = ()
     fuses: tuple[Fuse, ...] = ()
+    admits: tuple[Admit, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """Of its head; that of no text if the user gave none."""

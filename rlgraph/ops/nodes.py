@@ -25,6 +25,7 @@ are functions here:
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
     rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
+    expected_of(node)    of a node that generates: how long its rows are expected to be, by name; "" where nobody says
     at_once(node, rows)  of a `collect`: the batches that it begins side by side
     chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
     way_to(table, makers)  the nodes by which rows came into a table, the last one first
@@ -97,6 +98,8 @@ class NodeOp:
     """It is about how many rows an axis has, and reads none of them."""
     foreign: str = ""
     """Of an operation that runs the user's Python: the attribute that names the function or environment."""
+    weighs: bool = False
+    """It makes a number for each row by which rows are shared out: whoever does that is told them."""
     part_of: str = ""
     """Of an operation that no program asks for: that of the program which it does a part of. A plan only knows that."""
 
@@ -144,6 +147,7 @@ _LAG = (
     Attribute("span", "word", "row", doc="what is of one version", by="checker", names=lambda: SPANS),
 )
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
+_TABLE = Attribute("table", "name", doc="the table, as the program calls it", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
 _OPTIMIZER = (
@@ -175,7 +179,7 @@ _ALL = (
     ),
     NodeOp(
         "generate",
-        "model table|tensor -> table",
+        "model table|tensor tensor* -> table",
         "row",
         "Rows that a model samples from each prompt.",
         attributes=(
@@ -385,6 +389,34 @@ _ALL = (
         part_of="train",
     ),
     NodeOp(
+        "expect",
+        "table|tensor -> tensor",
+        "row",
+        "How many tokens each row of a table that is going to be sampled will have.",
+        attributes=(
+            _TABLE,
+            Attribute("func", "name", "", doc="the function that says so", by="checker"),
+            Attribute("column", "name", "", doc="the column of the data that does", by="checker"),
+        ),
+        pure=False,
+        free=True,
+        foreign="func",
+        weighs=True,
+        part_of="generate",
+    ),
+    NodeOp(
+        "learn",
+        "tensor -> ",
+        "batch",
+        "How many tokens the rows of a table have had, for those of the same prompts in later steps.",
+        "it is told when all are there",
+        attributes=(_TABLE, Attribute("samples", "bool", False, doc="rows lie in those of a prompt", by="checker")),
+        pure=False,
+        effect=True,
+        free=True,
+        part_of="generate",
+    ),
+    NodeOp(
         "minibatch",
         "any* -> any*",
         "batch",
@@ -491,6 +523,12 @@ def rows_each(node: Node) -> int:
     """Of a node that generates: how many rows it makes for each one that it is asked. It may sample more of them."""
     found: int = node.attr("first") or attr(node, "n")
     return found
+
+
+def expected_of(node: Node) -> str:
+    """Of a node that generates: the value that says how long its rows are expected to be; "" where a plan asks for
+    none."""
+    return node.inputs[2] if NODES[node.op].streams and len(node.inputs) > 2 else ""
 
 
 def at_once(node: Node, missing: float) -> int:

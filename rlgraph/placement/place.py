@@ -37,6 +37,7 @@ from rlgraph.ops.bases import bases, has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
+from rlgraph.placement.admits import admit_problems, admits_of, called
 from rlgraph.placement.fusing import fuse_problems, fused_of
 from rlgraph.placement.tails import tail_problems, tails_of
 
@@ -72,9 +73,10 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     placer.sit()
     _refuse(placer.problems())
     plan = placer.plan()
-    plan = replace(plan, tails=tails_of(schedule, plan, program), fused=fused_of(schedule))
+    tails, fused, admits = tails_of(schedule, plan, program), fused_of(schedule), admits_of(schedule)
+    plan = replace(plan, tails=tails, fused=fused, admits=admits)
     problems = [*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)]
-    _refuse([*problems, *fuse_problems(schedule, plan, program)])
+    _refuse([*problems, *fuse_problems(schedule, plan, program), *admit_problems(schedule, plan, program)])
     return plan
 
 
@@ -398,7 +400,7 @@ class _Placer:
 
     def coded(self) -> Iterator[Group]:
         """The groups that run functions and environments: one for each pool of cpus that has any."""
-        run = code(self.program)
+        run = code(self.program) | dict.fromkeys(called(self.schedule), True)
         for pool, cpus in self.cpus.items():
             placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
             names = tuple(name for name in run if name in placed and run[name])

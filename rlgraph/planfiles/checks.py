@@ -12,6 +12,8 @@ from rlgraph.errors import listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
+from rlgraph.placement.admits import faults_of as unordered
+from rlgraph.placement.admits import unknown_names
 from rlgraph.placement.fusing import faults_of as unfusable
 from rlgraph.placement.place import updates
 from rlgraph.placement.tails import faults_of
@@ -31,6 +33,7 @@ def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, A
         yield from _holdings(plan)
         yield from _tails(plan, program)
         yield from _fused(plan, program)
+        yield from _admits(plan, program)
         yield from _work(plan, program)
         yield from _owners(plan, program)
 
@@ -72,6 +75,10 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
             yield from _unknown(model, models, ("plan", "fused", number, "models", place), "model")
         for place, model in enumerate(fused.turned):
             yield from _unknown(model, fused.models, ("plan", "fused", number, "turned", place), "fused model")
+    yield from _twice([each.table for each in plan.admits], "admits", "table", "two orders of admission are of")
+    for number, admit in enumerate(plan.admits):
+        for name, message, hint in unknown_names(admit, program):
+            yield ("plan", "admits", number, name), "E0955", message, hint
     for number, tail in enumerate(plan.tails):
         yield from _unknown(tail.table, plan.free, ("plan", "tails", number, "table"), "table that is dealt freely")
 
@@ -129,6 +136,12 @@ def _fused(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, fused in enumerate(plan.fused):
         for message, hint in unfusable(fused, plan, program):
             yield ("plan", "fused", number), "E0973", message, hint
+
+
+def _admits(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, admit in enumerate(plan.admits):
+        for message, hint in unordered(admit, plan, program):
+            yield ("plan", "admits", number), "E0976", message, hint
 
 
 # Devices

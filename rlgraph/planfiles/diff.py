@@ -63,6 +63,7 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
             table: counted(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
         },
         "tails": {each.table: f"under {each.under:g}, on {each.on}" for each in plan.tails},
+        "admits": {each.table: f"by {each.by} {each.name}".rstrip() for each in plan.admits},
         "fused": {", ".join(each.models): f"turned: {', '.join(each.turned) or 'none'}" for each in plan.fused},
         "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
         **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlgraph.errors import listed
 from rlgraph.ir.plan import LARGEST
 from rlgraph.planfiles.document import JsonNode
 
@@ -52,6 +53,22 @@ class Flag:
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def read(self, node: JsonNode) -> str:
+        if node.text() not in self.words:
+            node.say("E0953", f"{node.shown} is none of {listed(self.words, 'and')}")
+            return self.words[0]
+        return node.text()
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.words)}
 
 
 @dataclass(frozen=True)

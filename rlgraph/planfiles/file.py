@@ -77,6 +77,8 @@ def print_plan_file(file: PlanFile) -> str:
         ]
     if plan.fused:
         document["plan"]["fused"] = [asdict(each) for each in plan.fused]
+    if plan.admits:
+        document["plan"]["admits"] = [_said(asdict(each), "name") for each in plan.admits]
     document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
     # Some programs take these for the end of a line; JSON lets them stand as they are.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})

@@ -7,13 +7,26 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from rlgraph.errors import nearest
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Fused, Group, Holding, Pool, Role, Tail
+from rlgraph.ir.plan import LARGEST, VERSION, Admit, By, Fused, Group, Holding, Pool, Role, Tail
 from rlgraph.planfiles.document import JsonNode
-from rlgraph.planfiles.fields import Entries, FilePath, Flag, Items, Maybe, Number, Record, Rows, Section, Text, Whole
+from rlgraph.planfiles.fields import (
+    Entries,
+    FilePath,
+    Flag,
+    Items,
+    Maybe,
+    Number,
+    OneOf,
+    Record,
+    Rows,
+    Section,
+    Text,
+    Whole,
+)
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
 _RANGES = f"({_RUN}(,{_RUN})*)?"
@@ -111,6 +124,7 @@ HOLDING = Record(
 """What is not said of it is as the engine does by itself."""
 
 TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": Whole(least=1)})
+ADMIT = Record(Admit, {"table": Text(), "by": OneOf(get_args(By))}, {"name": Text()})
 FUSED = Record(Fused, {"models": Items(Text()), "turned": Items(Text())})
 
 PROGRAM = Record(
@@ -135,7 +149,7 @@ PLAN = Record(
         "blocks": Entries(Whole(least=1)),
         "holdings": Items(HOLDING),
     },
-    {"free": Items(Text()), "tails": Items(TAIL), "fused": Items(FUSED)},
+    {"free": Items(Text()), "tails": Items(TAIL), "fused": Items(FUSED), "admits": Items(ADMIT)},
 )
 SECTIONS = {
     "cluster": Section({"text": "the cluster as `--cluster` reads it"}),

@@ -428,7 +428,7 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
 
 def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
-    kept = Held("rollout", "play", np.arange(10), lengths * 0 + 1, lengths, lengths * 0).first(3, 5)
+    kept = Held("rollout", "play", np.arange(10), lengths * 0 + 1, lengths, lengths * 0.0, lengths * 0).first(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
     sampling = kept.sampling(3, 5)
     assert (sampling.rows, sampling.samples) == (10, 5)

@@ -49,6 +49,9 @@ class Here:
     def choose(self, order: Order) -> np.ndarray:
         return chosen_places(order.node, order.frame)
 
+    def weigh(self, order: Order) -> Sequence[float]:
+        raise NotImplementedError("rows begin in the order of the data")
+
     def move(self, move: Move) -> Coming:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
         return lambda: Moved(0.5, sent=8)

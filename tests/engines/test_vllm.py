@@ -118,6 +118,27 @@ def test_rows_that_wait_and_rows_that_are_computed_again() -> None:
         tight.generate(LONG, 1, Sampling(145), keys(4))
 
 
+def test_rows_that_are_expected_to_be_long_begin_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = pair
+    sampling, taken = Sampling(9), list[int]()
+    add = engine._engine.add_request
+
+    def noted(name: str, *args: Any) -> None:
+        taken.append(int(name.split("/")[1]))
+        add(name, *args)
+
+    monkeypatch.setattr(engine._engine, "add_request", noted)
+    plain = engine.generate(PROMPTS, 2, sampling, keys(10))
+    assert taken == list(range(10))
+    taken.clear()
+    sorted_ = engine.generate(PROMPTS, 2, sampling, keys(10), expected=[3.0, 1.0, 9.0, 3.0, 4.0])
+    assert taken == [4, 5, 8, 9, 0, 1, 6, 7, 2, 3]
+    assert sorted_.sequences.tokens.tolist() == plain.sequences.tokens.tolist()
+    assert sorted_.logprobs == pytest.approx(plain.logprobs, rel=0, abs=1e-5)
+    parts = dict(engine.parts(PROMPTS, 2, sampling, keys(10), [2, 3], expected=[3.0, 1.0, 9.0, 3.0, 4.0]))
+    assert [*parts[0].sequences.rows(), *parts[1].sequences.rows()] == plain.sequences.rows()
+
+
 def test_prompts_that_are_read_in_parts(pair: Pair) -> None:
     engine, _ = pair
     # More tokens together than vLLM reads in a step.

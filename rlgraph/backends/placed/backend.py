@@ -144,6 +144,8 @@ class Placed(Steps):
             if isinstance(table, StandIn):
                 assert node.id is not None
                 return Made({node.name: table.select(node.id)})
+        if op.weighs:
+            return Made({node.name: list(self.transport.weigh(Order(node, frame, self._group(node, frame))))})
         if op.chooses is not None:
             return selected(node, frame, self.choose(node, frame))
         return self.transport.fire(Order(node, frame, self._group(node, frame)))

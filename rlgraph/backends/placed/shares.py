@@ -10,6 +10,7 @@ import numpy as np
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.placed.admission import dealt
 from rlgraph.backends.placed.transport import Order
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import share
@@ -110,21 +111,22 @@ def shares(order: Order, axes: Mapping[str, Axis]) -> Shares:
     wanted = {own.key for own in row_axes(frame, node.inputs, [axes[axis]])}
     frame = frame.child()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    parts = split(frame, axis, copies, node.inputs)
+    parts = [part(frame, axis, rows, node.inputs) for rows in rows_of(order, frame.size(axis), copies)]
     busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
     return Shares(node, frame, axis, idle | busy, {copy: parts[copy][1] for copy in busy})
 
 
-def split(frame: Frame, axis: str, copies: int, names: Sequence[str]) -> list[tuple[Frame, Places]]:
-    """A part of the rows of an axis for each copy, one behind the other and as even as can be, with all that lies in
-    them and the outer rows that they lie in. Names without rows are the same in each."""
-    size = frame.size(axis)
-    ranges = (share(size, copies, index) for index in range(copies))
-    return [part(frame, axis, np.arange(start, stop), names) for start, stop in ranges]
+def rows_of(order: Order, size: int, copies: int) -> list[np.ndarray]:
+    """Of each copy the rows of an axis that it gets, ascending, int64: one behind the other and as even as can be;
+    where it is known how long they are expected to be, as even by that."""
+    if order.expected is not None:
+        return [np.array(sorted(mine), dtype=np.int64) for mine in dealt(order.expected, copies)]
+    return [np.arange(*share(size, copies, index)) for index in range(copies)]
 
 
 def part(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
-    """Some rows of an axis, ascending, and of the outer axes only the rows that these lie in."""
+    """Some rows of an axis, ascending, with all that lies in them, and of the outer axes only the rows that these lie
+    in. Names without rows are as they are."""
     path = [above.key for above in frame.rows[axis].axis.path()]
     used: Places = {axis: rows}
     for outer in path[1:]:

@@ -11,20 +11,19 @@ from rlgraph.backends.turns import Turn, seats
 class Ending:
     """The blocks of an order that have not ended, and the copies that go on with them."""
 
-    def __init__(self, order: Order, turn: Turn, rows: Sequence[int]) -> None:
-        """rows: of each block, which are dealt to the copies in turn."""
+    def __init__(self, order: Order, turn: Turn, rows: Sequence[int], dealt: Sequence[Sequence[int]]) -> None:
+        """rows: of each block. dealt: the blocks of each copy."""
         assert order.tail is not None
-        copies = order.group.mesh.length("dp")
         self.order, self.turn, self.rows, self.tail = order, turn, rows, order.tail
-        self.here = list(range(copies))
+        self.here = list(range(len(dealt)))
         """Copies that have not left."""
-        self.left = {block: block % copies for block in range(len(rows))}
+        self.left = {block: copy for copy, own in enumerate(dealt) for block in own}
         """The copy that each block is with."""
 
     @classmethod
-    def of(cls, order: Order, turn: Turn, rows: Sequence[int]) -> Ending | None:
+    def of(cls, order: Order, turn: Turn, rows: Sequence[int], dealt: Sequence[Sequence[int]]) -> Ending | None:
         """Of an order that has a tail, and of no other one."""
-        return None if order.tail is None else cls(order, turn, rows)
+        return None if order.tail is None else cls(order, turn, rows, dealt)
 
     def ended(self, block: int) -> Mapping[int, int] | None:
         """A block has. For each one that moves now the copy that goes on with it; None: no copy leaves."""

@@ -26,6 +26,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Seats, seats
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group, Tail
+from rlgraph.ops.nodes import expected_of
 
 
 class StandIn(Elsewhere):
@@ -74,6 +75,12 @@ class Order:
     @property
     def step(self) -> Step:
         return self.frame.step
+
+    @property
+    def expected(self) -> Sequence[float] | None:
+        """How long the rows that it samples are expected to be, for each that is asked; None: nobody says."""
+        name = expected_of(self.node)
+        return self.frame.values[name] if name else None
 
     @property
     def copies(self) -> int | None:
@@ -154,6 +161,10 @@ class Transport(Protocol):
 
     def choose(self, order: Order) -> np.ndarray:
         """Which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
+        ...
+
+    def weigh(self, order: Order) -> Sequence[float]:
+        """A number for each row, by which rows are shared out. The rows themselves stay where they are."""
         ...
 
     def move(self, move: Move) -> Coming:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.expecting import expect, learn
 from rlgraph.backends.process.lasting import assign, lookup, push, sample
 from rlgraph.backends.process.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.process.session import ModelState, Session, engine_failure, too_long
@@ -384,6 +385,8 @@ WORK: dict[str, Work] = {
     "call": call,
     "tensor": tensor,
     "size": size,
+    "expect": expect,
+    "learn": learn,
     "keep": keep,
     "pick": choose,
     "lookup": lookup,

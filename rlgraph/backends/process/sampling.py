@@ -27,12 +27,12 @@ from rlgraph.foreign import Environment, Episode
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import OLDEST, Axis, Table
-from rlgraph.ops.nodes import rows_each, work_of
+from rlgraph.ops.nodes import expected_of, rows_each, work_of
 
 
 def generate(node: Node, frame: Frame, session: Session) -> Made:
     """`n` answers for each row of a table or a text column, or those of them that end first."""
-    size = _asked(node, frame)[0].size
+    size = asked_rows(node, frame)[0].size
     [(_, _, made)] = generate_parts(node, frame, session, [size])
     return made
 
@@ -43,14 +43,15 @@ def generate_parts(
     """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there: its
     number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
-    parents, data, prompts = _asked(node, frame)
+    parents, data, prompts = asked_rows(node, frame)
     kind = _kind(node)
     count, each = node.attr("n"), rows_each(node)
     ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    how = _sampling(node, model), weights, version, _refresh(node, frame), frame.admission
+    expected = frame.values[expected_of(node)] if expected_of(node) else None
+    how = _sampling(node, model), weights, version, _refresh(node, frame), frame.admission, expected
     sampler = _Sampler(node, frame.step, session, model, None, count, *how)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
@@ -80,9 +81,12 @@ def _kind(node: Node) -> Table:
     return kind
 
 
-def _asked(node: Node, frame: Frame, *, asks: bool = True) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
-    """The rows to answer, the data rows they came from, and the prompts; asks: a row without one is an error."""
-    name = node.inputs[1]
+def asked_rows(
+    node: Node, frame: Frame, place: int = 1, *, asks: bool = True
+) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
+    """The rows to answer, the data rows they came from, and the prompts. place: of the input that these are; asks: a
+    row without a prompt is an error."""
+    name = node.inputs[place]
     value, kind = frame.values[name], frame.types[name]
     if isinstance(kind, Table):
         rows = frame.rows[kind.axis.key]
@@ -248,6 +252,8 @@ class _Sampler:
     """Where newer ones come meanwhile."""
     admission: Admission | None = None
     """How the rows come among those of other work."""
+    expected: Sequence[float] | None = None
+    """For each row that is asked the tokens that its answers are expected to have."""
 
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
@@ -279,6 +285,7 @@ class _Sampler:
         more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
         # And only one that admits this one.
         more |= {} if self.admission is None else {"admission": self.admission}
+        more |= {} if self.expected is None else {"expected": self.expected}
         if len(sizes) == 1 and not (self.admission and self.admission.leaves):
             found = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **more))])
         else:
@@ -346,7 +353,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     if frame.admission is not None:
         # Each turn hands over rows of its own.
         frame.admission.more = True
-    parents, data, prompts = _asked(node, frame, asks=False)
+    parents, data, prompts = asked_rows(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
     ids = _ids(parents, count)
     weights, version = _weights(node, frame, session, model)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from rlgraph.backends.history import History
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
@@ -145,6 +146,7 @@ class Session:
         self.readers: dict[str, Reader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
+        self.history = History()
         self.first: dict[str, Any] = {}
         """Values of things that live across steps, as they are before the first one, by name."""
         self.recorder = Recorder(settings.record) if settings.record else None

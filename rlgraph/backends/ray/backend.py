@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.clocks import InLine, Threads
@@ -27,6 +27,10 @@ from rlgraph.errors import RunError
 from rlgraph.ir.graph import Program, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.passes.accumulate import accumulated
+from rlgraph.passes.admit import admitted
+
+HISTORY = "the history of lengths"
+"""In checkpoints."""
 
 
 class RayBackend(Placed):
@@ -55,7 +59,7 @@ class RayBackend(Placed):
         that cannot hold the plan.
         """
         plan = plan.alone(embedded().name) if debug else plan
-        program = numbered(accumulated(program, plan))
+        program = numbered(admitted(accumulated(program, plan), plan))
         observer = observer or Silent()
         self.processes = start(
             program,
@@ -140,6 +144,10 @@ class RayBackend(Placed):
 
     # Checkpoints
 
+    @property
+    def lasting(self) -> Sequence[str]:  # type: ignore[override]
+        return (HISTORY,) if any(each.by == "longest" for each in self.plan.admits) else ()
+
     def rows(self) -> dict[str, int | None]:
         """Of each data source how many rows it has, where that is known."""
         return self.saves.rows()
@@ -162,6 +170,8 @@ class RayBackend(Placed):
         return self.saves.keep(model, self.plan.owner(model), self.done, self.versions.after(model, self.done))
 
     def kept(self, name: str) -> Any:
+        if name == HISTORY:
+            return self.saves.history()
         return self.saves.fetched(super().kept(name))
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
@@ -169,6 +179,9 @@ class RayBackend(Placed):
         for name, saved in models.items():
             self.saves.restore(name, self.plan.owner(name), saved)
             self.weights.restore(name, saved.updates, saved.past)
+        things = dict(things)
+        if HISTORY in things:
+            self.saves.remember(things.pop(HISTORY))
         placed = {name: self.saves.placed(name, value, self.first[name]) for name, value in things.items()}
         self.done, self.left = number, {**self.first, **placed}
         for name in self.versions.newest:

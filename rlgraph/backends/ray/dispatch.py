@@ -108,6 +108,17 @@ class Dispatch:
         assert chosen is not None
         return chosen
 
+    def weigh(self, order: Order) -> Sequence[float]:
+        if order.group.code:
+            with self.queues.place(order.group.pool, order.step.number) as free:
+                _, receipts = self._sent(order, {free: order.frame})
+        else:
+            free = 0
+            _, receipts = self.ask(order, {0: order.frame})
+        numbers = receipts[free].numbers
+        assert numbers is not None
+        return numbers
+
     def ask(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,8 @@ class Receipt:
     """Of each value that was made the number of rows; None for one without rows."""
     chosen: np.ndarray | None = None
     """Of `keep` and `pick`: which rows, int64."""
+    numbers: Sequence[float] | None = None
+    """For each row one, by which rows are shared out."""
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     """That it sampled."""

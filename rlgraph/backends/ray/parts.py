@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlgraph.backends.executor import Part
+from rlgraph.backends.placed.admission import blocks
 from rlgraph.backends.placed.shares import part, split_axis
 from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Order
@@ -68,18 +69,20 @@ class InParts:
         self.going: list[_Share] = []
         self.leaving: list[int] = []
         """Copies that give their rows up, and have not said of which parts."""
-        together = order.key is not None
-        self.ending = Ending.of(order, turn, [size * rows_each(order.node) for size in sizes]) if together else None
+        self.dealt = blocks(order.expected, sizes, len(self.copies))
+        """Of each copy its parts."""
+        rows = [size * rows_each(order.node) for size in sizes]
+        self.ending = Ending.of(order, turn, rows, self.dealt) if order.key is not None else None
 
     def told(self) -> Iterator[Part]:
         """Each part, as soon as it is done."""
         dispatch, node = self.dispatch, self.order.node
         dispatch.observer.firing(node, self.order.group.pool)
-        began, tokens, count = time.perf_counter(), 0, len(self.copies)
-        busy = range(min(count, len(self.sizes)))
+        began, tokens = time.perf_counter(), 0
+        busy = {copy: mine for copy, mine in enumerate(self.dealt) if mine}
         place = self.places.enter_context(dispatch.together.order(self.order, [self.copies[copy] for copy in busy]))
         with place.sending:
-            self.send({copy: range(copy, len(self.sizes), count) for copy in busy}, place)
+            self.send(busy, place)
         dispatch.begun(self.order)
         began += arrived(self.order)
         while self.going:
@@ -105,7 +108,7 @@ class InParts:
             yield index, dispatch.made(node, self.numbers[index], receipt, calls.who[0])
         dispatch.observer.fired(node, time.perf_counter() - began, tokens, self.order.group.pool)
 
-    def send(self, shares: dict[int, Sequence[int]], place: Place, begun: Begun | None = None) -> None:
+    def send(self, shares: Mapping[int, Sequence[int]], place: Place, begun: Begun | None = None) -> None:
         """Gives copies their parts."""
         dispatch, order = self.dispatch, self.order
         node, frame, wanted, axis = order.node, order.frame, dispatch.needs(order), split_axis(order.node)

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlgraph.backends.batches import Batch
 from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.history import Known
 from rlgraph.backends.process.sampling import inner_rows
 from rlgraph.backends.process.saving import Part, Stock, Written, need_same, parts
 from rlgraph.backends.ray.failures import Request, shown
@@ -76,6 +77,14 @@ class Saves:
         self.processes.ask(request, Worker.restore, model, saved)
 
     # Values that live across steps
+
+    def history(self) -> Known:
+        """How long the answers to prompts were."""
+        [found] = self.processes.ask(Request((_HOST,), "saving"), Worker.lengths)
+        return found
+
+    def remember(self, known: Known) -> None:
+        self.processes.ask(Request((_HOST,), "going on"), Worker.remember, known)
 
     def fetched(self, value: Any) -> Any:
         """A value with all that other processes have of it."""

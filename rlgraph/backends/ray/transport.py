@@ -56,6 +56,9 @@ class RayTransport:
     def choose(self, order: Order) -> np.ndarray:
         return self.dispatch.choose(order)
 
+    def weigh(self, order: Order) -> Sequence[float]:
+        return self.dispatch.weigh(order)
+
     def move(self, move: Move) -> Coming:
         return self.transfers.move(move)
 

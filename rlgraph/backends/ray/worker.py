@@ -16,6 +16,7 @@ import torch
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.history import Known
 from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, work
 from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
@@ -287,6 +288,9 @@ class Worker(Models):
             if NODES[node.op].chooses is not None:
                 chosen = chosen_places(node, frame, session)
                 return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.step, order.keeps))
+            if NODES[node.op].weighs:
+                numbers = work(node, frame, session).values[node.name]
+                return Receipt(start, time.time(), numbers=numbers, came=came)
             if order.parts:
                 parts = self.in_parts(order, node, frame, start, came)
                 if order.keeps:
@@ -441,6 +445,14 @@ class Worker(Models):
     def rows(self) -> dict[str, int | None]:
         """Of each data source how many rows it has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
+
+    def lengths(self) -> Known:
+        """How long the answers to prompts were."""
+        return self.session.history.kept()
+
+    def remember(self, known: Known) -> None:
+        """How long they were in the steps before those that come."""
+        self.session.history.known = known
 
     def put(self, pieces: Wire) -> None:
         """Values as they were before the steps that come."""

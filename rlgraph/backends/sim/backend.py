@@ -20,6 +20,7 @@ from rlgraph.ir.graph import Program, Value, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.passes.accumulate import accumulated
+from rlgraph.passes.admit import admitted
 
 
 class SimBackend(Placed):
@@ -36,7 +37,7 @@ class SimBackend(Placed):
         turns: bool = True,
     ) -> None:
         """turns: works of a pool take turns; without, nothing waits but for what it needs."""
-        program, observer = numbered(accumulated(program, plan)), observer or Silent()
+        program, observer = numbered(admitted(accumulated(program, plan), plan)), observer or Silent()
         self.clock = Virtual()
         self.log = Log(self.clock, predictor, observer)
         queues = Queues(plan, self.clock) if turns else Aside(plan, self.clock)

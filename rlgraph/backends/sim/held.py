@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def none() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-_EACH = ("numbers", "prompt", "response", "version")
+_EACH = ("numbers", "prompt", "response", "expected", "version")
 """What is known of each row."""
 
 
@@ -39,6 +40,8 @@ class Held(StandIn):
     """int64 [rows]: tokens."""
     response: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens that carry loss."""
+    expected: np.ndarray = field(default_factory=none)
+    """float64 [rows]: tokens that it was expected to have when it was sampled; 0 where nobody said."""
     version: np.ndarray = field(default_factory=none)
     """int64 [rows]: that of the weights which sampled it, or began to; 0 where none did."""
     period: int = 1
@@ -76,6 +79,11 @@ class Held(StandIn):
         others = np.repeat(left.max(axis=1, initial=0)[:, None], samples - kept, axis=1)
         return np.repeat(self.prompt[::kept, None], samples, axis=1), np.concatenate([left, others], axis=1)
 
+    def in_turn(self, kept: int) -> np.ndarray:
+        """Prompts of which so many rows each are kept in the order in which these begin, int64: those first that are
+        expected to be longer."""
+        return np.argsort(-self.expected[::kept], kind="stable")
+
     def sampling(self, kept: int, samples: int) -> Batch:
         """The work of sampling these rows, of which `kept` of so many samples are left."""
         prompt, response = (Lengths.of(each.reshape(-1).tolist()) for each in self.begun(kept, samples))
@@ -88,29 +96,52 @@ class Held(StandIn):
         inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
         return float(self.response.sum()) if inner else float(self.rows)
 
-    def shares(self, key: str) -> np.ndarray:
+    def shares(self, key: str, samples: int = 1, alike: float = 0.0) -> np.ndarray:
         """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
-        shuffles.
+        shuffles. alike: how much those of each so many rows in turn correlate.
 
         What a row gets depends on its number alone, not on the slice or block that it comes in.
         """
         found = np.zeros(self.rows)
         batches = self.numbers // self.period
         for batch in np.unique(batches).tolist():
-            order = _shuffled(f"{key}/{batch}", self.period)
+            order = _order(f"{key}/{batch}", self.period, samples, alike if samples > 1 else 0.0)
             mine = batches == batch
             found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
         return found
 
-    def sampled(self, lengths: Lengths, key: str) -> np.ndarray:
+    def sampled(self, lengths: Lengths, key: str, samples: int = 1, alike: float = 0.0) -> np.ndarray:
         """A length for each row, int64."""
-        known = np.asarray(lengths.values)
-        found = np.interp(self.shares(key) * len(known) - 0.5, np.arange(len(known)), known)
-        whole: np.ndarray = np.maximum(1, np.rint(found)).astype(np.int64)
+        whole: np.ndarray = np.maximum(1, np.rint(at(lengths, self.shares(key, samples, alike)))).astype(np.int64)
         return whole
 
 
+def at(lengths: Lengths, shares: np.ndarray) -> np.ndarray:
+    """For each share of the rows the length that it does not exceed, float64."""
+    known = np.asarray(lengths.values)
+    found: np.ndarray = np.interp(shares * len(known) - 0.5, np.arange(len(known)), known)
+    return found
+
+
+def normal(shares: np.ndarray) -> np.ndarray:
+    """How many standard deviations out of a normal distribution each share lies, float64."""
+    return np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
+
+
+def share_of(scores: np.ndarray) -> np.ndarray:
+    """The other way round."""
+    return np.array([_NORMAL.cdf(score) for score in scores.tolist()])
+
+
+_NORMAL = NormalDist()
+
+
 @lru_cache(64)
-def _shuffled(key: str, count: int) -> np.ndarray:
-    """A permutation: each block of a batch asks for the whole batch's."""
-    return np.random.default_rng(random.Random(key).getrandbits(64)).permutation(count)
+def _order(key: str, count: int, samples: int, alike: float) -> np.ndarray:
+    """A permutation: each block of a batch asks for the whole batch's. alike: of each so many neighbours."""
+    chance = np.random.default_rng(random.Random(key).getrandbits(64))
+    if not alike:
+        return chance.permutation(count)
+    own, shared = chance.standard_normal(count), chance.standard_normal(-(-count // samples))
+    scores = np.sqrt(alike) * np.repeat(shared, samples)[:count] + np.sqrt(1 - alike) * own
+    return scores.argsort(kind="stable").argsort(kind="stable")

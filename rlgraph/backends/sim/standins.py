@@ -12,7 +12,7 @@ from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.held import Held, at, normal, share_of
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
 from rlgraph.cost.lengths import Lengths
@@ -21,7 +21,7 @@ from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, rows_each
+from rlgraph.ops.nodes import NODES, expected_of, rows_each
 
 
 class StandIns:
@@ -29,6 +29,13 @@ class StandIns:
 
     def __init__(self, program: Program, workload: Workload, versions: Versions, seed: int) -> None:
         self.program, self.workload, self.versions, self.seed = program, workload, versions, seed
+        self.samplers = {
+            (phase.name, expected_of(node)): node
+            for phase in program.phases
+            for node in phase.graph.walk()
+            if expected_of(node)
+        }
+        """Nodes that sample, by phase and the value that says how long their rows are expected to be."""
         self._answers: dict[int, Lengths] = {}
         """By the most tokens of an answer."""
 
@@ -80,13 +87,31 @@ class StandIns:
             prompt=np.repeat(asked.prompt, count),
             version=np.full_like(numbers, order.version or 0),
         )
-        made = replace(made, response=made.sampled(self.answers(node.attr("max_tokens")), self.key(node, frame.step)))
+        if order.expected is not None:
+            made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
+        answers, key = self.answers(node.attr("max_tokens")), self.key(node, frame.step)
+        made = replace(made, response=made.sampled(answers, key, count, self.workload.alike))
         rows, first = [], rows_each(node)
         if first < count:
             made = made.first(first, count)
         if axis.key != above.key:
             rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
         return Made({node.name: made}, rows)
+
+    def expected(self, order: Order) -> list[float]:
+        """How long the answers to each prompt are expected to be that is going to be asked: what they will be, as far
+        as the workload says that one can know."""
+        asked, step = order.frame.values[order.node.inputs[0]], order.step
+        node = self.samplers[step.phase, order.node.name]
+        count, knows = node.attr("n"), self.workload.foresight
+        numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
+        rows = _rows(node.name, order.group.name, numbers, asked.period * count)
+        scores = normal(rows.shares(self.key(node, step), count, self.workload.alike)).reshape(-1, count).mean(axis=1)
+        # As far from each other as those of single rows are.
+        scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
+        chance = normal(asked.shares(f"{self.key(node, step)}/expected"))
+        lengths = at(self.answers(node.attr("max_tokens")), share_of(knows * scores + np.sqrt(1 - knows**2) * chance))
+        return [float(each) for each in lengths]
 
     def answers(self, limit: int) -> Lengths:
         """Of what is sampled with at most so many tokens."""
@@ -163,4 +188,4 @@ class StandIns:
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
     """Rows without tokens."""
     zeros = np.zeros_like(numbers)
-    return Held(name, group, numbers, zeros, zeros, zeros, period)
+    return Held(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period)

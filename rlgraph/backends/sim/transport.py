@@ -16,6 +16,8 @@ import numpy as np
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.admission import blocks
+from rlgraph.backends.placed.shares import rows_of
 from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.held import Held, none
@@ -33,7 +35,6 @@ from rlgraph.cost.sampled import NOTHING, Sampled
 from rlgraph.cost.tasks import Workload, turns_of
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each, table_of
@@ -111,6 +112,21 @@ class _Rows:
             return 0.0
         # Differences first: the mean of equal numbers need not be that number.
         return fmean(self.until - min(self.until, max(self.there, end)) for end in self.over)
+
+
+class _Dealt:
+    """What one copy does of an order that is done in parts."""
+
+    def __init__(self, parts: Sequence[int], made: Sequence[Held], kept: int) -> None:
+        """parts: their numbers. made: the rows of each, of which so many belong to each prompt."""
+        self.rows = made[0].join(made[1:]) if made else None
+        first, self.places = 0, list[tuple[int, np.ndarray]]()
+        """For each part the places of its prompts among all that it samples, in the order in which these begin."""
+        turn = self.rows.in_turn(kept).argsort() if self.rows else none()
+        for part, own in zip(parts, made, strict=True):
+            last = first + own.rows // kept
+            self.places.append((part, turn[first:last]))
+            first = last
 
 
 class SimTransport:
@@ -228,11 +244,13 @@ class SimTransport:
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
     def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[CopyRows]:
-        """Of each copy of a group the rows that it samples; copies without rows take no time."""
+        """Of each copy of a group the rows that it samples, in the order in which they begin; copies without rows take
+        no time."""
         node, found = order.node, list[CopyRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
         for rows in shared:
-            prompts, answers = (each.reshape(-1).tolist() for each in rows.begun(kept, samples))
+            first = rows.in_turn(kept)
+            prompts, answers = (each[first].reshape(-1).tolist() for each in rows.begun(kept, samples))
             alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples)
             found.append(CopyRows(alone, prompts, answers))
         return found
@@ -246,21 +264,14 @@ class SimTransport:
         with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
             yield
 
-    def dealt(self, order: Order, parts: Sequence[Held]) -> list[list[Held]]:
-        """To each copy of a group its parts."""
-        copies = order.group.mesh.length("dp")
-        return [list(parts[copy::copies]) for copy in range(copies)]
-
-    def ends(self, order: Order, dealt: Sequence[Sequence[Held]], rows: Ends) -> list[float]:
+    def ends(self, order: Order, dealt: Sequence[_Dealt], rows: Ends) -> list[float]:
         """Seconds after which each part has ended, of those after which each row of each copy has."""
-        copies, ends = len(dealt), [0.0] * sum(map(len, dealt))
+        ends = [0.0] * sum(len(own.places) for own in dealt)
         kept, samples = rows_each(order.node), order.node.attr("n")
-        for copy, (own, found) in enumerate(zip(dealt, rows, strict=False)):
-            left = np.asarray(found).reshape(-1, samples)[:, :kept].reshape(-1)
-            first = 0
-            for number, part in enumerate(own):
-                ends[copy + number * copies] = float(left[first : first + part.rows].max(initial=0.0))
-                first += part.rows
+        for own, found in zip(dealt, rows, strict=True):
+            left = np.asarray(found).reshape(-1, samples)[:, :kept]
+            for part, places in own.places:
+                ends[part] = float(left[places].max(initial=0.0))
         return ends
 
     def answered(self, order: Order, runner: Group, acted: Work) -> None:
@@ -287,13 +298,18 @@ class SimTransport:
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
             made = [self.standins.made(replace(order, frame=each)) for each in slices]
-            dealt = self.dealt(order, [each.values[node.name] for each in made])
-            copies = self.sampling_copies(order, [own[0].join(own[1:]) for own in dealt if own])
-            rows = _Rows([*copies, *[CopyRows(NOTHING, (), ())] * (len(dealt) - len(copies))], _last)
+            shares = blocks(order.expected, sizes, group.mesh.length("dp"))
+            held = [each.values[node.name] for each in made]
+            dealt = [_Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
+            copies = [
+                CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows])[0]
+                for own in dealt
+            ]
+            rows = _Rows(copies, _last)
             sampling.enter_context(self.sampling(order, whole, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
             left, who = list(range(len(sizes))), [group]
-            ending = Ending.of(order, devices, [each.values[node.name].rows for each in made])
+            ending = Ending.of(order, devices, [each.values[node.name].rows for each in made], shares)
             while left:
                 ends = self.ends(order, dealt, rows.ends)
                 number = min(left, key=ends.__getitem__)
@@ -314,19 +330,15 @@ class SimTransport:
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
-    def moved(self, order: Order, dealt: Sequence[Sequence[Held]], rows: _Rows, to: Mapping[int, int]) -> Ends:
+    def moved(self, order: Order, dealt: Sequence[_Dealt], rows: _Rows, to: Mapping[int, int]) -> Ends:
         """When the rows of each copy end, where blocks of them go to other copies now."""
-        model, copies = order.frame.values[model_of(order.node)], len(dealt)
-        kept, samples = rows_each(order.node), order.node.attr("n")
+        model, samples = order.frame.values[model_of(order.node)], order.node.attr("n")
         places: dict[tuple[int, int], int] = {}
         for copy, own in enumerate(dealt):
-            first = 0
-            for number, part in enumerate(own):
-                last = first + part.rows // kept * samples
-                if copy + number * copies in to:
-                    target = to[copy + number * copies]
-                    places |= {(copy, row): target for row in range(first, last) if rows.ends[copy][row] > rows.there}
-                first = last
+            for part, groups in own.places:
+                if part in to:
+                    going = (int(group) * samples + sample for group in groups for sample in range(samples))
+                    places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.there}
 
         def sampling(prompts: Sequence[float], answers: Sequence[float]) -> Sampled:
             return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1)
@@ -337,6 +349,10 @@ class SimTransport:
         """Some rows of a node's unit."""
         assert node.unit is not None and node.unit.axis is not None
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
+
+    def weigh(self, order: Order) -> Sequence[float]:
+        self.work(order, Made())
+        return self.standins.expected(order)
 
     def choose(self, order: Order) -> np.ndarray:
         self.work(order, Made())
@@ -519,8 +535,8 @@ def _last(ends: Ends) -> float:
 def _shared(rows: Held, order: Order) -> list[Held]:
     """The rows of each copy of a group that samples them: those of a prompt stay together."""
     copies, each = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
-    bounds = (share(rows.rows // each, copies, copy) for copy in range(copies))
-    return [rows.pick(np.arange(start * each, stop * each)) for start, stop in bounds]
+    mine = rows_of(order, rows.rows // each, copies)
+    return [rows.pick((own[:, None] * each + np.arange(each)).reshape(-1)) for own in mine]
 
 
 def _title(node: Node) -> str:

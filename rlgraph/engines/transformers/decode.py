@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -64,12 +64,14 @@ def generate(
     block_tokens: int = 1 << 18,
     refresh: Refresh | None = None,
     agreed: Callable[[bool], bool] = bool,
+    expected: Sequence[float] | None = None,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
     Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least
     `threads` blocks, which `pool` runs side by side. An empty prompt becomes the single token
-    `ends.start_id`. agreed: as `Pause` has it.
+    `ends.start_id`. agreed: as `Pause` has it. expected: the tokens that the responses to each prompt are expected to
+    have: blocks are of rows that have as many, and those with most come first.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     count = len(prompts) * n
@@ -77,7 +79,8 @@ def generate(
         raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
     prompts = _with_start(prompts, ends.start_id)
     lengths = torch.repeat_interleave(prompts.lengths, n)
-    blocks = _blocks(lengths, sampling.max_tokens, threads, block_tokens, n if sampling.first else 1)
+    together = n if sampling.first else 1
+    blocks = _blocks(_order(lengths, n, expected), lengths, sampling.max_tokens, threads, block_tokens, together)
     if any(_ragged(lengths[rows]) for rows in blocks) and not network.pads:
         blocks = [part for rows in blocks for part in _of_equal_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
@@ -102,11 +105,22 @@ def _with_start(prompts: Sequences, start_id: int | None) -> Sequences:
     return Sequences.from_lists([row or [start_id] for row in prompts.rows()])
 
 
-def _blocks(lengths: Tensor, max_tokens: int, threads: int, block_tokens: int, together: int) -> list[Tensor]:
-    """Row indices, sorted by prompt length and cut into blocks; so many rows, one behind the other, stay together."""
+def _order(lengths: Tensor, n: int, expected: Sequence[float] | None) -> Tensor:
+    """Rows in the order in which they are decoded, int64: by the lengths of their prompts, int64, and before that by
+    what is expected of their responses."""
+    order = lengths.argsort(stable=True)
+    if expected is None:
+        return order
+    tokens = torch.tensor(list(expected), dtype=torch.float64).repeat_interleave(n)
+    return order[tokens[order].argsort(stable=True, descending=True)]
+
+
+def _blocks(
+    order: Tensor, lengths: Tensor, max_tokens: int, threads: int, block_tokens: int, together: int
+) -> list[Tensor]:
+    """Row indices in an order, cut into blocks; so many rows, one behind the other, stay together."""
     if not lengths.shape[0]:
         return []
-    order = lengths.argsort(stable=True)
     places = int(lengths.max()) + max_tokens
     blocks = max(threads, -(-order.shape[0] * places // block_tokens))
     groups = order.view(-1, together)

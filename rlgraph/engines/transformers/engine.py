@@ -191,8 +191,10 @@ class TransformersEngine:
         row_keys: np.ndarray,
         weights: State | None = None,
         refresh: Refresh | None = None,
+        expected: Sequence[float] | None = None,
     ) -> Generation:
-        """Sample `n` responses for each prompt, with `weights` in place of the model's own if given."""
+        """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
+        prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
         self._require("causal_lm", "generate")
         assert self._shards is None, "the spec says that it does not"
         ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
@@ -209,6 +211,7 @@ class TransformersEngine:
                 block_tokens=self._cache_tokens,
                 refresh=refresh,
                 agreed=self._split.all if self._split else bool,
+                expected=expected,
             )
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:

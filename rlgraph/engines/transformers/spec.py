@@ -44,6 +44,7 @@ SPEC = EngineSpec(
         "flash_attention_2": Attention(packs=False, devices=frozenset({"gpu"})),
     },
     threads=True,
+    orders=True,
     rereads=True,
     accumulates=True,
     keeps_moments=True,

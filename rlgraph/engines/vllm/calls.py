@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Condition
@@ -45,6 +46,8 @@ class Call:
     admission: Admission | None
     weights: State | None
     """In place of the engine's own."""
+    expected: Sequence[float] | None = None
+    """For each prompt the tokens that its rows are expected to have."""
     waiting: dict[str, Row] = field(default_factory=dict)
     """Rows that have not ended, by their request."""
     coming: deque[str] = field(default_factory=deque)
@@ -60,6 +63,14 @@ class Call:
 
     def prompt(self, row: Row) -> list[int]:
         return [*self.prompts[row.index // self.n], *row.begun]
+
+    def in_turn(self) -> list[str]:
+        """The requests that have not ended, in the order in which they begin: of rows that are expected to be long
+        before others."""
+        if self.expected is None:
+            return list(self.waiting)
+        expected = self.expected
+        return sorted(self.waiting, key=lambda name: -expected[self.waiting[name].index // self.n])
 
     @property
     def moved(self) -> bool:

@@ -130,13 +130,14 @@ class VllmEngine:
         weights: State | None = None,
         refresh: Refresh | None = None,
         admission: Admission | None = None,
+        expected: Sequence[float] | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
         given."""
         if weights is not None and admission is None:
             with self.weights(weights):
-                return self.generate(prompts, n, sampling, row_keys)
-        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights)
+                return self.generate(prompts, n, sampling, row_keys, expected=expected)
+        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected)
         return made
 
     def parts(
@@ -149,6 +150,7 @@ class VllmEngine:
         refresh: Refresh | None = None,
         admission: Admission | None = None,
         weights: State | None = None,
+        expected: Sequence[float] | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
         ends, with its number. weights: with an admission alone."""
@@ -160,7 +162,7 @@ class VllmEngine:
         known: dict[int, int] = {}
         yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
         try:
-            for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights):
+            for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights, expected):
                 ended[sample.row] = sample
                 part = int(part_of[sample.row])
                 missing[part] -= 1
@@ -184,9 +186,11 @@ class VllmEngine:
         known: dict[int, int] | None = None,
         admission: Admission | None = None,
         weights: State | None = None,
+        expected: Sequence[float] | None = None,
     ) -> Generator[Sample, None, None]:
         """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
-        brings, by this engine's count.
+        brings, by this engine's count. expected: for each prompt the tokens of its samples; those with most begin
+        first.
 
         Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
         weights. Several streams may be open, and go on together. A stream that is closed gives its other rows up. A row
@@ -202,7 +206,7 @@ class VllmEngine:
 
         batch = Batch(sampling, self._stops(sampling), admission)
         known = {} if known is None else known
-        call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights)
+        call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
             try:
                 call.hand_on()
@@ -290,7 +294,7 @@ class VllmEngine:
         }
         if call.waiting:
             self._calls[number] = call
-        call.coming.extend(call.waiting)
+        call.coming.extend(call.in_turn())
 
     def _give_up(self, call: Call) -> None:
         """Somebody else goes on with the rows that have not ended."""

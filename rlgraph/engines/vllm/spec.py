@@ -34,6 +34,7 @@ SPEC = EngineSpec(
     adapters="merged",
     streams=True,
     admits=True,
+    orders=True,
     rereads=True,
     keeps=True,
     sleeps=True,

@@ -125,7 +125,7 @@ def restore(
 
     program = compiled.program
     _check_rows(checkpoint, backend.rows(), options.changed)
-    wanted = document.living(program)
+    wanted = [*document.living(program), *backend.lasting]
     new = [name for name in wanted if name not in checkpoint.things]
     gone = [name for name in checkpoint.things if name not in wanted]
     models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _known(compiled, name)}

@@ -7,7 +7,7 @@ one waits until it is written, so that nobody needs a copy of it. What is small 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Resumable(Protocol):
     """A backend whose runs can be saved, and gone on with."""
 
+    lasting: Sequence[str]
+    """Names of what it keeps from step to step beside the program's things."""
     done: int
     """The number of the last step that is over."""
 
@@ -48,7 +50,7 @@ class Resumable(Protocol):
         ...
 
     def kept(self, name: str) -> Any:
-        """The value of a thing that it left."""
+        """The value of a thing that it left, or of what else lasts."""
         ...
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
@@ -153,7 +155,8 @@ class Saver:
         }
         if self.best is not None and self._value is not None:
             header[REPORTED] = {self.best.metric: self._value}
-        things = document.encoded({name: self.backend.kept(name) for name in document.living(program)})
+        names = (*document.living(program), *self.backend.lasting)
+        things = document.encoded({name: self.backend.kept(name) for name in names})
         taken = _Taken(number, header, things, models)
         try:
             for model in program.models:

@@ -165,3 +165,51 @@ def test_the_last_rows_go_on_elsewhere(kept: None, tmp_path: Path) -> None:
     for one, other in zip(found, expected, strict=True):
         mine = {name: one[name] for name in other}
         assert mine == pytest.approx(other, rel=0, abs=1e-5)
+
+
+ADMITTED = """
+pool learn = 1 devices
+pool all = 2 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on all(engine=vllm, dp=2)
+place reward on all(engine=transformers, dp=2)
+stream rollout(block=2, deal=DEAL)
+admit rollout(by="place")
+"""
+
+
+class Shares(Done):
+    """How many rows each copy had in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, int] = {}
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        if category == "generate" and str(rank) not in self.rows:
+            rows = args["rows"]
+            assert isinstance(rows, int)
+            self.rows[str(rank)] = rows
+        return super().span(pool, rank, name, category, start, end, **args)
+
+
+@pytest.mark.parametrize("deal", ["even", "free"])
+def test_rows_that_are_expected_to_be_long_begin_first(kept: None, tmp_path: Path, deal: str) -> None:
+    settings = Settings(folder=data_folder(tmp_path))
+    made = compiled(TAILED, {}, ADMITTED.replace("DEAL", deal), tmp_path)
+    expected = in_one_process(made, settings)
+    done = Shares()
+    backend = RayBackend(made.program, made.plan, settings, done, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(3)]
+    finally:
+        backend.close()
+    assert sum(done.parts.values()) == 3 * 10
+    for one, other in zip(found, expected, strict=True):
+        mine = {name: one[name] for name in other}
+        assert mine == pytest.approx(other, rel=0, abs=1e-5)
+    if deal == "even":
+        # 0 to 9, the largest first to who has least: 9, 6, 5, 2, 1 and 8, 7, 4, 3, 0 tokens, or so many prompts of each.
+        assert sorted(done.parts.values()) == [15, 15]

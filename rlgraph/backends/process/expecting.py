@@ -1,0 +1,47 @@
+"""How long rows are expected to be that are going to be sampled."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import torch
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.sampling import asked_rows, data_column
+from rlgraph.backends.process.session import Session
+from rlgraph.backends.rows import TableData, show_id
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ops.nodes import attr
+
+
+def expect(node: Node, frame: Frame, session: Session) -> Made:
+    """A number for each row: by the history of its prompt, a column of its data, or a function of the user's, which is
+    called as one that rewards is, with empty answers."""
+    rows, data, prompts = asked_rows(node, frame, 0)
+    found: Any
+    if column := attr(node, "column"):
+        found = data_column(TableData(tuple(data)), column, rows, node)
+        odd = next((place for place, each in enumerate(found) if not isinstance(each, Real)), None)
+        if odd is not None:
+            message = f"`{column}` of {rows.who(odd)} is no number: {found[odd]!r:.60}"
+            raise RunError(Diagnostic("E0735", message, node.span, "rows begin by it: the largest first"))
+    elif func := attr(node, "func"):
+        names = {name for row in data[:1] for name in row}
+        columns = {name: [row.get(name) for row in data] for name in names}
+        count = len(prompts)
+        ids = [show_id(row) for row in rows.known]
+        found = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)
+    else:
+        found = session.history.expected(node.attr("table"), rows.known)
+    return Made({node.outputs[0].name: [float(each) for each in found]})
+
+
+def learn(node: Node, frame: Frame, session: Session) -> Made:
+    lengths: torch.Tensor = frame.values[node.inputs[0]]
+    kind: Any = frame.types[node.inputs[0]]
+    rows = frame.rows[kind.axis.key].known
+    session.history.learn(node.attr("table"), rows, lengths.tolist(), attr(node, "samples"))
+    return Made()
