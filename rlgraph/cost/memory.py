@@ -337,6 +337,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         splits_tokens=memory.splits_tokens,
         split_head=_split_head(deployment),
         keeps_fused=memory.keeps_fused,
+        wide_norms=memory.wide_norms,
         cp=deployment.cp,
         masked=deployment.on_cpu,
     )

@@ -249,6 +249,7 @@ def activation_bytes(
     splits_tokens: bool = False,
     split_head: bool = False,
     keeps_fused: bool = True,
+    wide_norms: int = 8,
     cp: int = 1,
     masked: bool = False,
     entropy: bool = False,
@@ -260,14 +261,14 @@ def activation_bytes(
 
     micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep what they read or its normal form; without it they are written out and compute in float32.
-    network, angles, splits_tokens, split_head, keeps_fused: as `rlgraph.enginespec.spec.Memory` has them. packed: rows
-    lie one behind the other. scores: attention is written out, and keeps a weight for each pair of tokens. cp: ranks
-    that share the rows' tokens out; micro is then what one has (`Tokens.shared_out`), and keys and values are there of
-    all. masked: these keep masks, which layers have in common. entropy: the loss asks for it, too. logits: those that
-    are there at a time.
+    network, angles, splits_tokens, split_head, keeps_fused, wide_norms: as `rlgraph.enginespec.spec.Memory` has them.
+    packed: rows lie one behind the other. scores: attention is written out, and keeps a weight for each pair of tokens.
+    cp: ranks that share the rows' tokens out; micro is then what one has (`Tokens.shared_out`), and keys and values are
+    there of all. masked: these keep masks, which layers have in common. entropy: the loss asks for it, too. logits:
+    those that are there at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
-    layer = replace(layer, angles=angles, scores=scores)
+    layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)
     kept, working = layer.kept(), layer.working()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
@@ -326,7 +327,7 @@ def _head(
         return 0.0
     numbers = micro.scored * shape.vocab / tp
     so_far = (shape.vocab / tp + micro.scored) * shape.hidden * itemsize if numbers > most else 0
-    capped = 4 if shape.capped and itemsize == 4 else 0
+    capped = 4 if shape.logits_cap and itemsize == 4 else 0
     return ((16 if split else 12 * (1 + entropy)) + capped) * min(numbers, most) + so_far
 
 
@@ -346,6 +347,7 @@ class _LayerShard:
     cp: int = 1
     angles: int = 2
     scores: bool = False
+    wide_norms: int = 8
 
     @property
     def token_ranks(self) -> int:
@@ -396,7 +398,7 @@ class _LayerShard:
         if self.scores:
             pairs = 2 * self._sizes()[2] * self.micro.squares * max(4, self.itemsize)
             return pairs - self.micro.tokens * self._network()
-        if not self.shape.capped:
+        if not self.shape.score_cap:
             return 0.0
         seen = min(self.micro.squares, QUERIES * self.micro.tokens)
         return 2 * self.shape.heads / self.tp * seen * self.itemsize
@@ -453,7 +455,7 @@ class _LayerShard:
         """For each column: what comes in; where the norm is written out its normal form, too, which one that is not
         trained keeps in float32 alone."""
         if self.shape.wide_norms:
-            return 8
+            return self.wide_norms
         return self.itemsize if self.fused_norms else 4 + self.itemsize * (self.shape.adapters is None)
 
     def _adapters(self) -> float:
@@ -478,7 +480,9 @@ class _LayerShard:
         if self.scores:
             # Heads of a group have each a copy of its keys and values.
             keys = queries
-        found = ((2 + several) * queries + 2 * keys * self.cp) * self.itemsize + 4 * heads
+        # Of layers that are computed again in parts neither what comes out of a row nor the float32 is kept.
+        kernels = 1 - self._in_parts()
+        found = ((2 + several * kernels) * queries + 2 * keys * self.cp) * self.itemsize + 4 * heads * kernels
         if self.shape.fused and self.keeps_fused:
             # Values are a view of all three; rotated queries are there twice.
             found += (2 * queries + keys) * self.itemsize
@@ -486,6 +490,13 @@ class _LayerShard:
             # As `_norm`, but what goes out is not kept.
             found += (queries + keys) * (self._inner() + 4 / self.shape.head_dim)
         return found
+
+    def _in_parts(self) -> float:
+        """The share of layers whose attention is computed for some queries at a time."""
+        if self.shape.score_cap:
+            return 1.0
+        longer = max(self.micro.longest, 1.0) > self.shape.window
+        return self.shape.windowed / self.shape.layers if longer and not self.scores else 0.0
 
     def _sizes(self) -> tuple[float, float, float]:
         """Columns of the queries and of the keys, and heads, of this rank."""

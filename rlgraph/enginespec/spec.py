@@ -106,6 +106,8 @@ class Memory:
     """Of a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
     fused_norms: Callable[[DeviceKind, str], bool] = _written_out
     """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
+    wide_norms: int = 8
+    """Bytes that norms keep for each column which multiply by one more than their weight."""
     gradients_stay: bool = False
     """There are wide gradients of a trained model at all times, not only during a step."""
     cache: Reserved | Grown = field(default=Grown())

@@ -69,17 +69,40 @@ class Shape:
     """Of each layer, over its hidden states, by their names."""
     wide_norms: bool = False
     """Norms multiply by one more than their weight, in float32."""
-    capped: bool = False
-    """Scores and logits are capped."""
+    gelu: bool = False
+    """Its networks have GELU, by tanh, where others have SiLU."""
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied with it."""
+    residual_scale: float = 1.0
+    """The same of what attention and network say, before it is added to what went in."""
+    score_scale: float = 0.0
+    """The same of scores; 0: 1 by the root of the numbers of a head."""
+    logits_scale: float = 1.0
+    """Logits are divided by it."""
+    score_cap: float = 0.0
+    """Scores are between this number and its negative; 0: they are anything."""
+    logits_cap: float = 0.0
+    """The same of logits."""
     window: int = 0
     """In layers that see but the last tokens, how many; 0 where all layers see all."""
-    windowed: int = 0
-    """How many layers those are."""
+    narrow: tuple[int, ...] = ()
+    """Which layers those are."""
+    narrow_theta: float = 0.0
+    """Base of their rotary positions, which are not scaled; 0: theirs are those of all layers."""
     beyond: tuple[str, ...] = ()
-    """What it computes beside a decoder with SiLU networks whose layers all see all tokens, as it goes on after
-    `compute`: `capped logits`."""
+    """What it computes beside all of this, as it goes on after `compute`: `heads of which a part rotates`."""
     adapters: Adapters | None = None
     """Where they are trained, and not the model itself."""
+
+    @property
+    def windowed(self) -> int:
+        """How many layers have a window."""
+        return len(self.narrow)
+
+    @property
+    def capped(self) -> bool:
+        """Scores or logits are."""
+        return bool(self.score_cap or self.logits_cap)
 
     def __hash__(self) -> int:
         # Every table of the cost model is asked by the shape, and these numbers tell one from another.
@@ -155,13 +178,6 @@ _FUSED = ("phi3",)
 _SANDWICHED = ("gemma2", "gemma3_text")
 """Those that normalize what comes out of attention and network, too, with norms of their own kind."""
 
-_GELU = ("networks of GELU", "scaled embeddings", "norms of their own kind")
-_BEYOND: dict[str, tuple[str, ...]] = {
-    "granite": ("scaled embeddings, sums and logits",),
-    "gemma2": _GELU,
-    "gemma3_text": (*_GELU, "positions that rotate otherwise in layers with a window"),
-}
-
 _WINDOWS: dict[str, int] = {"mistral": 1, "phi3": 1, "gemma2": 2, "gemma3_text": 6}
 """Families whose layers have a window where `sliding_window` says so: all of them; or all but each second or sixth,
 where `layer_types` does not say which."""
@@ -210,7 +226,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         raise UnsupportedModel(f"hidden_size is {hidden}, less than the {heads} attention heads that share it")
     theta, scaling = _rope(config)
     layers = _number(config, "num_hidden_layers")
-    window, windowed = _window(family, config, layers)
+    window, narrow = _window(family, config, layers)
     return Shape(
         family=family,
         vocab=_number(config, "vocab_size"),
@@ -231,10 +247,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         fused=family in _FUSED,
         norms=_NORMS + _MORE_NORMS if family in _SANDWICHED else _NORMS,
         wide_norms=family in _SANDWICHED,
-        capped=bool(config.get("attn_logit_softcapping") or config.get("final_logit_softcapping")),
+        gelu=family in _SANDWICHED,
+        **_scales(family, config, hidden),
         window=window,
-        windowed=windowed,
-        beyond=_beyond(family, config, windowed),
+        narrow=narrow,
+        narrow_theta=_narrow_theta(config) if family == "gemma3_text" and narrow else 0.0,
+        beyond=_beyond(config),
         **(_experts(config) if family in SPARSE else {}),
     )
 
@@ -272,29 +290,60 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _beyond(family: str, config: Mapping[str, Any], windowed: int) -> tuple[str, ...]:
+def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:
     rope = config.get("rope_parameters") or {}
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (1, None)
-    caps = config.get("attn_logit_softcapping") or config.get("final_logit_softcapping")
-    found = _BEYOND.get(family, ()) + ("capped scores and logits",) * bool(caps)
-    return found + ("attention in a window",) * (windowed > 0) + ("heads of which a part rotates",) * partial
+    return ("heads of which a part rotates",) * partial
 
 
-def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """How far a window reaches, and how many layers have it; 0 and 0 where none has."""
+_GRANITE = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "score_scale": "attention_multiplier",
+    "logits_scale": "logits_scaling",
+}
+
+
+def _scales(family: str, config: Mapping[str, Any], hidden: int) -> dict[str, float]:
+    """The fields of Shape that say what numbers are multiplied with, and what they are capped at."""
+    if family == "granite":
+        return {name: _real(config, field, 1.0) for name, field in _GRANITE.items()}
+    if family not in _SANDWICHED:
+        return {}
+    return {
+        "embedding_scale": hidden**0.5,
+        "score_scale": _real(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "score_cap": _real(config, "attn_logit_softcapping", 0.0),
+        "logits_cap": _real(config, "final_logit_softcapping", 0.0),
+    }
+
+
+def _real(config: Mapping[str, Any], field: str, default: float) -> float:
+    value = config.get(field)
+    if value is None or value == 0 == default:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
+        raise UnsupportedModel(
+            f"`{field}` in the model's configuration is {value!r:.40}: it should be a positive number"
+        )
+    return float(value)
+
+
+def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
+    """How far a window reaches, and which layers have it; 0 and none where none has."""
     window, every = config.get("sliding_window"), _WINDOWS.get(family)
     if window is None or every is None:
-        return 0, 0
+        return 0, ()
     window = _number(config, "sliding_window")
     types = config.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
             raise UnsupportedModel(f"`layer_types` in the model's configuration should be a list of {layers} words")
-        windowed = types.count("sliding_attention")
+        narrow = tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
     else:
         every = config.get("sliding_window_pattern") or every
-        windowed = layers if every == 1 else layers - layers // every
-    return (window, windowed) if windowed else (0, 0)
+        narrow = tuple(layer for layer in range(layers) if every == 1 or (layer + 1) % every)
+    return (window, narrow) if narrow else (0, ())
 
 
 def _refuse_unusual(family: str, config: Mapping[str, Any]) -> None:
@@ -332,6 +381,13 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, Any], ...]
     except (TypeError, ValueError, OverflowError):
         raise UnsupportedModel("the model's configuration says nothing that makes sense of its positions") from None
     return theta, () if fields["rope_type"] == "default" else tuple(sorted(_frozen(fields).items()))
+
+
+def _narrow_theta(config: Mapping[str, Any]) -> float:
+    """Base of the rotary positions of layers with a window, where they rotate otherwise."""
+    fields = config.get("rope_parameters") or {}
+    own = fields.get("sliding_attention") or {}
+    return float(own.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0)
 
 
 def _frozen(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen2", _USUAL | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama": ("llama", _USUAL | {"rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5}),
     "mistral": ("mistral", _USUAL | _SHORT | {"sliding_window": None}),
+    # Windows shorter than the rows.
+    "window": ("mistral", _USUAL | {"sliding_window": 5}),
+    "granite": (
+        "granite",
+        _USUAL
+        | _SHORT
+        | {
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        _USUAL | {"head_dim": 16, "sliding_window": 5, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3_text": ("gemma3_text", _USUAL | {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 2}),
     "phi3": ("phi3", _USUAL | _SHORT | {"pad_token_id": 0}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
     "mixtral": ("mixtral", _USUAL | _SHORT | {"num_local_experts": 4, "num_key_value_heads": 4}),

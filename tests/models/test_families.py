@@ -152,13 +152,25 @@ def test_layers_with_a_window(fields: dict[str, Any], window: int, windowed: int
     assert (shape.window, shape.windowed) == (window, windowed)
     theirs = AutoConfig.for_model(**{**SIZES, **fields}).to_dict().get("layer_types") or []
     assert shape.family not in ("gemma2", "gemma3_text") or theirs.count("sliding_attention") == windowed
-    assert ("attention in a window" in shape.beyond) == (windowed > 0)
+    narrow = tuple(layer for layer, kind in enumerate(theirs) if kind == "sliding_attention")
+    assert shape.family not in ("gemma2", "gemma3_text") or shape.narrow == narrow
 
 
 def test_what_a_family_computes_beyond_a_plain_decoder() -> None:
-    plain = {"llama", "qwen2", "qwen3", "phi3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe"}
-    found = {family: shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}).beyond for family in FAMILIES}
-    assert {family for family, beyond in found.items() if not beyond} == plain
+    shapes = {family: shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}) for family in FAMILIES}
+    assert not any(shape.beyond for shape in shapes.values())
+    assert {family for family, shape in shapes.items() if shape.gelu} == {"gemma2", "gemma3_text"}
+    two, three = (AutoConfig.for_model(family, **SIZES) for family in ("gemma2", "gemma3_text"))
+    shape = shapes["gemma2"]
+    assert (shape.score_cap, shape.logits_cap) == (two.attn_logit_softcapping, two.final_logit_softcapping)
+    assert (shape.score_scale, shape.embedding_scale) == (two.query_pre_attn_scalar**-0.5, two.hidden_size**0.5)
+    shape, turns = shapes["gemma3_text"], three.rope_parameters
+    assert shape.rope_theta == turns["full_attention"]["rope_theta"]
+    assert shape.narrow_theta == turns["sliding_attention"]["rope_theta"] and not shape.capped
+    scaled = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8}
+    shape = shape_of({"model_type": "granite", **SIZES, **scaled})
+    assert (shape.embedding_scale, shape.residual_scale, shape.score_scale, shape.logits_scale) == (12, 0.22, 0.1, 8)
+    assert shapes["granite"].score_scale == 1
     partial = {"model_type": "phi3", **SIZES, "partial_rotary_factor": 0.75}
     assert shape_of(partial).beyond == ("heads of which a part rotates",)
 

@@ -21,7 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlgraph.engines.megatron.batches import Batch
 from rlgraph.engines.ragged import ragged_places
-from rlgraph.engines.varlen import shared_heads
+from rlgraph.engines.varlen import How, shared_heads
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class Share:
         """With what attention reads on a device."""
         return replace(self, order=self.order.to(device))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         """Causal attention of this rank's tokens to all of their rows', [S, heads, size].
 
-        query: [S, heads, size]. key, value: [S, groups, size]; heads of a group lie next to each other.
+        query: [S, heads, size]. key, value: [S, groups, size]; heads of a group lie next to each other. how: without a
+        window or a cap.
         """
         both = torch.cat([key, value], -1)
         # Backward it is a sum over the ranks, of which each gets its tokens' part.
@@ -67,9 +68,9 @@ class Share:
         done = []
         for (k, v), pieces in zip(rows, self.pieces, strict=True):
             for start, stop in pieces:
-                how = {"attn_mask": next(masks)} if start else {"is_causal": True}
+                mask = {"attn_mask": next(masks)} if start else {"is_causal": True}
                 seen = k[:, :, :stop], v[:, :, :stop]
-                done.append(scaled_dot_product_attention(next(left), *seen, **how, enable_gqa=True))
+                done.append(scaled_dot_product_attention(next(left), *seen, **mask, scale=how.scale, enable_gqa=True))
         if not done:
             # Other ranks wait for its part of their gradients, even if it is 0.
             rest = rest + 0 * both[0, 0, 0]

@@ -45,13 +45,22 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
         yield cuts.entire(f"{ours}self_attention.q_layernorm.weight", f"{theirs}self_attn.q_norm.weight")
         yield cuts.entire(f"{ours}self_attention.k_layernorm.weight", f"{theirs}self_attn.k_norm.weight")
     yield cuts.split(f"{ours}self_attention.linear_proj.weight", f"{theirs}self_attn.o_proj.weight", dim=1)
-    yield cuts.entire(f"{ours}pre_mlp_layernorm.weight", f"{theirs}post_attention_layernorm.weight")
+    yield from _norms(shape, cuts)
     if shape.experts:
         yield from _experts(shape, cuts)
         return
     columns = cuts.part(shape.ffn)
     yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
     yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+
+
+def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    """All but the one before attention."""
+    ours = (
+        ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
+    )
+    for mine, theirs in zip(ours, shape.norms[1:], strict=True):
+        yield cuts.entire(f"decoder.layers.*.{mine}.weight", f"model.layers.*.{theirs}.weight")
 
 
 def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:

@@ -14,7 +14,7 @@ from rlgraph.engines.base import EngineError
 from rlgraph.engines.megatron.experts import Experts
 from rlgraph.engines.megatron.groups import Stages
 from rlgraph.engines.megatron.layout import padded_vocab
-from rlgraph.engines.megatron.modules import Angles, Scalar, Unread, layers
+from rlgraph.engines.megatron.modules import Scalar, Unread, layers
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.enginespec.legal import problems
@@ -39,7 +39,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     model = GPTModel(
         config,
         # Not a `ModuleSpec`, of whose modules Megatron wants to know all.
-        layers(config, SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None),
+        layers(config, shape, SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None),
         vocab_size=rows,
         max_sequence_length=shape.positions,
         pre_process=stages.beside(-1) is None,
@@ -56,12 +56,11 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
             model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
     if model.pre_process and shape.pad_id is not None:
         _freeze_token(model, shape.pad_id)
+    if model.pre_process and shape.embedding_scale != 1:
+        # In the dtype of the weights, as transformers has it.
+        scale = float(torch.tensor(shape.embedding_scale, dtype=dtype))
+        model.embedding.register_forward_hook(lambda module, args, found: found * scale)
     return model.to(device(), dtype)
-
-
-def angles(shape: Shape, config: TransformerConfig) -> Angles:
-    """Of a model's rotary positions."""
-    return Angles(config, shape.rope_theta, dict(shape.rope_scaling).get("factor"))
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
@@ -99,7 +98,8 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         add_qkv_bias=shape.qkv_bias,
         add_bias_linear=False,
         gated_linear_unit=True,
-        activation_func=nn.functional.silu,
+        # Which one our module in its place computes.
+        activation_func=nn.functional.gelu if shape.gelu else nn.functional.silu,
         # The module in its place that layers name: ours.
         use_te_activation_func=True,
         normalization="RMSNorm",

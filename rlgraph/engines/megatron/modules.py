@@ -3,8 +3,10 @@ attention, norms, the feed-forward network, and the head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,23 +22,36 @@ from torch import Tensor, nn
 
 from rlgraph.engines.megatron.context import Share
 from rlgraph.engines.norm import rms_norm
-from rlgraph.engines.varlen import attend
+from rlgraph.engines.varlen import How, attend
+from rlgraph.models.shape import Shape
 
 
-def layers(config: TransformerConfig, network: Any = None) -> TransformerBlockSubmodules:
+def layers(config: TransformerConfig, shape: Shape, network: Any = None) -> TransformerBlockSubmodules:
     """Those of this rank's stage, with the parameters of Megatron-core's local specification. network: a module in
     place of its feed-forward network."""
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    parts = layer.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    parts, norm = layer.submodules, WideNorm if shape.wide_norms else Norm
+    parts.input_layernorm = parts.pre_mlp_layernorm = norm
+    if shape.residual_scale != 1 or len(shape.norms) > 2:
+        own = norm if len(shape.norms) > 2 else None
+        parts.self_attn_bda = parts.mlp_bda = _made(Sum, config=config, scale=shape.residual_scale, norm=own)
     parts.mlp.submodules.activation_func = Gate
     parts.mlp = network or parts.mlp
     attention = parts.self_attention.submodules
-    attention.core_attention = Attention
+    attention.core_attention = partial(Attention, shape=shape)
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = Norm
+        attention.q_layernorm = attention.k_layernorm = norm
     stage = config.num_layers // config.pipeline_model_parallel_size
-    return TransformerBlockSubmodules([layer] * stage, Norm)
+    return TransformerBlockSubmodules([layer] * stage, norm)
+
+
+def _made(module: type[nn.Module], **params: Any) -> Any:
+    """Not a `ModuleSpec`, of whose modules Megatron wants to know all."""
+    return SimpleNamespace(module=module, params=params)
+
+
+Turn = tuple[Tensor, Tensor]
+"""Cosine and sine, [T, 1, half of a head] each."""
 
 
 @dataclass
@@ -44,9 +59,9 @@ class Packed(PackedSeqParams):  # type: ignore[misc]
     """Rows that lie one behind the other, T tokens together."""
 
     lengths: Sequence[int] = ()
-    cos: Tensor | None = None
-    sin: Tensor | None = None
-    """Of the angles by which each token's queries and keys are rotated, [T, 1, half of a head] each."""
+    turns: Sequence[Turn] = ()
+    """Of the angles by which each token's queries and keys are rotated; the second ones are those of layers with a
+    window, where these rotate otherwise."""
     share: Share | None = None
     """This rank's part of their tokens, if it has not all: T is then what it has."""
 
@@ -54,48 +69,79 @@ class Packed(PackedSeqParams):  # type: ignore[misc]
 class Angles:
     """The angles of rotary positions, which begin anew with each row."""
 
-    def __init__(self, config: TransformerConfig, base: float, scaled_by: float | None) -> None:
-        """scaled_by: the factor of Llama 3's scaling."""
-        self._rotary = RotaryEmbedding(
-            config.kv_channels,
-            rotary_percent=1.0,
-            rotary_base=base,
-            rope_scaling=scaled_by is not None,
-            rope_scaling_factor=scaled_by or 1.0,
-            use_cpu_initialization=True,
-        )
+    def __init__(self, config: TransformerConfig, shape: Shape) -> None:
+        # The factor of Llama 3's scaling.
+        bases = [(shape.rope_theta, dict(shape.rope_scaling).get("factor"))]
+        bases += [(shape.narrow_theta, None)] * bool(shape.narrow_theta)
+        self._rotary = [
+            RotaryEmbedding(
+                config.kv_channels,
+                rotary_percent=1.0,
+                rotary_base=base,
+                rope_scaling=factor is not None,
+                rope_scaling_factor=factor or 1.0,
+                use_cpu_initialization=True,
+            )
+            for base, factor in bases
+        ]
         self._dtype = config.params_dtype
 
     def of(self, lengths: Sequence[int], share: Share | None, device: torch.device) -> Packed:
-        angles = self._rotary.get_freqs_non_repeated(max(lengths))
         places = torch.cat([torch.arange(length) for length in lengths])
         places = share.part(places) if share else places
-        cos, sin = (each.to(self._dtype)[places, None].to(device) for each in (angles.cos(), angles.sin()))
-        return Packed("thd", lengths=lengths, cos=cos, sin=sin, share=share.to(device) if share else None)
+
+        def turn(rotary: RotaryEmbedding) -> Turn:
+            angles = rotary.get_freqs_non_repeated(max(lengths))
+            cos, sin = (each.to(self._dtype)[places, None].to(device) for each in (angles.cos(), angles.sin()))
+            return cos, sin
+
+        turns = [turn(rotary) for rotary in self._rotary]
+        return Packed("thd", lengths=lengths, turns=turns, share=share.to(device) if share else None)
 
 
 class Attention(nn.Module):
     """Rotates queries and keys, and attends row by row."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *, shape: Shape, layer_number: int, **_: Any) -> None:
+        """layer_number: from 1 on, among those of all stages."""
         super().__init__()
+        narrow = layer_number - 1 in shape.narrow
+        self._turn = -1 if narrow else 0
+        self._how = How(shape.score_scale or None, shape.window if narrow else None, shape.score_cap or None)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: Packed, **_: Any
     ) -> Tensor:
         """query: [T, heads, size]. key, value: [T, groups, size]. Returns [T, heads, size]."""
-        rotated, share = packed_seq_params, packed_seq_params.share
-        query, key = _rotate(query, rotated), _rotate(key, rotated)
+        share, turn = packed_seq_params.share, packed_seq_params.turns[self._turn]
+        query, key = _rotate(query, turn), _rotate(key, turn)
         if share:
-            return share.attend(query, key, value)
+            return share.attend(query, key, value, self._how)
         # A view of the fused projection would keep all of it.
-        return attend(query, key, value.contiguous(), rotated.lengths)
+        return attend(query, key, value.contiguous(), packed_seq_params.lengths, self._how)
 
 
-def _rotate(x: Tensor, by: Packed) -> Tensor:
-    assert by.cos is not None and by.sin is not None
-    one, other = x.chunk(2, -1)
-    return torch.cat([one * by.cos - other * by.sin, other * by.cos + one * by.sin], -1)
+def _rotate(x: Tensor, by: Turn) -> Tensor:
+    (cos, sin), (one, other) = by, x.chunk(2, -1)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+
+class Sum(nn.Module):
+    """What goes into attention or network, and what comes out of it, which may be normalized and multiplied first."""
+
+    def __init__(self, config: TransformerConfig, scale: float, norm: type[Norm] | None) -> None:
+        super().__init__()
+        self.norm = norm and norm(config, config.hidden_size, config.layernorm_epsilon)
+        self._scale = scale
+
+    def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
+        """As Megatron asks for the function that adds."""
+        return self._add
+
+    def _add(self, made: tuple[Tensor, None], before: Tensor, dropout: float) -> Tensor:
+        found, _ = made
+        found = found if self.norm is None else self.norm(found)
+        return before + (found if self._scale == 1 else found * self._scale)
 
 
 class Norm(nn.Module):
@@ -115,14 +161,23 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight, self._eps)
 
 
+class WideNorm(Norm):
+    """The same, times one more than the weight, and in float32 at least."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        return rms_norm(wide, 1 + self.weight.to(wide.dtype), self._eps).to(x.dtype)
+
+
 class Gate(nn.Module):
-    """SiLU of the first half of the columns, times the second."""
+    """SiLU of the first half of the columns, or their GELU by tanh, times the second half."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self._gelu = config.activation_func is not nn.functional.silu
 
     def forward(self, gate_and_up: Tensor) -> Tensor:
-        found: Tensor = _Gate.apply(gate_and_up)  # type: ignore[no-untyped-call]
+        found: Tensor = _Gate.apply(gate_and_up, self._gelu)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -130,21 +185,29 @@ class _Gate(torch.autograd.Function):
     """Its gradient needs what it reads, and nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
+    def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:
         ctx.save_for_backward(both)
+        ctx.gelu = gelu
         gate, up = both.chunk(2, -1)
-        return nn.functional.silu(gate).mul_(up)
+        return _activated(gate, gelu).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         (both,) = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
         found = torch.empty_like(both)
         to_gate, to_up = found.chunk(2, -1)
-        torch.mul(gradient, nn.functional.silu(gate), out=to_up)
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=to_gate)
-        return found
+        torch.mul(gradient, _activated(gate, ctx.gelu), out=to_up)
+        if ctx.gelu:
+            torch.ops.aten.gelu_backward.grad_input(gradient * up, gate, approximate="tanh", grad_input=to_gate)
+        else:
+            torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=to_gate)
+        return found, None
+
+
+def _activated(gate: Tensor, gelu: bool) -> Tensor:
+    return nn.functional.gelu(gate, approximate="tanh") if gelu else nn.functional.silu(gate)
 
 
 # The head

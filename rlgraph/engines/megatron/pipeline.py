@@ -16,10 +16,10 @@ from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.engines.megatron.context import Context
 from rlgraph.engines.megatron.groups import Stages
-from rlgraph.engines.megatron.model import angles
-from rlgraph.engines.megatron.modules import Places, vocabulary_weight
+from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.pipelined import Arrive, Line, follow
+from rlgraph.engines.varlen import capped
 from rlgraph.engines.vocabulary import logprobs_and_entropy
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -36,10 +36,10 @@ class Pipeline:
         self, model: GPTModel, shape: Shape, kind: ModelKind, pad_id: int, logit_numbers: int, stages: Stages
     ) -> None:
         self.stages, self._model, self._pad_id = stages, model, pad_id
-        self._angles = angles(shape, model.config)
+        self._angles = Angles(model.config, shape)
         self._shape, self._kind = shape, kind
         self._places, self._context = Places(model), Context()
-        self._head = _head_of(model, shape.vocab, logit_numbers)
+        self._head = _head_of(model, shape, logit_numbers)
 
     @torch.no_grad()
     def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
@@ -124,15 +124,17 @@ def gradients(trainings: Sequence[Training], last: Callable[[], None] | None = N
     return [float(sum(losses)) for _, _, losses, _ in parts]
 
 
-def _head_of(model: GPTModel, vocab: int, numbers: int) -> Head:
+def _head_of(model: GPTModel, shape: Shape, numbers: int) -> Head:
     """Over this rank's part of the vocabulary, without the rows that pad it; with at most so many logits at a time."""
     group = parallel_state.get_tensor_model_parallel_group()
 
     def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        weight, first = vocabulary_weight(model, vocab)
+        weight, first = vocabulary_weight(model, shape.vocab)
 
         def read(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
             logits = hidden @ weight.t()
+            logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
+            logits = capped(logits, shape.logits_cap) if shape.logits_cap else logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             # Temperature 0, greedy decoding, is scored at temperature 1.
             tempered = logits if temperature in (0, 1) else logits / temperature

@@ -27,6 +27,12 @@ def faults(shape: Shape) -> list[str]:
     return [*found, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
 
 
+def _tokens(shape: Shape, cp: int) -> list[str]:
+    if cp == 1 or not (shape.narrow or shape.score_cap):
+        return []
+    return ["does not go with a window" if shape.narrow else "does not go with scores that are capped"]
+
+
 def _stages(shape: Shape, pp: int) -> list[str]:
     return [f"does not divide the {shape.layers} layers"] if shape.layers % pp else []
 
@@ -48,7 +54,7 @@ SPEC = EngineSpec(
     opens="rlgraph.engines.megatron.opening:open_rank",
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "pp", "cp", "ep", "tp"),
-    misfits={"pp": _stages, "ep": expert_misfits, "tp": _tensors},
+    misfits={"pp": _stages, "cp": _tokens, "ep": expert_misfits, "tp": _tensors},
     faults=faults,
     experts=True,
     layout=layout,
@@ -67,6 +73,7 @@ SPEC = EngineSpec(
         split_head=True,
         keeps_fused=False,
         fused_norms=_fused_norms,
+        wide_norms=4,
         gradients_stay=True,
     ),
     # Shares of what the largest products and long copies reach, and of its exchange what travels beside them: for
