@@ -304,7 +304,7 @@ _GRANITE = {
 }
 
 
-def _scales(family: str, config: Mapping[str, Any], hidden: int) -> dict[str, float]:
+def _scales(family: str, config: Mapping[str, Any], hidden: int) -> dict[str, Any]:
     """The fields of Shape that say what numbers are multiplied with, and what they are capped at."""
     if family == "granite":
         return {name: _real(config, field, 1.0) for name, field in _GRANITE.items()}

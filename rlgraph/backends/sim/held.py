@@ -144,4 +144,5 @@ def _order(key: str, count: int, samples: int, alike: float) -> np.ndarray:
         return chance.permutation(count)
     own, shared = chance.standard_normal(count), chance.standard_normal(-(-count // samples))
     scores = np.sqrt(alike) * np.repeat(shared, samples)[:count] + np.sqrt(1 - alike) * own
-    return scores.argsort(kind="stable").argsort(kind="stable")
+    found: np.ndarray = scores.argsort(kind="stable").argsort(kind="stable")
+    return found

@@ -131,7 +131,7 @@ class Sum(nn.Module):
 
     def __init__(self, config: TransformerConfig, scale: float, norm: type[Norm] | None) -> None:
         super().__init__()
-        self.norm = norm and norm(config, config.hidden_size, config.layernorm_epsilon)
+        self.norm = norm(config, config.hidden_size, config.layernorm_epsilon) if norm is not None else None
         self._scale = scale
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
@@ -140,7 +140,8 @@ class Sum(nn.Module):
 
     def _add(self, made: tuple[Tensor, None], before: Tensor, dropout: float) -> Tensor:
         found, _ = made
-        found = found if self.norm is None else self.norm(found)
+        if self.norm is not None:
+            found = self.norm(found)
         return before + (found if self._scale == 1 else found * self._scale)
 
 
