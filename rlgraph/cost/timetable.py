@@ -27,9 +27,11 @@ class Order:
     """For each task all that come before it, at any distance."""
     sequence: tuple[int, ...]
     """All tasks, each after those that it waits for."""
+    late: frozenset[int] = frozenset()
+    """Tasks that ask for their pools after all others that do so at the same time."""
 
     @classmethod
-    def of(cls, after: Sequence[Sequence[int]]) -> Order:
+    def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> Order:
         before: list[list[int]] = [[] for _ in after]
         for number, others in enumerate(after):
             for other in others:
@@ -43,6 +45,7 @@ class Order:
             tuple(map(tuple, before)),
             tuple(tuple(sorted(each)) for each in above),
             sequence,
+            late,
         )
 
     def served(self, pools: Pools, lasting: Sequence[bool]) -> Order:
@@ -82,13 +85,13 @@ class Order:
 def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
     """When each task starts."""
     waiting = [len(others) for others in order.after]
-    ready = [(0.0, number) for number, count in enumerate(waiting) if not count]
+    ready = [(0.0, number in order.late, number) for number, count in enumerate(waiting) if not count]
     heapify(ready)
     asked = [0.0] * len(seconds)
     free: dict[int, float] = {}
     found = [0.0] * len(seconds)
     while ready:
-        at, number = heappop(ready)
+        at, _, number = heappop(ready)
         for pool in pools[number]:
             at = max(at, free.get(pool, 0.0))
         found[number] = at
@@ -99,7 +102,7 @@ def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
             waiting[later] -= 1
             asked[later] = max(asked[later], end)
             if not waiting[later]:
-                heappush(ready, (asked[later], later))
+                heappush(ready, (asked[later], later in order.late, later))
     return found
 
 

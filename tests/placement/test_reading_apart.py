@@ -218,6 +218,15 @@ pool learn = 8 devices
 place critic.train on learn(tp=2, pp=4)
 place critic.values on learn(tp=1)
 """
+CROWDED = """\
+schedule ppo
+pool learn = 8 devices
+pool play = 4 devices
+place actor.train on learn
+place actor.generate, reward on play
+"""
+"""The critic is trained where rows are sampled and judged, and read where there is time for it."""
+TWO = "1x8:h100-80gb + 1x4:h100-80gb", "1.5B"
 SAMPLED = """\
 schedule small
 pool learn = 4 devices
@@ -270,11 +279,11 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "size"), [("2x8:h100-80gb + 2x8:l4-24gb", "7B"), ("4x8:a100-80gb(memory=40GiB)", "32B")]
+    ("cluster", "size", "schedule"), [(*TWO, CROWDED), ("4x8:a100-80gb(memory=40GiB)", "32B", None)]
 )
-def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str) -> None:
+def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedule: str | None) -> None:
     """In another pool, and in the same one with another split."""
-    found = compiled(None, cluster, size)
+    found = compiled(schedule, cluster, size)
     choice = found.choice
     assert choice.plan.role("critic", "values").name != choice.plan.role("critic", "train").name
     assert all(peak.fits for peak in memory(choice).values())
@@ -291,11 +300,11 @@ def test_what_is_pinned_as_a_whole_is_read_where_it_is_trained() -> None:
 
 def test_explain_tells_of_a_plan_that_reads_apart() -> None:
     """Beside the ways of others, which do not, and with what would help it."""
-    found = compiled(None, "2x8:h100-80gb + 2x8:l4-24gb", "7B")
+    found = compiled(CROWDED, *TWO)
     told = found.explain()
     chosen = next(each for each in told.alternatives if each.chosen)
     assert chosen.name == "what was chosen" and "critic.values" in chosen.pools
     others = [each.seconds for each in told.alternatives if not each.chosen and each.seconds]
-    assert others and min(others) >= found.choice.found.seconds
+    assert all(each >= found.choice.found.seconds for each in others)
     assert [each for each in told.changes if each.saves > 0]
-    assert found.what_if("devices=32").points[0].seconds == pytest.approx(found.choice.found.seconds)
+    assert found.what_if("devices=12").points[0].seconds == pytest.approx(found.choice.found.seconds)

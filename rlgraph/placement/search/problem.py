@@ -119,7 +119,8 @@ class Problem:
     @cached_property
     def order(self) -> Order:
         """Of the tasks, each transfer of weights before them as a task of its own: it begins when what it is for has
-        all else that it needs, but what needs no model does not wait for the host."""
+        all else that it needs, but what needs no model does not wait for the host. Both its pools have to be free: what
+        is ready at the same time comes first."""
         count = len(self.syncs)
         brought = {number: at for at, (_, number) in enumerate(self.syncs)}
         first = {number: self.tasks[self.components[number].tasks[0]].after for number in brought}
@@ -129,7 +130,7 @@ class Problem:
         for task, component in zip(self.tasks, self.component_of, strict=True):
             waits = tuple(number + count for number in task.after)
             after.append((brought[component], *waits) if component in brought else waits)
-        return Order.of(after)
+        return Order.of(after, frozenset(brought[number] for number in brought.keys() - self.leading))
 
     @cached_property
     def served(self) -> Order:
