@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.shares import Needs, split
+from rlgraph.backends.placed.shares import Needs
+from rlgraph.backends.placed.shares import part as part_of
 from rlgraph.backends.ray.orders import Wanted
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote
 from rlgraph.backends.ray.rows import Ledger
@@ -21,6 +22,7 @@ from rlgraph.backends.ray.store import Piece, Store, from_wire, long, short, siz
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.engines.sequences import Sequences
+from rlgraph.ir.layout import share
 from rlgraph.ir.types import Axis, Table, Tensor
 
 PROMPTS = Axis("prompts", "prompts")
@@ -274,8 +276,10 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
         "r": torch.arange(float(len(parents))),
         "one": torch.tensor(1.0),
     }
-    shares = split(frame, axis, copies, ["p", "r", "one"])
-    sizes = [share.size(axis) for share, _ in shares]
+    size = frame.size(axis)
+    ranges = (share(size, copies, copy) for copy in range(copies))
+    shares = [part_of(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
+    sizes = [own.size(axis) for own, _ in shares]
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1
     assert [row for share, _ in shares for row in share.values["r"].tolist()] == frame.values["r"].tolist()
     for share, places in shares:

@@ -74,7 +74,7 @@ def test_neighbours_in_rows_of_teams() -> None:
     assert replace(island(2, 7), nodes=1).beside(1, 2)
 
 
-@pytest.mark.parametrize(("name", "nodes", "per_node", "memory", "tp"), [("grpo", 2, 5, 26, 4), ("ppo", 2, 7, 30, 2)])
+@pytest.mark.parametrize(("name", "nodes", "per_node", "memory", "tp"), [("grpo", 2, 5, 26, 4), ("ppo", 2, 7, 32, 2)])
 def test_plans_keep_tensor_parallel_ranks_on_a_node(name: str, nodes: int, per_node: int, memory: int, tp: int) -> None:
     made = rlgraph.compile(ALGORITHMS / f"{name}.rlf", cluster=f"{nodes}x{per_node}:rtx4090(memory={memory}GiB)")
     own = island(nodes, per_node)

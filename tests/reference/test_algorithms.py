@@ -9,6 +9,7 @@ of each update, in advantages and other values on the way, and in every weight.
 from __future__ import annotations
 
 from collections import deque
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ class Replay:
         """A model of transformers, with its most literal attention."""
         state = self.run.backend.session.models[name]
         config = state.engine.model.config
-        net = AUTO[state.model.kind].from_config(config, attn_implementation="eager").double().eval()
+        # A copy: transformers writes into the configuration that it is given how attention is computed.
+        net = AUTO[state.model.kind].from_config(deepcopy(config), attn_implementation="eager").double().eval()
         net.load_state_dict(self.run.initial[name])
         return Model(net)
 
