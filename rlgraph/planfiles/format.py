@@ -173,7 +173,13 @@ SECTIONS = {
                     },
                 )
             ),
-            "memory": Entries(Record(dict, {"bytes": Number(), "capacity": Number(1.0), "moment": Text()})),
+            "memory": Entries(
+                Record(
+                    dict,
+                    {"bytes": Number(), "capacity": Number(1.0), "moment": Text()},
+                    {"host": Number(), "asleep": Entries(Items(Text()))},
+                )
+            ),
         }
     ),
 }

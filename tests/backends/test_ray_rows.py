@@ -281,16 +281,16 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     shares = [part_of(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
     sizes = [own.size(axis) for own, _ in shares]
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1
-    assert [row for share, _ in shares for row in share.values["r"].tolist()] == frame.values["r"].tolist()
-    for share, places in shares:
-        own = share.values["r"].numpy().astype(np.int64)
-        above = share.index("rollout", "prompts")
-        assert torch.equal(share.values["p"][above], frame.values["p"][parents[own]])
-        assert [row[2] for row in share.rows["rollout"].ids] == own.tolist()  # type: ignore[index, union-attr]
-        assert torch.equal(frame.values["p"][places["prompts"]], share.values["p"])
-        assert share.values["one"] == 1
+    assert [row for one, _ in shares for row in one.values["r"].tolist()] == frame.values["r"].tolist()
+    for mine, places in shares:
+        own = mine.values["r"].numpy().astype(np.int64)
+        above = mine.index("rollout", "prompts")
+        assert torch.equal(mine.values["p"][above], frame.values["p"][parents[own]])
+        assert [row[2] for row in mine.rows["rollout"].ids] == own.tolist()  # type: ignore[index, union-attr]
+        assert torch.equal(frame.values["p"][places["prompts"]], mine.values["p"])
+        assert mine.values["one"] == 1
         if axis == "rollout":
-            assert share.size("prompts") == len(set(parents[own].tolist()))
+            assert mine.size("prompts") == len(set(parents[own].tolist()))
     again = frame.child()
     again.assemble(shares, axis, {"r": "r", **({"p": "p"} if axis == "prompts" else {})})
     assert torch.equal(again.values["r"], frame.values["r"]) and torch.equal(again.values["p"], frame.values["p"])

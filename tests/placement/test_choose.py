@@ -230,9 +230,10 @@ def test_a_pool_keeps_a_size_that_no_search_would_choose(devices: int) -> None:
 
 
 def test_a_model_that_is_too_large_for_a_device_is_shared_out() -> None:
-    """Megatron does not know the family; on fewer devices it would not fit, and these nodes are no power of two."""
+    """On fewer devices it would not fit, and these nodes are no power of two."""
     sets = {"base": '"google/gemma-2-9b"'}
-    made = rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster="2x6:rtx4090", workload=LENGTHS)
+    text = "schedule sft\npool all = 12 devices\nplace actor on all(engine=transformers)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster="2x6:rtx4090", workload=LENGTHS, schedule=text)
     role = made.plan.role("actor", "train")
     assert (role.engine, str(role.mesh)) == ("transformers", "fsdp12")
 
