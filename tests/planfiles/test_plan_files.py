@@ -575,3 +575,13 @@ def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.
     path.write_text(made.plan_json())
     assert status(["simulate", str(path), "--cluster", "1x8:l4(memory=8GiB)"]) == 1
     assert "error[E0958]" in capsys.readouterr().err
+
+
+def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
+    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb")
+    path = tmp_path / "ppo.plan.json"
+    path.write_text(made.plan_json(tmp_path))
+    [memory] = json.loads(path.read_text())["predicted"]["memory"].values()
+    assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "reward"}
+    again = rlgraph.load_plan(path)
+    assert again.plan == made.plan and again.plan_json(tmp_path) == path.read_text()
