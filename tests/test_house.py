@@ -267,3 +267,10 @@ def test_a_plan_is_searched_for_without_torch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports a file of tests by its name alone: of two with one name it takes one, and reports the other."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert names
+    assert sorted(names) == sorted(set(names))
