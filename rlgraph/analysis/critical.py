@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.cost import time
-from rlgraph.cost.predict import TaskModel, onload
+from rlgraph.cost.predict import TaskModel
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops import work_of
@@ -115,7 +115,7 @@ def kind_of(task: Task) -> str:
 def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
     """What the seconds of a task go to where its component is done so."""
     component, own = next(part for part in problem.parts(number, option) if at in part[0].tasks)
-    found = _parts(problem, component, own, problem.tasks[at])
+    found = _parts(problem, component, own, at)
     if isinstance(option, Apart) and own is option.reader and at == component.tasks[0]:
         # It waits for the weights.
         brought = time.sync(component.config, option.trainer.deployment, own.deployment, True, problem.constants)
@@ -125,13 +125,12 @@ def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str
     return found
 
 
-def _parts(problem: Problem, component: Component, option: Option, task: Task) -> dict[str, float]:
-    deployment = option.deployment
+def _parts(problem: Problem, component: Component, option: Option, at: int) -> dict[str, float]:
+    task, deployment = problem.tasks[at], option.deployment
     found = TaskModel(task.op, component.config, deployment, problem.constants, task.batches)
     cost = asdict(found.cost(deployment.dp))
     if option.offload:
-        held = option.strategy.needs(option.copies)[0] - option.deployment.kv_bytes
-        cost["offload"] = onload(component.kind, held, deployment, component.brought).seconds
+        cost["offload"] = option.moved[component.tasks.index(at)] / task.times
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 
 

@@ -8,7 +8,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.predict import Predictor, TaskModel
-from rlgraph.cost.tasks import Task
+from rlgraph.cost.tasks import Task, stays
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import config_of
 
@@ -32,7 +32,9 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
         group = plan.role(task.model, task.op)
         deployment = predictor.deployment(task.model, group)
         model = TaskModel(task.op, configs[task.model], deployment, constants, task.batches)
-        once = model.seconds(deployment.dp)
-        once += predictor.onload(task.model, group.name, task.op, task.batches).seconds
-        found[number] = once * task.times
+        own = [
+            at for at, each in enumerate(step) if each.model == task.model and plan.role(each.model, each.op) == group
+        ]
+        moved = predictor.onload(task.model, group.name, task.op, task.batches).seconds
+        found[number] = model.seconds(deployment.dp) * task.times + moved * stays(step, number, own)
     return found

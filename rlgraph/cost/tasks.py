@@ -9,7 +9,7 @@ where it is generated with.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -99,6 +99,8 @@ class Task:
     turns: int = 0
     """How often an environment may answer each row."""
     reads: tuple[Read, ...] = ()
+    loops: tuple[tuple[int, float], ...] = ()
+    """Those that it is in, the outermost first, by a number, and how often each is run: together `times`."""
 
     @property
     def tokens(self) -> float:
@@ -109,6 +111,17 @@ class Task:
 def tasks(program: Program, phase: Phase, workload: Workload, elsewhere: Collection[str] = ()) -> tuple[Task, ...]:
     """In an order in which they can run. elsewhere: functions and environments that have a pool of cpus."""
     return _Laying(program, workload, elsewhere).phase(phase)
+
+
+def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
+    """How often in a step who does a task comes to its devices for it, where it leaves them to others: once for each
+    time that a loop is run in which anybody else works with a model. own: tasks that are done by the same."""
+    others = [task.loops for at, task in enumerate(tasks) if task.model and at not in own]
+    loops = tasks[number].loops
+    shared = max(
+        (depth for depth in range(1, len(loops) + 1) for each in others if loops[:depth] == each[:depth]), default=0
+    )
+    return math.prod(times if depth < shared else min(times, 1.0) for depth, (_, times) in enumerate(loops))
 
 
 def main_step(program: Program) -> Phase:
@@ -127,6 +140,7 @@ class _Scope:
     """Tasks that the loop waits for."""
     epochs: float = 1.0
     """How often it sees the same rows."""
+    loops: tuple[tuple[int, float], ...] = ()
 
 
 def turns_of(node: Node) -> int:
@@ -139,6 +153,8 @@ class _Laying:
         self.program, self.workload, self.elsewhere = program, workload, elsewhere
         self.types: Mapping[str, Type] = {}
         self.found: list[Task] = []
+        self.loops = 0
+        """So many have been seen."""
         self.made: dict[str, frozenset[int]] = {}
         """For each value the tasks after which it is there."""
         self.lies: dict[str, tuple[str, Maker]] = {}
@@ -194,7 +210,8 @@ class _Laying:
             times *= self.rounds(node, scope)
         for value in region.inputs:
             self.made[value.name] = after
-        self.graph(region, _Scope(times, shares, after, epochs))
+        self.loops += 1
+        self.graph(region, _Scope(times, shares, after, epochs, (*scope.loops, (self.loops, times / scope.times))))
         made = frozenset(range(first, len(self.found)))
         for inner, outer in node.exported:
             self.adopt(self.types[inner], outer.type, 1.0)
@@ -222,7 +239,7 @@ class _Laying:
         return read
 
     def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
-        task = Task(node.name, node.op, None, times=scope.times, after=tuple(sorted(after)))
+        task = Task(node.name, node.op, None, times=scope.times, loops=scope.loops, after=tuple(sorted(after)))
         if NODES[node.op].with_model:
             held = self.types[node.inputs[0]]
             assert isinstance(held, Handle)

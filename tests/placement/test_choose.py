@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -25,6 +26,7 @@ from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.predict import ROW_BYTES
+from rlgraph.cost.tasks import stays
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import HOST
@@ -190,6 +192,40 @@ def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     assert seconds[0] == pytest.approx(found.choice.found.seconds, rel=0.05)
     assert found.choice.found.bound <= found.choice.found.value < 0.99 * awake.choice.found.value
     assert all(peak.fits for peak in memory(found.choice).values())
+
+
+SLICED = """\
+algorithm sliced
+model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
+model critic = value_lm("Qwen/Qwen2.5-1.5B")
+data prompts = jsonl("prompts.jsonl", batch=512)
+func correct = python("rlgraph.rewards:exact_match")
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=512)
+    values  = critic.values(rollout)
+    adv     = correct(rollout) - values
+    minibatch prompts(parts=8, epochs=2):
+        train actor(lr=1e-6):
+            minimize mean(-actor.logprobs(rollout) * adv)
+"""
+AFTER = """\
+    train critic(lr=1e-6):
+        minimize mean((critic.values(rollout) - adv) ** 2)
+"""
+
+
+@pytest.mark.parametrize(("slices", "often"), [(AFTER, (1, 1)), (indent(AFTER, "    "), (16, 16))])
+def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, often: tuple[int, int]) -> None:
+    """And for each slice where somebody else works on it, too. The simulator moves models when they have a turn."""
+    cluster = "1x2:rtx4090"
+    made = rlgraph.compile(SLICED + slices, cluster=cluster, workload=LENGTHS)
+    found = made.choice.found
+    assert set(asleep(made)) == {"actor", "critic"}
+    step = made.choice.problem.tasks
+    for name, count in zip(("train actor", "train critic"), often, strict=True):
+        number = next(at for at, task in enumerate(step) if task.name == name)
+        assert stays(step, number, [at for at, task in enumerate(step) if task.model == step[number].model]) == count
+    assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
 
 
 def test_nobody_sleeps_for_a_little() -> None:

@@ -366,9 +366,8 @@ def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
 
 
 def test_what_is_given_up_for_memory_is_the_spare_and_not_the_gap() -> None:
-    case = random_case(0)
-    found = Search(case.problem, case.candidates, 0.0).run()
-    assert found is not None
+    cases = map(random_case, range(100))
+    found = next(plan for case in cases if (plan := Search(case.problem, case.candidates, 0.0).run()))
     full, calm = replace(found, value=1.0, tight=True), replace(found, value=1.04, tight=False)
     for spare, taken in ((0.0, full), (0.03, full), (0.05, calm)):
         known = Incumbent(0.5, spare)

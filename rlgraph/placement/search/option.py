@@ -61,14 +61,14 @@ class Option:
         split: Split,
         offload: bool,
         often: tuple[float, ...],
-        moved: float,
+        moved: tuple[float, ...],
         kind: object,
         sent: tuple[float, ...],
         high: Strategy | None = None,
     ) -> None:
-        """often: how many times each of the component's tasks is done in a step. moved: seconds until an off-loaded
-        model is there, each time. kind, sent: what decides how fast weights and rows come from here, or to here. high:
-        with the largest cache, where `strategy` has the smallest."""
+        """often: how many times each of the component's tasks is done in a step. moved: of each the seconds of a step
+        in which an off-loaded model comes for it, and goes. kind, sent: what decides how fast weights and rows come
+        from here, or to here. high: with the largest cache, where `strategy` has the smallest."""
         self.strategy, self.copies, self.offload, self.often, self.moved = strategy, copies, offload, often, moved
         self.high = high or strategy
         self.seconds = self._taken(self.high)
@@ -87,8 +87,8 @@ class Option:
         self._ranges: dict[tuple[int, int], Option] = {}
 
     def _taken(self, strategy: Strategy) -> tuple[float, ...]:
-        once, moved = strategy.seconds(self.copies), self.moved
-        return tuple([(each + moved) * often for each, often in zip(once, self.often, strict=True)])
+        once = strategy.seconds(self.copies)
+        return tuple([each * often + moved for each, often, moved in zip(once, self.often, self.moved, strict=True)])
 
     def __getattr__(self, name: str) -> object:
         # Of a slot that is still empty.
@@ -212,7 +212,7 @@ class Apart(Option):
         self.trainer, self.reader = trainer, reader
         self.strategy = self.high = trainer.strategy
         self.copies, self.split, self.offload = trainer.copies, trainer.split, trainer.offload
-        self.often, self.moved = (), 0.0
+        self.often, self.moved = (), ()
         self.seconds = self.slowest = seconds
         self.total = sum(seconds)
         self.kind, self.sent = kind, sent

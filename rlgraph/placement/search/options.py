@@ -16,7 +16,7 @@ from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
-from rlgraph.cost.tasks import Task
+from rlgraph.cost.tasks import Task, stays
 from rlgraph.cost.time import Batch, sync
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import embedded, preferred
@@ -75,6 +75,7 @@ class Options:
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
+        self._stays: dict[int, tuple[float, ...]] = {}
         self._copies: dict[tuple[int, int], list[int]] = {}
         self._fitting: dict[tuple[int, int], list[Option]] = {}
         self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
@@ -348,6 +349,13 @@ class Options:
         ]
         return cached(component.config, deployment) * max(tokens, default=0.0)
 
+    def stays(self, component: Component) -> tuple[float, ...]:
+        """How often in a step it comes to its devices for each of its tasks, if it sleeps in between."""
+        if id(component) not in self._stays:
+            own = component.tasks
+            self._stays[id(component)] = tuple([stays(self.tasks, number, own) for number in own])
+        return self._stays[id(component)]
+
     def units(self, component: Component) -> list[float]:
         """How many rows tasks have that can be dealt out: samples of one prompt stay together."""
         if id(component) not in self._units:
@@ -372,12 +380,13 @@ class Options:
             # With more than all of its rows fill it is no faster.
             high = strategy.caches.over(self.filling(component, deployment, copies))
             kind = kind, deployment.mesh
-        staying = Option(strategy, copies, split, False, times, 0.0, kind, sent, high)
+        staying = Option(strategy, copies, split, False, times, (0.0,) * len(times), kind, sent, high)
         # What is called a CPU's device memory is its host's.
         if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
             return (staying,)
         resident, _ = strategy.needs(copies)
-        moved = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
+        once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
+        moved = tuple([once * each for each in self.stays(component)])
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high)
 
 
