@@ -26,7 +26,7 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
-from rlgraph.placement.choose import Choice, Question, choose, choose_asleep, is_small, refused
+from rlgraph.placement.choose import Choice, Question, choose, choose_asleep, is_small, refused, with_other_engines
 
 NOTED = 0.05
 """Share of a step that the host works before it is told."""
@@ -42,6 +42,10 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         found = choose(replace(asked, search_seconds=left))
     elif found is not None and _may_sleep(found, target) and (left := ends - monotonic()) > 0:
         found = choose_asleep(replace(asked, search_seconds=left), found)
+    others = with_other_engines(replace(asked, offload=target.offload)) if found is None else ()
+    for other in others:
+        if found is None and (left := ends - monotonic()) > 0:
+            found = choose(replace(other, search_seconds=left))
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
     found = _with_room(found)

@@ -151,14 +151,28 @@ def refused(question: Question) -> ProgramError:
     """Why nothing fits, and what would, as far as that is found within `search_seconds`. What is proposed needs no
     off-loading."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
+
+    def fit(asked: Question) -> bool:
+        return any(fits(each, ends) for each in (asked, *with_other_engines(asked)))
+
     return ProgramError(
         refuse(
             problem_of(plain),
             question.schedule,
-            lambda other: fits(replace(plain, cluster=other), ends),
-            lambda: fits(replace(plain, schedule=without_sizes(question.schedule)), ends),
+            lambda other: fit(replace(plain, cluster=other)),
+            lambda: fit(replace(plain, schedule=without_sizes(question.schedule))),
         )
     )
+
+
+def with_other_engines(question: Question) -> Iterator[Question]:
+    """For where nothing fits: the same without an engine that the search would train a model with, so that another one
+    does, which may split what the first one does not."""
+    problem = problem_of(question)
+    trained = [each for each in problem.components if each.work == "train" and not (each.pin and each.pin.engine)]
+    for name in dict.fromkeys(name for each in trained for name in problem.options.able(each)):
+        if name in question.engines:
+            yield replace(question, engines=tuple(each for each in question.engines if each != name))
 
 
 def without_sizes(schedule: Schedule) -> Schedule:

@@ -510,6 +510,18 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
         compiled(f"{int(nodes) - 1}x{rest}", schedule)
 
 
+def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
+    """Gemma 2 9B has 16 heads, which the 6 devices of a node do not share out evenly: FSDP shares parameters."""
+    sets = {"base": '"google/gemma-2-9b"'}
+    found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090")
+    assert found.plan.role("actor", "train").engine == "transformers"
+    assert found.plan.role("actor", "generate").engine == "vllm"
+    assert all(peak.fits for peak in memory(found.choice).values())
+    pinned = "schedule grpo\npool all = 12 devices\nplace actor.train on all(engine=megatron)\n"
+    with pytest.raises(ProgramError):
+        rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090", schedule=pinned)
+
+
 def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
