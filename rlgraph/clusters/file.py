@@ -79,6 +79,8 @@ class _File:
             self.content: dict[str, Any] = tomllib.loads(source.text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise self._broken(str(error)) from None
+        except ValueError:
+            raise self._too_long() from None
 
     def _broken(self, said: str) -> ProgramError:
         place = re.search(r" \(at line (\d+), column (\d+)\)", said)
@@ -87,6 +89,14 @@ class _File:
         span = Span(self.source, line, column, line, column + 1)
         message = f"this is no TOML: {reason[:1].lower()}{reason[1:]}"
         return self.wrong(UNREADABLE, message, "texts stand in quotes", span)
+
+    def _too_long(self) -> ProgramError:
+        """Python reads no whole number of more than some thousand digits, and says so of no place."""
+        found = max(re.finditer(r"\d[\d_]*", self.source.text), key=lambda match: len(match[0]))
+        line = self.source.text.count("\n", 0, found.start()) + 1
+        column = found.start() - self.source.text.rfind("\n", 0, found.start())
+        span = Span(self.source, line, column, line, column + len(found[0]))
+        return self.wrong(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
 
     def tables(self, name: str) -> list[dict[str, Any]]:
         found = self.content.get(name, [])

@@ -159,6 +159,13 @@ def _generated(
     row = parent if kept == 1 else new_axis(context, label, parent)
     temperature = options["temperature"]
     assert isinstance(temperature, float)
+    coldest = NODES["logprobs"].attribute("temperature").low
+    assert coldest is not None
+    if 0 < temperature < coldest:
+        # Rows are read at the temperature of their sampling, and divided by it.
+        place = next(option.value.span for option in expr.options if option.name == "temperature")
+        message = f"`temperature` of `{name}` is 0, or at least {coldest:g}, not `{temperature:g}`"
+        raise context.stop("E0403", message, place, "0 takes the likeliest token")
     token = inner_axis(context, "token", label, row)
     turn = inner_axis(context, "turn", label, row) if called.environment else None
     staleness = Staleness() if model.frozen else context.phase.staleness

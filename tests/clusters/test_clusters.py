@@ -259,6 +259,7 @@ def test_the_line_of_a_file_that_is_wrong(old: str, new: str, code: str, line: s
         ("device = 3\n[[island]]\nnodes=1", "E0924", "`device` is no table"),
         ("[[island]\n", "E0925", "no TOML"),
         ("a = " + "[" * 100_000, "E0925", "no TOML"),
+        ("a = 1\nb = " + "9" * 5000, "E0925", "too many digits"),
     ],
 )
 def test_files_that_are_no_clusters(text: str, code: str, said: str, tmp_path: Path) -> None:

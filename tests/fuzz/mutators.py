@@ -18,6 +18,7 @@ ODD = tuple(
     each.encode("utf-8", "surrogatepass")
     for each in (
         *("0", "1", "-1", "2", "0.5", "1e-6", "1e308", "1e400", "-0.0", "NaN", "Infinity", "9" * 18, "1" + "0" * 400),
+        "9" * 5000,
         *("true", "false", "null", "none", "''", '""', "[]", "{}", "()", "[[]]", "{}{}", "\\", "\\u0000", "\\ud800"),
         *("\x00", "\x1b[2J", "\u202e", "\u2028", "\x85", "\ufeff", "\uffff", "\ud800", "é", "𝟙", "٣", "\r", "\t", "\f"),
         *("**", "//", ":=", "==", "=", ":", ",", ".", "@", "#", "'", '"', "+" * 40, "(" * 300, "[" * 3000, "-" * 300),
@@ -39,6 +40,8 @@ ODD = tuple(
     )
 )
 """Pieces at which readers stumble."""
+NUMBERS = 14
+"""So many of them, the first ones, are numbers: the last is longer than Python reads one."""
 
 
 def tokens(text: bytes, rng: random.Random) -> bytes:
@@ -135,7 +138,7 @@ def _number(text: bytes, rng: random.Random) -> bytes:
     if not found:
         return _token(text, rng)
     match = rng.choice(found)
-    new = rng.choice((*ODD[:13], rng.choice(found)[0]))
+    new = rng.choice((*ODD[:NUMBERS], rng.choice(found)[0]))
     return text[: match.start()] + new + text[match.end() :]
 
 

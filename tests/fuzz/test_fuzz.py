@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
 import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related
+from tests.fuzz import __main__ as main
+from tests.fuzz import counts
 from tests.fuzz.cases import Failure, made, minimized, outcome
 from tests.fuzz.mutators import splice, tokens
 from tests.fuzz.targets import TARGETS, Target
@@ -66,6 +74,50 @@ def test_what_takes_too_long_is_noticed_whatever_it_catches(tmp_path: Path) -> N
 
     failed = outcome(_target(read), b"x", tmp_path, 0.1)
     assert isinstance(failed, Failure) and failed.where == "TooSlow"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(lambda: os._exit(3), "ended (3)"), (lambda: re.match("(a+)+$", "a" * 60 + "b"), "ended (-6)")],
+    ids=["exit", "no signal is heard"],
+)
+def test_the_end_of_a_process_is_noticed_and_the_others_are_read(
+    end: Callable[[], object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(main, "STUCK", 1.0)
+    # These tests may have more loaded than the fuzzer has.
+    monkeypatch.setattr(main, "MEMORY", -1)
+
+    def read(raw: bytes, folder: Path) -> None:
+        if raw == made(target, 105):
+            end()
+
+    target = replace(_target(read), share=8)
+    assert main._supervise([target], Namespace(out=tmp_path, seed=100, minutes=1, rounds=1))
+    assert f"own-105: the process {said}" in capfd.readouterr().out
+    assert (tmp_path / "own-105.txt").read_bytes() == made(target, 105)
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"own": [[100, 108, 7]]}
+
+
+def test_no_text_is_counted_twice(tmp_path: Path) -> None:
+    path = tmp_path / "counts.json"
+    for first, end in ((0, 10), (20, 30), (10, 20), (5, 8), (28, 40), (40, 40), (50, 51)):
+        found = counts.add(path, {"plans": counts.Read(first, end, 1), "rows": counts.Read(first, end, 0)})
+    assert found["plans"] == [counts.Read(0, 30, 3), counts.Read(50, 51, 1)]
+    assert counts.texts(found["plans"]) == 31
+
+
+def test_a_round_has_of_each_kind_its_share() -> None:
+    kinds = [replace(_target(None), share=share) for share in (100, 10, 1)]
+    turns = list(main._turns(kinds, [range(7, 7 + 2 * target.share) for target in kinds]))
+    assert [sum(kind == at for kind, _ in turns) for at in range(3)] == [200, 20, 2]
+    assert len(set(turns)) == 222
+    # None has to wait until the others are done.
+    assert {kind for kind, _ in turns[:15]} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("message", "notes", "said"), [("", 0, "says nothing"), ("x", 20_000, "without an end")])
