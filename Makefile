@@ -62,8 +62,9 @@ test: $(VENV)/.engines ## everything but speed; what starts clusters comes last,
 fuzz: $(VENV)/.test ## texts that nobody wrote, for whatever reads texts; MINUTES=10 SEED=7 for more, or the same again
 	@nice $(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
-soak: $(VENV)/.engines ## runs that are killed at random moments, at length; MINUTES=60 SEED=7, SOAK=--actors for Megatron and vLLM on Ray
-	@nice $(BIN)/python benchmarks/kills.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(SOAK)
+soak: $(VENV)/.engines ## faults at random moments of runs, at length; MINUTES=60 SEED=7 FAULTS=kill, SOAK=--actors for Megatron and vLLM on Ray
+	@nice $(BIN)/python benchmarks/kills.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
+	$(foreach fault,$(or $(FAULTS),kill delay full stop),--fault $(fault)) $(SOAK)
 
 test-processors: $(VENV)/.test ## the tests of numbers as older processors would run them
 	@$(BIN)/python tools/test_processors.py

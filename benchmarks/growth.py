@@ -217,14 +217,14 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
 
 
 def plot(found: Sequence[Grown], steps: int, title: str) -> str:
-    """A panel for the driver and each rank of a group, as SVG."""
+    """A panel for the driver, each rank of a group and Ray's control process, as SVG."""
     from rlgraph.viz.plot import Axis, Panel, lines
 
     at = [step for step, _ in found[0].points]
     chosen = at[:: max(1, len(at) // 40)]
     panels = []
     for each in found:
-        if each.name != "driver" and not each.name[-1].isdigit():
+        if each.name not in ("driver", "gcs_server") and not each.name[-1].isdigit():
             continue
         known = dict(each.points)
         panels.append(Panel(f"{each.name} (MB)", tuple(known.get(step) for step in chosen)))

@@ -1,11 +1,14 @@
 """Runs that are killed at random moments and gone on with: do they end as the run that nobody killed?
 
+Or stopped, held up, without room on the disk, cut off from each other: `--fault`, one after the other.
+
     python benchmarks/kills.py
     python benchmarks/kills.py --kills 50 --seed 7
     python benchmarks/kills.py --program async --all
     python benchmarks/kills.py --backend ray --debug
     python benchmarks/kills.py --backend ray --kills 3
     python benchmarks/kills.py --actors --minutes 15
+    python benchmarks/kills.py --fault full --fault delay --steps 20
 
 Of each program a run is done that nobody disturbs. Then, again and again, the same run in a process that gets SIGKILL
 at a moment drawn from all that there are: whenever a node begins or ends, and whenever a file is opened, written anew,
@@ -22,6 +25,11 @@ reward function, or one of Ray's own (the object store of the machine, the clust
 run may end with a message, and is gone on with as one that was killed. vLLM adds up in another order where other rows
 are sampled beside one: metrics are compared to 1e-4, and which rows were trained on exactly.
 `--minutes` goes on for so long, with the programs in turn.
+
+Faults (`benchmarks/faults.py`): `kill`; `stop`, a process that does not answer any more, which the run has to find out
+(one of a plan, or a function's); `delay`, any process, which goes on two seconds later: the run has to go on, too;
+`full`, of the run itself, a rank or the host, which cannot write any more: the run ends with a message, and is gone on
+with where there is room; `drop`, with `--actors`, a rank or the host, whose connections all break.
 
 When a run is over no process of it may be left, no port at which it listened, and nothing of it in the memory that
 processes share (`/dev/shm`): what its processes have of these is looked at each half second, while they live.
@@ -51,6 +59,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.faults import FAULTS, inject, listening, meets
 from rlgraph.ir.graph import Node
 
 USER = """
@@ -69,7 +78,7 @@ def weights(seed: int = 0, **more: str) -> str:
 HEAD = """algorithm {name}
 model actor  = causal_lm({base}{more})
 data prompts = jsonl("prompts.jsonl", batch=4, shuffle=true)
-func score   = python("rewards.py:score")
+func score   = python("rewards.py:score", timeout=20)
 """
 
 GRPO = """model ref = frozen(actor)
@@ -195,12 +204,13 @@ def write(folder: Path, name: str, programs: Mapping[str, str] = PROGRAMS) -> Pa
 
 
 class Killed:
-    """Counts the moments of a run in this process, and ends it, or another process of it, at one of them. An observer
-    of the run."""
+    """Counts the moments of a run in this process, and at one of them does something to it, or to another process of
+    it. An observer of the run."""
 
-    def __init__(self, folder: Path, moment: int, victim: float) -> None:
-        """victim: which kind of process is killed, from 0 to 1; 0: this process."""
+    def __init__(self, folder: Path, moment: int, victim: float, fault: str) -> None:
+        """victim: which kind of process is killed, from 0 to 1; 0: this process. fault: what happens to it."""
         self.folder, self.moment, self.count, self.victim = str(folder), moment, 0, victim
+        self.fault = fault
         self.kinds: dict[int, str] = {}
         """Of those of Ray's that belong to the plan, by their numbers."""
         self.kills: list[str] = []
@@ -229,12 +239,15 @@ class Killed:
         self.count = number = next(self._numbers)
         if number != self.moment:
             return
-        there = _everybody(self.folder, self.kinds)
+        everybody = _everybody(self.folder, self.kinds)
+        there = {kind: pids for kind, pids in everybody.items() if meets(self.fault, kind)}
+        if not there:
+            return
         kind = [*there][int(self.victim * len(there))]
         # Nothing else tells who it was, if it was this one.
         with open(_kills_of(Path(self.folder)), "a") as file:
-            file.write(f"{kind}\n")
-        os.kill(there[kind][int(1e6 * self.victim) % len(there[kind])], signal.SIGKILL)
+            file.write(f"{self.fault}:{kind}\n")
+        inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
     def opening(self, what: str) -> None: ...
 
@@ -259,13 +272,21 @@ class Ended:
     moments: int | None
     """How many there were, if it came to its end."""
     kills: tuple[str, ...]
-    """Who was killed, by the kind."""
+    """What happened, and to which kind of process: `kill:run`."""
     told: str = ""
     """With which message it ended before that."""
 
 
 def run_in_child(
-    compiled: Any, folder: Path, every: int, moment: int, how: Mapping[str, Any], held: Held, victim: float = 0.0
+    compiled: Any,
+    folder: Path,
+    every: int,
+    moment: int,
+    how: Mapping[str, Any],
+    held: Held,
+    victim: float = 0.0,
+    fault: str = "kill",
+    steps: int = STEPS,
 ) -> Ended:
     """Runs, or goes on where there is a run, in a process of its own that is killed at a moment, or that loses another
     one."""
@@ -278,12 +299,12 @@ def run_in_child(
         try:
             os.close(reads)
             os.environ[MARK] = str(folder)
-            killed = Killed(folder, moment, victim)
+            killed = Killed(folder, moment, victim, fault)
             if how["backend"] == "ray" and not how["debug"]:
                 _watched(killed)
             begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
             where: dict[str, Any] = {"resume": folder} if begun else {"out": folder, "overwrite": True}
-            compiled.run(STEPS, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
+            compiled.run(steps, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
             os.write(writes, str(killed.count).encode())
             code = 0
         except RlgraphError as error:
@@ -303,7 +324,7 @@ def run_in_child(
         assert os.WTERMSIG(status) == signal.SIGKILL and kills, status
         return Ended(None, kills)
     code = os.WEXITSTATUS(status)
-    if code == 1 and not told and "control" in kills:
+    if code == 1 and not told and "kill:control" in kills:
         # A process that has not reached it for a minute is ended by Ray, whatever it does.
         return Ended(None, kills, "ended by Ray")
     assert code == 0 or (code == 2 and kills), f"the run failed: {told}"
@@ -353,9 +374,10 @@ class Unbroken:
     wanted: dict[str, Any]
     how: Mapping[str, Any]
     exact: bool = True
+    steps: int = STEPS
 
     @classmethod
-    def of(cls, name: str, folder: Path, how: Mapping[str, Any], actors: bool = False) -> Unbroken:
+    def of(cls, name: str, folder: Path, how: Mapping[str, Any], actors: bool = False, steps: int = STEPS) -> Unbroken:
         import rlgraph
 
         folder.mkdir(parents=True)
@@ -364,19 +386,22 @@ class Unbroken:
         compiled = rlgraph.compile(write(folder, name, ON_ACTORS if actors else PROGRAMS), schedule=plan)
         _load(compiled)
         held = Held(folder / "whole")
-        ended = run_in_child(compiled, folder / "whole", 1, 0, how, held)
+        ended = run_in_child(compiled, folder / "whole", 1, 0, how, held, steps=steps)
         assert ended.moments is not None
         if left := held.left():
             print(f"{name}: {', '.join(left)} of a run that nobody killed", flush=True)
-        return cls(compiled, folder, ended.moments, result(folder / "whole"), how, exact=not actors)
+        return cls(compiled, folder, ended.moments, result(folder / "whole"), how, not actors, steps)
 
-    def killed(self, moments: Sequence[int], every: int, victim: float = 0.0) -> tuple[list[str], list[Ended]]:
-        """A run that is killed at these moments, one after the other, each counted from where it went on: what of its
-        results is another than it should be, and what came of each part of it."""
+    def killed(
+        self, moments: Sequence[int], every: int, victim: float = 0.0, fault: str = "kill"
+    ) -> tuple[list[str], list[Ended]]:
+        """A run that is killed, or what else the fault is, at these moments, one after the other, each counted from
+        where it went on: what of its results is another than it should be, and what came of each part of it."""
         place, ends = self.folder / f"killed-{'-'.join(map(str, moments))}", list[Ended]()
         held = Held(place)
         for moment in (*moments, 0):
-            ends.append(run_in_child(self.compiled, place, every, moment, self.how, held, victim))
+            end = run_in_child(self.compiled, place, every, moment, self.how, held, victim, fault, self.steps)
+            ends.append(end)
             if ends[-1].moments is not None:
                 break
         found = differing(result(place), self.wanted) if self.exact else apart(result(place), self.wanted)
@@ -431,7 +456,7 @@ class Held:
             thread.join()
 
     def look(self) -> None:
-        listen = _listening()
+        listen = listening()
         for pid in _of_run(str(self.folder)):
             try:
                 maps = Path(f"/proc/{pid}/maps").read_text()
@@ -451,16 +476,10 @@ class Held:
     def _there(self) -> list[str]:
         found = [f"process {pid} is left" for pid in _of_run(str(self.folder))]
         found += [f"{name} is left" for name in sorted(self.segments) if os.path.exists(name)]
-        return found + [f"a socket {inode} listens" for inode in sorted(self.sockets & _listening())]
+        return found + [f"a socket {inode} listens" for inode in sorted(self.sockets & listening())]
 
 
 SHARED = "/dev/shm/"
-
-
-def _listening() -> set[str]:
-    """Inodes of the sockets that do."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    return {line[9] for line in lines if line[3] == "0A"}
 
 
 def _of_run(folder: str) -> list[int]:
@@ -527,27 +546,33 @@ def _until(end: float, random: random.Random, moments: int) -> Iterator[list[int
         yield drawn(random, moments)
 
 
-def _told(name: str, unbroken: Unbroken, plans: Iterable[list[int]], say: Callable[[str], None]) -> bool:
+def _told(
+    name: str,
+    unbroken: Unbroken,
+    plans: Iterable[list[int]],
+    faults: Sequence[str],
+    say: Callable[[str], None],
+) -> bool:
     runs, wrong, began, kinds, ended = 0, 0, time.perf_counter(), Counter[str](), 0
     for plan in plans:
         # Each kind of process is killed about as often, of runs without actors the run itself three times of four.
-        every, victim = 1 + runs % 3, (runs * GOLDEN) % 1
-        if unbroken.exact and runs % 4:
+        every, victim, fault = 1 + runs % 3, (runs * GOLDEN) % 1, faults[runs % len(faults)]
+        if unbroken.exact and runs // len(faults) % 4:
             victim = 0.0
-        found, parts = unbroken.killed(plan, every, victim)
-        killed = [kind for part in parts for kind in part.kills]
+        found, parts = unbroken.killed(plan, every, victim, fault)
+        happened = [each for part in parts for each in part.kills]
         runs, wrong = runs + 1, wrong + bool(found)
-        kinds.update(killed)
+        kinds.update(happened)
         ended += sum(bool(part.told) for part in parts)
         for part in parts:
             if part.told:
                 say(f"{name}: {', '.join(part.kills)} at {plan}: {part.told.strip().splitlines()[0]}")
         if found:
-            who = ", ".join(killed)
-            say(f"{name}: killed at {plan} ({who}), saved every {every}: {', '.join(found)} differ")
-    seconds, kills = time.perf_counter() - began, sum(kinds.values())
-    say(f"{name}: {unbroken.moments} moments; {runs} runs killed {kills} times, {wrong} differ ({seconds:.0f} s)")
-    say(f"{name}: killed {', '.join(f'{kind} {times}' for kind, times in sorted(kinds.items()))}; {ended} ended")
+            say(f"{name}: {', '.join(happened)} at {plan}, saved every {every}: {', '.join(found)} differ")
+    seconds = time.perf_counter() - began
+    all_of_them = f"{runs} runs with {sum(kinds.values())} faults"
+    say(f"{name}: {unbroken.moments} moments; {all_of_them}, {wrong} differ ({seconds:.0f} s)")
+    say(f"{name}: {', '.join(f'{kind} {times}' for kind, times in sorted(kinds.items()))}; {ended} ended")
     return not wrong
 
 
@@ -560,9 +585,15 @@ def main() -> int:
     options.add_argument("--backend", choices=["local", "ray"], default="local")
     options.add_argument("--debug", action="store_true", help="with `ray`: all processes are objects in one")
     options.add_argument("--actors", action="store_true", help="Megatron and vLLM on Ray; any process is killed")
+    options.add_argument("--fault", action="append", choices=FAULTS, help="one after the other (default: kill)")
+    options.add_argument("--steps", type=int, default=STEPS, help="of a run")
     options.add_argument("--minutes", type=float, help="goes on for so long, however many runs that are")
     given = options.parse_args()
-    how = {"backend": "ray" if given.actors else given.backend, "debug": given.debug and not given.actors}
+    how: dict[str, Any] = {"backend": "ray" if given.actors else given.backend, "debug": given.debug}
+    faults = given.fault or ["kill"]
+    if given.actors:
+        # Of the longest step most is that vLLM gets ready.
+        how |= {"debug": False, "timeout": 60.0 if "stop" in faults else 1800.0}
     print(f"seed {given.seed}", flush=True)
     programs = ON_ACTORS if given.actors else PROGRAMS
     names = [given.program] if given.program else [*programs]
@@ -570,14 +601,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for left, name in zip(range(len(names), 0, -1), names, strict=True):
             until = time.monotonic() + (end - time.monotonic()) / left
-            unbroken = Unbroken.of(name, Path(folder) / name, how, given.actors)
+            unbroken = Unbroken.of(name, Path(folder) / name, how, given.actors, given.steps)
             source = random.Random(f"{given.seed}/{name}")
             plans: Iterable[list[int]] = (drawn(source, unbroken.moments) for _ in range(given.kills))
             if given.all:
                 plans = ([at] for at in range(1, unbroken.moments + 1))
             elif given.minutes:
                 plans = _until(until, source, unbroken.moments)
-            fine &= _told(name, unbroken, plans, lambda text: print(text, flush=True))
+            fine &= _told(name, unbroken, plans, faults, lambda text: print(text, flush=True))
     return 0 if fine else 1
 
 

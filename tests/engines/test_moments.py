@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlgraph.backends.process import saving
 from rlgraph.backends.process.saving import left_of, need_same, parts, read_part, stock_of, write_part
 from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
@@ -198,6 +200,43 @@ def test_no_more_than_a_bucket_is_needed_beside_what_is_written(tmp_path: Path) 
         assert live.peak < 100
         assert write(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket) == ""
         assert bucket / 2 < live.peak < bucket + 100
+
+
+def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket: int) -> tuple[int, int]:
+    """After an update: bytes of tensors that are there, at most, beside the model and its moments while a rank writes
+    its part; and what it writes."""
+    state = state_of(opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), Holding("", ""))))
+    blocks = task.blocks[split.at(dist.get_rank(), "dp")] if split.length("dp") > 1 else sum(task.blocks, ())
+    elsewhere(update, state.engine, spec, task, blocks, 0)
+    stocks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(stocks, stock_of(state))
+    own, left = parts(stocks)[dist.get_rank()], left_of(state)
+    known = [*left.tensors.values(), *(each for kept in left.moments.kinds.values() for each in kept.values())]
+    with pytest.MonkeyPatch.context() as patch, Live(known) as live:
+        patch.setattr(saving, "write", partial(write, bucket=bucket))
+        written = write_part(state, left, to, own)
+    assert not written.failure
+    dist.barrier()
+    return live.peak, sum(written.files.values())
+
+
+@pytest.mark.parametrize(
+    "engine,split",
+    [
+        ("megatron", mesh(pp=2, tp=2)),
+        ("megatron", mesh(dp=2, tp=2)),
+        ("transformers", mesh(fsdp=2)),
+        ("transformers", mesh(tp=2)),
+    ],
+)
+def test_no_rank_needs_more_than_a_bucket_beside_its_part(
+    ranks: Ranks, engine: str, split: Mesh, tmp_path: Path
+) -> None:
+    spec, task = sharded.write("llama", "causal_lm", tmp_path / "model"), Clipped(rows(12), BLOCKS, OPTIONS)
+    bucket = 1 << 10
+    for peak, size in ranks.run(split, room, engine, spec, task, tmp_path / "saved", bucket):
+        assert peak <= bucket
+        assert size > 50 * bucket
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

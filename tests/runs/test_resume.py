@@ -86,14 +86,25 @@ class Breaks(Silent):
         self.firing(node)
 
 
+def broken(*options: str) -> str:
+    """What is said of runs with faults, by a seed that a failure prints."""
+    seed = random.randrange(100_000)
+    command = [sys.executable, str(ROOT / "benchmarks/kills.py"), "--seed", str(seed), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
 def test_runs_that_are_killed_end_as_the_one_that_is_not() -> None:
     """GRPO with adapters; PPO; states, a buffer, what `collect` carries; a lag: SIGKILL at a random moment, also while
     a checkpoint is written."""
-    seed = random.randrange(100_000)
-    command = [sys.executable, str(ROOT / "benchmarks/kills.py"), "--kills", "1", "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"seed {seed}:\n{done.stdout}{done.stderr}"
-    assert done.stdout.count("0 differ") == len(kills.PROGRAMS)
+    assert broken("--kills", "1").count("0 differ") == len(kills.PROGRAMS)
+
+
+def test_runs_without_room_and_runs_that_are_held_up_end_as_the_one_that_is_not() -> None:
+    """From a random moment on no file can be written; or a process stands still for two seconds."""
+    said = broken("--program", "kept", "--kills", "4", "--fault", "full", "--fault", "delay")
+    assert "full:run" in said and "delay:" in said
 
 
 SHELL = """
