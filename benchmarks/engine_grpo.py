@@ -2,7 +2,7 @@
 of its parts.
 
     python benchmarks/engine_grpo.py --threads 1
-    python benchmarks/engine_grpo.py --threads 2 --profile
+    python benchmarks/engine_grpo.py --threads 1 --profile 5
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "peers")]
 import clock
 import toy
+from operators import Operators
 
 
 def arguments() -> argparse.Namespace:
@@ -37,7 +38,7 @@ def arguments() -> argparse.Namespace:
         help="padded tokens in a training block; 0: the engine's choice",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--profile", action="store_true", help="print what the operators of one step cost")
+    parser.add_argument("--profile", type=int, default=0, help="so many steps more, and what their operators cost")
     parser.add_argument("--out", default="", help="append the result to this file")
     return parser.parse_args()
 
@@ -73,13 +74,15 @@ def main() -> None:
     rows = options.prompts * options.n
     hit = torch.zeros(toy.VOCAB)
     hit[list(toy.TARGETS)] = 1
+    counted = Operators()
+    cpu_of: dict[str, list[float]] = {"generation": [], "training": []}
     spans: dict[str, list[float]] = {"generate": [], "forward": [], "backward_and_update": []}
 
     def step(number: int) -> float:
-        start = time.perf_counter()
+        start, before, counted.part = time.perf_counter(), clock.cpu_s(), "generation"
         keys = np.arange(rows, dtype=np.uint64) + np.uint64(number * rows)
         rollout = engine.generate(prompts, options.n, sampling, keys)
-        generated = time.perf_counter()
+        generated, between, counted.part = time.perf_counter(), clock.cpu_s(), "training"
         sequences = rollout.sequences
         reward = hit[sequences.tokens[sequences.scored]].view(rows, options.new).mean(1)
         group = reward.view(options.prompts, options.n)
@@ -99,6 +102,8 @@ def main() -> None:
         blocks = engine.plan_blocks(sequences.lengths, options.block_tokens or None)
         engine.train_step(blocks, lambda index: Micro((), lambda _: loss(index)), train, number)
         end = time.perf_counter()
+        cpu_of["generation"].append(between - before)
+        cpu_of["training"].append(clock.cpu_s() - between)
         spans["generate"].append(generated - start)
         spans["forward"].append(forward[0] / options.threads)
         spans["backward_and_update"].append(end - generated - forward[0] / options.threads)
@@ -137,9 +142,12 @@ def main() -> None:
         with open(options.out, "a") as file:
             file.write(json.dumps(result) + "\n")
     if options.profile:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            step(options.steps)
-        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60))
+        parts = {name: clock.med(seconds[3:]) for name, seconds in cpu_of.items()}
+        for number in range(options.profile):
+            with counted:
+                step(options.steps + number)
+            counted.steps += 1
+        print(counted.table(parts))
 
 
 if __name__ == "__main__":

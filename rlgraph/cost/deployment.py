@@ -10,7 +10,7 @@ from rlgraph.cost import work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.links import Link, across, link
 from rlgraph.enginespec.registry import engine
-from rlgraph.enginespec.spec import EngineSpec
+from rlgraph.enginespec.spec import EngineSpec, Shares
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
@@ -77,6 +77,13 @@ class Deployment:
     def packs(self) -> bool:
         """Whether rows of a micro-batch lie one behind the other."""
         return self.spec.packed(self.attention)
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """How rows are read that begin alike; None: each by itself. Ranks that share rows out get them by their
+        lengths."""
+        found = self.spec.shares if self.packs and self.row_ranks == 1 else None
+        return found if found and self.island.device.kind in found.devices else None
 
     @property
     def on_cpu(self) -> bool:

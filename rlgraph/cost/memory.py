@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from rlgraph.cost import work
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.time import Batch, adapters, held, trained
-from rlgraph.cost.work import Activations, Tokens
+from rlgraph.cost.work import QUERIES, Activations, Tokens
+from rlgraph.enginespec.spec import Shares
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
@@ -136,18 +137,21 @@ class MemoryModel(ABC):
 class _Feeding:
     """Rows that are fed in micro-batches, whatever model reads them: many splits feed the same."""
 
-    def __init__(self, batches: tuple[Batch, ...], budget: int, side: int, ranks: int) -> None:
+    def __init__(
+        self, batches: tuple[Batch, ...], budget: int, side: int, ranks: int, shares: Shares | None = None
+    ) -> None:
         """budget: padded tokens of a micro-batch. side: how many are under way at a time. ranks: that share out the
-        rows of a copy."""
-        self.batches, self.budget, self.side, self.ranks = batches, budget, side, ranks
+        rows of a copy. shares: how rows are read that begin alike."""
+        self.batches, self.budget, self.side, self.ranks, self.shares = batches, budget, side, ranks, shares
         self.widths = [batch.row.longest for batch in batches] or [1.0]
         self.uneven = any(batch.row.longest > batch.row.tokens * (1 + 1e-9) for batch in batches)
         """Rows of a table are of different lengths."""
-        self._known: dict[int, tuple[float, float]] = {}
-        self._micros: dict[float, Tokens] = {}
+        self._known: dict[int, tuple[float, float, float]] = {}
+        self._micros: dict[tuple[float, float], Tokens] = {}
 
-    def load(self, copies: int) -> tuple[float, float]:
-        """Rows of the largest micro-batch of one of so many copies, and how many of these it has. As the engines do it,
+    def load(self, copies: int) -> tuple[float, float, float]:
+        """Rows of the largest micro-batch of one of so many copies, how many of these it has, and beginnings that its
+        rows have. As the engines do it,
         blocks are of about the same size, of the longest rows; of uneven ones a block may be as large as its budget."""
         if copies not in self._known:
             available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
@@ -158,29 +162,52 @@ class _Feeding:
                 # How long rows turn out decides how they are cut: a micro-batch may fill its budget.
                 rows = max(rows, min(self.budget / longest, math.ceil(available / self.side)))
             # Of more micro-batches than are under way at a time only the last one's gradients are left.
-            self._known[copies] = rows, min(blocks, self.side + 2.0)
+            self._known[copies] = rows, min(blocks, self.side + 2.0), self._beginnings(rows, blocks * copies == 1)
         return self._known[copies]
 
-    def micro(self, rows: float) -> Tokens:
+    def _beginnings(self, rows: float, whole: bool) -> float:
+        """Of so many rows, all that there are or those from any one on: as many as rows, where each is read by
+        itself. Of uneven rows it is not known which ones a micro-batch has."""
+        if self.shares is None or self.uneven or len(self.batches) != 1:
+            return rows
+        batch, fed = self.batches[0], max(1.0, self.widths[0] - 1)
+        each, prompt = batch.together, batch.prompt.longest
+        found = rows / each if whole or rows % each == 0 else math.floor((rows - 2) / each) + 2
+        found = min(rows, math.ceil(found))
+        worth = (rows - found) * prompt >= self.shares.worth * rows * fed and fed - prompt <= self.shares.longest
+        return found if worth else rows
+
+    def micro(self, rows: float, beginnings: float) -> Tokens:
         """So many rows of each table, which go together, each as it is fed: without its last token."""
-        if rows not in self._micros:
+        if (rows, beginnings) not in self._micros:
             fed = [max(1.0, width - 1) for width in self.widths]
             scored = sum(batch.response.longest for batch in self.batches) or 1.0
-            self._micros[rows] = Tokens(
+            found = Tokens(
                 math.ceil(rows * len(fed)),
                 math.ceil(rows * sum(fed)),
                 math.ceil(rows * sum(width * width for width in fed)),
                 math.ceil(rows * scored),
                 max(fed),
             )
-        return self._micros[rows]
+            if beginnings < rows:
+                prompt = self.batches[0].prompt.longest
+                own = fed[0] - prompt
+                found = replace(
+                    found,
+                    tokens=math.ceil(beginnings * prompt + rows * own),
+                    copied=math.ceil(rows * prompt),
+                    masks=min(own, QUERIES) * fed[0],
+                )
+            self._micros[rows, beginnings] = found
+        return self._micros[rows, beginnings]
 
 
 _feeding = lru_cache(1024)(_Feeding)
 
 
 class _Fed(MemoryModel):
-    """Rows are fed in micro-batches. A load is the rows of a micro-batch, and how many of these a copy has."""
+    """Rows are fed in micro-batches. A load is the rows of a micro-batch, how many of these a copy has, and beginnings
+    that the rows have."""
 
     def __init__(
         self,
@@ -194,7 +221,7 @@ class _Fed(MemoryModel):
         if alike:
             self._known = alike._known
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
-        self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks)
+        self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks, deployment.shares)
         self.weights = held(config, deployment)
         """Numbers of the fullest rank."""
         self.trained = trained(config, deployment)
@@ -209,9 +236,9 @@ class _Fed(MemoryModel):
     def load(self, copies: int) -> Load:
         return self.feeding.load(copies)
 
-    def micro(self, rows: float) -> Tokens:
+    def micro(self, rows: float, beginnings: float) -> Tokens:
         """What the fullest rank has of a micro-batch with so many rows."""
-        return self.feeding.micro(rows).shared_out(self.deployment.cp)
+        return self.feeding.micro(rows, beginnings).shared_out(self.deployment.cp)
 
 
 class Training(_Fed):
@@ -231,9 +258,9 @@ class Training(_Fed):
 
     def needs(self, load: Load) -> Needs:
         config, deployment = self.config, self.deployment
-        rows, blocks, *exchanging = load
+        rows, blocks, beginnings, *exchanging = load
         weights, state = self.trained, self.state
-        micro = self.micro(rows)
+        micro = self.micro(rows, beginnings)
         own = Bytes((("weights", self.held),)) + _gathered(config, deployment, micro)
         sharded = deployment.spec.shards_optimizer
         # Ranks that share experts out are copies of the rest, to the optimizer, too; those that share tokens out are of
@@ -273,17 +300,17 @@ class Reading(_Fed):
     """Of a forward pass: one layer at a time, and then the head."""
 
     def needs(self, load: Load) -> Needs:
-        rows, blocks = load
+        rows, blocks, beginnings = load
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item, deployment.spec
         own = Bytes((("weights", self.held),))
-        micro = self.micro(rows)
+        micro = self.micro(rows, beginnings)
         layer = work.forward_bytes(
             shape,
             micro,
             itemsize=item,
             tp=deployment.tp,
-            packed=_packed(deployment, self.feeding.uneven),
+            packed=_packed(deployment, micro, self.feeding.uneven),
             splits_tokens=spec.memory.splits_tokens,
             cp=deployment.cp,
             masked=deployment.on_cpu,
@@ -310,9 +337,9 @@ def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Byt
     return Bytes((("buffers", micro.tokens * config.shape.hidden * config.item),))
 
 
-def _packed(deployment: Deployment, uneven: bool) -> bool:
+def _packed(deployment: Deployment, micro: Tokens, uneven: bool) -> bool:
     """Whether rows lie one behind the other; an engine that takes equal ones together has them as if it padded."""
-    return deployment.packs and (uneven or deployment.spec.memory.row_by_row)
+    return deployment.packs and (uneven or micro.copied > 0 or deployment.spec.memory.row_by_row)
 
 
 def _split_head(deployment: Deployment) -> bool:
@@ -331,7 +358,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         recompute=deployment.recompute,
         fused_norms=memory.fused_norms(deployment.island.device.kind, config.dtype),
         network=memory.network,
-        packed=_packed(deployment, uneven),
+        packed=_packed(deployment, micro, uneven),
         angles=memory.angles,
         scores=deployment.spec.keeps_scores(deployment.attention),
         splits_tokens=memory.splits_tokens,

@@ -316,11 +316,22 @@ class _Laying:
         for table in dict.fromkeys(each.inputs[1] for each in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)
-            yield self.batch(kind, scope)
+            tokenwise = all(kind.token in axes_of(each.outputs[0].type) for each in nodes if each.inputs[1] == table)
+            yield replace(self.batch(kind, scope), together=self.together(table, scope) if tokenwise else 1.0)
 
     def batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:
         assert kind.token
         return Batch(self.count(kind.axis.key, scope), *self.lengths[kind.token.key], samples)
+
+    def together(self, table: str, scope: _Scope) -> float:
+        """Rows of a table that were sampled for one prompt, on average; of those that a loop takes in parts, which may
+        be any, it is not known."""
+        kind, (_, maker) = self.types[table], self.lies.get(table, (table, None))
+        assert isinstance(kind, Table)
+        parent = self.above.get(kind.axis.key)
+        if parent is None or maker is None or not NODES[maker[1]].generates or kind.axis.key in scope.shares:
+            return 1.0
+        return max(1.0, self.count(kind.axis.key, scope) / max(1.0, self.count(parent.key, scope)))
 
     def count(self, axis: str, scope: _Scope) -> float:
         """Rows of an axis, or of the slice that a loop sees of it."""

@@ -46,6 +46,8 @@ class Batch:
     """How often the process that samples a row has an environment answer it; none is asked elsewhere."""
     workers: int = 1
     """Processes of each copy that answer its rows side by side."""
+    together: float = 1.0
+    """Rows beside each other that begin with the same prompt, on average, where the node reads their tokens."""
 
     @cached_property
     def row(self) -> Tokens:

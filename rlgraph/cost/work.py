@@ -23,6 +23,10 @@ class Tokens:
     """Tokens for which the head is computed."""
     longest: float = 0.0
     """Tokens of the longest row."""
+    copied: float = 0.0
+    """Tokens whose keys and values attention has once more, for rows that begin with them."""
+    masks: float = 0.0
+    """Numbers that say which of these such rows see."""
 
     def share(self, parts: float) -> Tokens:
         """One of so many equal parts."""
@@ -360,7 +364,7 @@ class _LayerShard:
         each = norms / self.token_ranks + self._network() + self._attention() + self._adapters()
         # Adapters of narrow models are float32, and computed with in the model's dtype.
         copies = adapter_parameters(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
-        return self.micro.tokens * each + copies + self._weights()
+        return self.micro.tokens * each + copies + self._weights() + self._copied()
 
     def working(self) -> float:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
@@ -370,7 +374,8 @@ class _LayerShard:
         # Of a norm that is not trained there is no product for the gradient of its weight.
         products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
         norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_ranks
-        return max(self.micro.tokens * max(network, norm, self._attending()), self._scores())
+        tokens = self.micro.tokens
+        return max(tokens * max(network, norm, self._attending()), self._scores(), self._sharing())
 
     def _attending(self) -> float:
         """For each token the backward pass of attention to other ranks' keys and values, whose gradients are there of
@@ -379,6 +384,18 @@ class _LayerShard:
             return 0.0
         queries, keys, _ = self._sizes()
         return 2 * (queries + keys * self.cp) * self.itemsize - self._network()
+
+    def _copied(self) -> float:
+        """Keys and values of what rows begin with, for each of them."""
+        return 2 * self._sizes()[1] * self.micro.copied * self.itemsize
+
+    def _sharing(self) -> float:
+        """The backward pass of attention to such copies, whose gradients are there before they are added up; what the
+        network kept is gone then."""
+        if not self.micro.copied:
+            return 0.0
+        queries, keys, _ = self._sizes()
+        return self._copied() + self.micro.tokens * (2 * (queries + keys) * self.itemsize - self._network())
 
     def masks(self) -> float:
         """Of two stretches of each row which tokens each of theirs sees, but of the stretch that begins it."""
@@ -430,6 +447,9 @@ class _LayerShard:
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
         found = self.micro.tokens * max(network * item, attention * item, norm, normed)
+        # Beside queries, keys, values, and what comes out, which is put together.
+        sharing = self.micro.tokens * (3 * hidden + 3 * queries + 4 * keys) * item + self._copied()
+        found = max(found, sharing if self.micro.copied else 0.0) + self.micro.masks * item
         if not self.scores:
             return found
         # Two of them, the mask, and what enters beside keys and values for each head.
@@ -444,7 +464,7 @@ class _LayerShard:
             found += self.micro.tokens * self.shape.hidden * self.itemsize
         # Of all places of a row; of all rows, where these are packed.
         angles = self.angles * (self.micro.tokens if self.packed else self.micro.longest)
-        mask = self.micro.squares * self.itemsize * self.scores
+        mask = (self.micro.squares * self.scores + self.micro.masks) * self.itemsize
         return found + angles * self.shape.head_dim * self.itemsize + mask
 
     def _norm(self) -> float:

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 
-def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1, *, packed: bool = False) -> list[Tensor]:
-    """Cut N rows into blocks of row indices, the longest rows first.
+def plan_blocks(
+    lengths: Tensor, token_budget: int, threads: int = 1, *, packed: bool = False, ordered: bool = False
+) -> list[Tensor]:
+    """Cut N rows into blocks of row indices, the longest rows first, or with `ordered`, of packed rows, in their order,
+    so that neighbours come together.
 
     lengths: int64 [N]. A block's padded size (rows times its longest row) is at most `token_budget`, but for
     a single row that is longer; of packed rows, the sum of their lengths. There are at least `threads` blocks where
@@ -17,11 +20,11 @@ def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1, *, packed:
     count = lengths.shape[0]
     if not count:
         return []
-    order = lengths.argsort(descending=True, stable=True)
+    order = torch.arange(count) if ordered else lengths.argsort(descending=True, stable=True)
     sizes = lengths[order].tolist()
     wanted = -(-len(_fill(sizes, token_budget, packed)) // threads) * threads
     # The smallest budget that still makes no more blocks than wanted: so they are of about the same size.
-    low, high = 0, max(token_budget, sizes[0])
+    low, high = 0, max(token_budget, *sizes)
     while low + 1 < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(_fill(sizes, middle, packed)) <= wanted else (middle, high)
@@ -32,7 +35,7 @@ def plan_blocks(lengths: Tensor, token_budget: int, threads: int = 1, *, packed:
 
 
 def _fill(sizes: list[int], budget: int, packed: bool) -> list[int]:
-    """How many rows, longest first, go into each block."""
+    """How many rows, one after the other, go into each block."""
     cuts: list[int] = []
     longest = rows = total = 0
     for size in sizes:

@@ -18,8 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        scale: Tensor = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+        # The formula's own sums, so that a model in training says what it says without gradients, to the bit.
+        scale: Tensor = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         normal = x * scale
         ctx.save_for_backward(normal, weight, scale)
         return normal * weight

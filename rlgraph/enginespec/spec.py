@@ -132,6 +132,17 @@ class Attention:
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How an engine reads once what neighbours of packed rows begin with."""
+
+    worth: float
+    """Where that leaves out at least such a share of the tokens."""
+    longest: int
+    """Where no row has more tokens beyond its beginning."""
+    devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
+
+
 PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
     "gpu": {
         "train": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, update=5e-3, hides=0.25),
@@ -187,6 +198,8 @@ class EngineSpec:
 
     packs: bool = False
     """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
+    shares: Shares | None = None
+    """Of packed rows, where it trains and where it reads tokens; None: each row is read by itself."""
     attention: Mapping[str, Attention] = field(default_factory=dict)
     """Ways to compute attention, as `attention=NAME` in a schedule; the first one is taken where none is named."""
     threads: bool = False

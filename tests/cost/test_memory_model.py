@@ -14,6 +14,9 @@ from rlgraph.cost.memory import _feeding
 from rlgraph.cost.predict import footprint
 from rlgraph.cost.time import Batch, Lengths
 from rlgraph.engines.blocks import plan_blocks
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.transformers.packing import shared
+from rlgraph.engines.transformers.spec import SHARES
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
@@ -142,14 +145,44 @@ def test_logits_of_a_forward_pass_are_computed_in_pieces() -> None:
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
     st.integers(20, 200),
     st.integers(1, 3),
-    st.booleans(),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
 )
 def test_no_micro_batch_is_larger_than_what_memory_counts(
-    lengths: list[int], budget: int, side: int, packed: bool
+    lengths: list[int], budget: int, side: int, how: tuple[bool, bool]
 ) -> None:
     """However long rows turn out, up to the longest."""
+    packed, ordered = how
     batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
-    rows, _ = _feeding((batch,), budget, side, 1).load(1)
-    blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed)
+    rows, _, _ = _feeding((batch,), budget, side, 1).load(1)
+    blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
     assert max(tokens) <= rows * batch.row.longest * (1 + 1e-12)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.integers(1, 30),
+    st.integers(2, 30),
+    st.integers(20, 400),
+    st.integers(1, 3),
+)
+def test_micro_batches_have_the_beginnings_that_memory_counts(
+    prompts: int, each: int, prompt: int, answer: int, budget: int, side: int
+) -> None:
+    """Of equal rows; what a micro-batch has is cut as the engine cuts it, and lies as it lays it."""
+    batch = Batch(prompts * each, Lengths((prompt,)), Lengths((answer,)), together=each)
+    feeding = _feeding((batch,), budget, side, 1, SHARES)
+    rows, _, beginnings = feeding.load(1)
+    micro = feeding.micro(rows, beginnings)
+    fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
+    blocks = plan_blocks(fed.lengths + 1, budget, side, packed=True, ordered=True)
+    lying = []
+    for block in blocks:
+        part = fed.take(block)
+        found = shared(part, torch.full((len(part),), prompt))
+        lying.append(len(part.tokens if found is None else found.taken))
+    assert max(lying) <= micro.tokens
+    if len(blocks) == 1:
+        assert lying == [micro.tokens]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.base import TrainOptions
+from rlgraph.engines.norm import rms_norm
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Words
@@ -80,3 +81,11 @@ def test_ranks_add_products_up_in_place() -> None:
     expected = torch.autograd.grad((x @ weight.t()).mul_(2).square().sum(), (x, weight))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-2)
+
+
+def test_norms_say_the_same_with_gradients_and_without() -> None:
+    """To the bit: with another order of sums the log-probabilities of a step are not those that were read before it."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(40, 64, generator=generator), torch.randn(64, generator=generator)
+    for scale in (1e-3, 1.0, 1e3):
+        assert rms_norm(scale * x, weight, 1e-6).equal(torch.nn.functional.rms_norm(scale * x, (64,), weight, 1e-6))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlgraph.engines.base import EngineError
+from rlgraph.engines.transformers.packing import Span
 
 _NAME = "rlgraph_sdpa"
 _QUERIES = 512
 """Of a row with a window, or with capped scores, so many are taken at a time."""
+_GROUPED = torch.__version__ >= "2.13"
+"""Whether torch's kernel for CPUs takes a mask where several heads share keys; with older ones this was not tried."""
 _KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as transformers calls them, that look at a row from a token back to its start or over a window."""
 
@@ -29,27 +32,41 @@ _KINDS = {"full_attention", "sliding_attention"}
 class Causal:
     """Takes the place of a mask where whole rows are read: a token sees those before it, of its own row."""
 
-    lengths: tuple[int, ...] | None
-    """In tokens, of rows that lie one behind the other; None: each is a row of the tensor."""
+    spans: tuple[Span, ...] | None
+    """Of rows that lie one behind the other, as `Packing` says; None: each is a row of the tensor."""
     window: int | None
     """How many tokens a token sees, itself included; None: all before it."""
+    masks: dict[int, Tensor] = field(default_factory=dict, compare=False)
+    """For rows that go on behind so many tokens, once for all layers: what is added to scores, [T, S]."""
+
+    def mask(self, before: int, count: int, most: int, like: Tensor) -> Tensor:
+        """0 where the i-th of so many queries sees a key, else -inf, [count, before + count]. most: queries that are
+        asked for of rows like these."""
+        found = self.masks.get(before)
+        if found is None or found.shape[0] < count:
+            seen = torch.ones(most, before + most, dtype=torch.bool, device=like.device).tril(before)
+            if self.window is not None:
+                seen = seen.triu(before - self.window + 1)
+            found = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
+            self.masks[before] = found
+        return found[:count, : before + count]
 
 
 class _Packing(threading.local):
-    lengths: tuple[int, ...] | None = None
+    spans: tuple[Span, ...] | None = None
 
 
 _packing = _Packing()
 
 
 @contextmanager
-def packed(lengths: Sequence[int]) -> Iterator[None]:
-    """What this thread feeds to a model meanwhile is one row, in which so many tokens each are a row of their own."""
-    _packing.lengths = tuple(lengths)
+def packed(spans: Sequence[Span]) -> Iterator[None]:
+    """What this thread feeds to a model meanwhile is one row, in which rows of their own lie as `Packing` says."""
+    _packing.spans = tuple(spans)
     try:
         yield
     finally:
-        _packing.lengths = None
+        _packing.spans = None
 
 
 def use_attention(model: PreTrainedModel, wanted: str) -> None:
@@ -96,8 +113,8 @@ def _known(config: Any) -> bool:
 
 def _mask(*, config: Any, local_size: int | None = None, **more: Any) -> Causal | Tensor | None:
     """What transformers calls for the mask of a kind of layers; local_size: of a window."""
-    if _packing.lengths is not None:
-        return Causal(_packing.lengths, local_size)
+    if _packing.spans is not None:
+        return Causal(_packing.spans, local_size)
     # Of a window torch would get a mask for each pair of tokens of a row.
     whole = more["attention_mask"] is None and more["q_length"] == more["kv_length"]
     if whole and local_size is not None and more["q_length"] > local_size and _known(config) and not more["use_vmap"]:
@@ -123,8 +140,9 @@ def _attend(
     if isinstance(attention_mask, Causal):
         if more.get("position_bias") is not None:
             raise NotImplementedError("a bias by position")
-        if attention_mask.lengths is not None:
-            return _packed(module, query, key, value, attention_mask, scale, softcap, more), None
+        if attention_mask.spans is not None:
+            parts = (query, key, value)
+            return _packed(module, parts, attention_mask, attention_mask.spans, scale, softcap, more), None
         return _rows(module, (query, key, value), attention_mask.window, scale, softcap, more), None
     one = query.shape[2] == 1 and query.device.type == "cpu" and query.dtype != torch.bfloat16
     if one and more.get("position_bias") is None and not torch.is_grad_enabled() and _per_row(attention_mask):
@@ -173,21 +191,46 @@ def _per_row(mask: Tensor | None) -> bool:
 
 def _packed(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Causal,
+    parts: Sequence[Tensor],
+    causal: Causal,
+    spans: Sequence[Span],
     scale: float,
     softcap: float | None,
     more: dict[str, Any],
 ) -> Tensor:
-    """[1, heads, T, size] to [1, T, heads, size]. Rows of equal length that follow each other are one call."""
-    alike = [(length, len(list(rows))) for length, rows in groupby(mask.lengths or ())]
-    sizes = [length * count for length, count in alike]
-    done = []
-    for (length, count), *parts in zip(alike, *(each.split(sizes, 2) for each in (query, key, value)), strict=True):
-        rows = [part[0].unflatten(1, (count, length)).transpose(0, 1) for part in parts]
-        done.append(_rows(module, rows, mask.window, scale, softcap, more).flatten(0, 1))
+    """Queries, keys and values, [1, heads, T, size] each, to [1, T, heads, size]. Rows that are alike are one call."""
+    beginnings = [span.families * span.beginning for span in spans]
+    ends = [span.families * rows * length for span in spans for rows, length in span.ends]
+    split = [part[0].split([*beginnings, *ends], 1) for part in parts]
+    begun = [[each[at] for each in split] for at in range(len(spans))]
+    ended = iter([each[at] for each in split] for at in range(len(spans), len(split[0])))
+    found, more_found = [], []
+    for span, own in zip(spans, begun, strict=True):
+        whole = [each.unflatten(1, (span.families, span.beginning)).transpose(0, 1) for each in own]
+        if span.ends:
+            # Else all keys and values would be kept for the gradient, of which these are a part.
+            whole[1:] = [each.contiguous() for each in whole[1:]]
+        found.append(_rows(module, whole, causal.window, scale, softcap, more).flatten(0, 1))
+        for rows, length in span.ends:
+            query, *states = next(ended)
+            count = span.families * rows
+            # Each row of a family sees what the family begins with, and then itself.
+            seen = [
+                torch.cat(
+                    [
+                        common[:, None].expand(-1, rows, -1, -1, -1),
+                        state.unflatten(1, (span.families, rows, length)).permute(1, 2, 0, 3, 4),
+                    ],
+                    3,
+                ).flatten(0, 1)
+                for common, state in zip(whole[1:], states, strict=True)
+            ]
+            asking = query.unflatten(1, (count, length)).transpose(0, 1)
+            mask = None
+            if softcap is None and length <= _QUERIES:
+                mask = causal.mask(span.beginning, length, min(span.ends[-1][1], _QUERIES), query)
+            more_found.append(_rows(module, [asking, *seen], causal.window, scale, softcap, more, mask).flatten(0, 1))
+    done = [*found, *more_found]
     return torch.cat(done)[None] if len(done) > 1 else done[0][None]
 
 
@@ -198,29 +241,40 @@ def _rows(
     scale: float,
     softcap: float | None,
     more: dict[str, Any],
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of equal rows: queries, keys and values, [N, heads, T, size] each, to [N, T, heads, size]. No
-    mask and no scores are there for more than a part of a row."""
+    """Causal attention of equal rows: queries, keys and values, [N, heads, T or S, size] each, to [N, T, heads, size];
+    the queries are those of the last T of S places. No mask and no scores are there for more than a part of a row.
+    mask: of all of it, [T, S], where it is there already."""
     query, key, value = rows
-    length = query.shape[2]
-    if softcap is None and (window is None or length <= window):
+    before = key.shape[2] - query.shape[2]
+    if softcap is None and not before and (window is None or key.shape[2] <= window):
         return sdpa_attention_forward(module, query, key, value, None, 0.0, scale, **more)[0]
 
     def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Of some queries, of which the last one belongs to the last key."""
         count, places = query.shape[2], key.shape[2]
-        mask = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
-        mask = (mask if window is None else mask.triu(places - count - window + 1))[None, None]
+        seen = mask
+        if seen is None:
+            seen = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
+            seen = seen if window is None else seen.triu(places - count - window + 1)
+        elif places < seen.shape[1]:
+            seen = seen[:, -places:]
+        seen = seen[None, None]
         if softcap is not None:
-            return _capped(query, key, value, mask, scale, softcap)
-        return sdpa_attention_forward(module, query, key, value, mask, 0.0, scale, **more)[0]
+            return _capped(query, key, value, seen, scale, softcap)
+        if _GROUPED and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]:
+            # transformers would copy keys and values for each head of a group.
+            grouped = query.shape[1] != key.shape[1]
+            return sdpa(query, key, value, attn_mask=seen, scale=scale, enable_gqa=grouped).transpose(1, 2)
+        return sdpa_attention_forward(module, query, key, value, seen, 0.0, scale, **more)[0]
 
-    done, end = [], 0
+    # What is inside would be kept for the gradient: keys once for each part that sees them, or scores.
+    again = torch.is_grad_enabled() and (softcap is not None or window is not None or query.shape[2] > _QUERIES)
+    done, end = [], before
     for queries in query.split(_QUERIES, 2):
         start, end = end, end + queries.shape[2]
         first = 0 if window is None else max(0, start - window + 1)
         parts = queries, key[:, :, first:end], value[:, :, first:end]
-        # What is inside would be kept for the gradient: keys once for each part that sees them, or scores.
-        again = torch.is_grad_enabled()
         done.append(checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if again else part(*parts))
-    return torch.cat(done, 1)
+    return torch.cat(done, 1) if len(done) > 1 else done[0]

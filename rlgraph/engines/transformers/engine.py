@@ -123,6 +123,7 @@ class TransformersEngine:
             use_recomputation(self.model)
         self._network = self._run(lambda: self._new_network())
         self._packs = self._run(lambda: self._network.packs)
+        self._shares = self._run(lambda: self._network.shares)
         self._optimizer: Optimizer | None = None
         self._loss = 0.0
         self._gradients: list[Tensor | None] = []
@@ -302,7 +303,8 @@ class TransformersEngine:
         """Blocks for `train_step`: row indices, as `rlgraph.engines.blocks.plan_blocks` cuts them for this
         engine's threads. Ranks that share the model out take a share of each block's rows."""
         ranks = self._shards.size if self._shards else 1
-        return plan_blocks(lengths, (token_budget or self._block_tokens) * ranks, self.threads, packed=self._packs)
+        budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
+        return plan_blocks(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
 
     def state(self) -> State:
         """A copy of the weights."""

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from rlgraph.clusters.cluster import kind_of
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import quiet
 from rlgraph.engines.transformers.attention import knows_layers, packed
 from rlgraph.engines.transformers.cache import make_cache
+from rlgraph.engines.transformers.packing import Packing, apart, shared
+from rlgraph.engines.transformers.spec import SHARES
 
 _PADDED = 1.05
 """Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
@@ -47,25 +50,32 @@ class Network:
         self._backbone: nn.Module = model.base_model
         self._head = self._found()
 
-    def hidden(self, rows: Sequences, places: Tensor) -> Tensor:
+    def hidden(self, rows: Sequences, places: Tensor, beginnings: Tensor | None = None) -> Tensor:
         """What `head` needs of some places, float [M, ...]: int64 [M], which increase, among the tokens of all rows.
 
         The rows lie one behind the other where the model can read them so, and are padded on the right where it cannot,
         or where there is little to pad. The padding needs no mask: a causal model never looks to the right.
+
+        beginnings: how many tokens of each row, int64 [N], are read once for all neighbours that begin with the same
+        ones, where the model can do that and it saves something; None: none.
         """
         longest = int(rows.lengths.max())
-        if self.packs and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
-            index, states = places, self.packed(rows)
+        packing = shared(rows, beginnings) if beginnings is not None and self.shares else None
+        if packing is None and self.packs and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
+            packing = apart(rows)
+        if packing is not None:
+            index, states = packing.place_of[places], self.packed(rows, packing)
         else:
             index = rows.row_of[places] * longest + rows.column_of[places]
             states = self.states(rows.padded(self._pad_id)[0].to(self.device))
         flat = states.flatten(0, 1)
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
 
-    def packed(self, rows: Sequences) -> Tensor:
-        """What `states` are of rows that lie one behind the other, [1, total, H]; only where it `packs`."""
-        with packed(rows.lengths.tolist()):
-            return self._states(rows.tokens[None].to(self.device), rows.column_of[None].to(self.device))
+    def packed(self, rows: Sequences, packing: Packing) -> Tensor:
+        """What `states` are of rows that lie one behind the other, [1, places, H]; only where it `packs`."""
+        tokens, positions = rows.tokens[packing.taken], rows.column_of[packing.taken]
+        with packed(packing.spans):
+            return self._states(tokens[None].to(self.device), positions[None].to(self.device))
 
     def head(self, hidden: Tensor) -> Tensor:
         """What the model says where its hidden states are these, float [M, outputs]."""
@@ -136,17 +146,32 @@ class Network:
     @torch.no_grad()
     def packs(self) -> bool:
         """Whether rows that lie one behind the other give what each gives alone."""
-        if not knows_layers(self.model):
+        ids = self._probe()[0].tolist()
+        rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
+        return knows_layers(self.model) and self._same(rows, apart(rows))
+
+    @cached_property
+    @torch.no_grad()
+    def shares(self) -> bool:
+        """Whether rows give that, too, where what some begin with is there once."""
+        if kind_of(self.device.type) not in SHARES.devices:
             return False
-        ids = self._probe()[0].cpu()
-        rows = Sequences.from_lists([ids.tolist(), ids[3:].tolist(), ids[:2].tolist()])
+        ids = self._probe()[0].tolist()
+        rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
+        packing = shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
+        return packing is not None and self.packs and self._same(rows, packing)
+
+    def _same(self, rows: Sequences, packing: Packing) -> bool:
+        """Whether rows that lie so give what each gives alone."""
         try:
-            together = self.packed(rows)[0].split(rows.lengths.tolist())
+            together = self.packed(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
         except Exception:
             return False
         alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
+        # Of a model in float64, too, transformers computes some parts in float32, and rounds as a token's place has it.
         return all(
-            bool((one - other).abs().max() <= _tolerance(other)) for one, other in zip(together, alone, strict=True)
+            bool((one - other).abs().max() <= _tolerance(other.float()))
+            for one, other in zip(together, alone, strict=True)
         )
 
     def _probe(self) -> Tensor:
@@ -218,5 +243,5 @@ def _tolerance(logits: Tensor, most: float = _MOST) -> float:
 
 
 def _is_range(index: Tensor, size: int) -> bool:
-    """Whether `index` is 0, 1, ..., size - 1 in order, given that it increases."""
-    return index.shape[0] == size
+    """Whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
+    return index.shape[0] == size and bool((index == torch.arange(size)).all())

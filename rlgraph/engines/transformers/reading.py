@@ -48,7 +48,10 @@ class Reader:
             # What follows the last scored token of a row, and that token itself, need not be fed.
             fed = part.cut(part.column_of[where[part.counts().cumsum(0) - 1]])
             before = fed.starts[part.row_of[where]] + part.column_of[where] - 1
-            return self._read(fed, before, part.tokens[where], read)
+            # What stands before a row's first scored token: the rows of a group have it in common.
+            ends = part.counts().cumsum(0)
+            prompts = part.column_of[where[ends - part.counts()]]
+            return self._read(fed, before, part.tokens[where], read, prompts)
 
         return self._over_blocks(sequences.lengths, counts, block, results)
 
@@ -62,9 +65,11 @@ class Reader:
 
         return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
 
-    def _read(self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read) -> Sequence[Tensor]:
+    def _read(
+        self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
+    ) -> Sequence[Tensor]:
         """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
-        hidden = self._network.hidden(rows, places)
+        hidden = self._network.hidden(rows, places, beginnings)
         return in_chunks(
             lambda part, follow: read(_wide(self._network.head(part)), follow),
             self._places,
@@ -95,7 +100,8 @@ class Reader:
         return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
 
     def _plan(self, lengths: Tensor) -> list[Tensor]:
-        return plan_blocks(lengths, self._block_tokens, self._threads, packed=self._network.packs)
+        packed, ordered = self._network.packs, self._network.shares
+        return plan_blocks(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
 
     def _over_ranks(
         self,

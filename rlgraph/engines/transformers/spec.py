@@ -5,13 +5,23 @@ from __future__ import annotations
 from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.transformers.layout import layout
 from rlgraph.enginespec.legal import tensor_misfits
-from rlgraph.enginespec.spec import Attention, EngineSpec, Grown, Memory
+from rlgraph.enginespec.spec import Attention, EngineSpec, Grown, Memory, Shares
 from rlgraph.models.shape import Shape
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
     return device == "cpu" and dtype == "float32"
 
+
+SHARES = Shares(
+    # Keys and values of a beginning are there for each row, for the gradient, and nothing else is: with an eighth less
+    # tokens a layer keeps less in all, also where as many heads have keys as queries and the network has no gate.
+    worth=1 / 8,
+    # Of longer rows attention is much of the work, and torch's kernel is slower where queries begin in a row's midst.
+    longest=4096,
+    # With a mask torch's kernels for GPUs want keys and values for each head.
+    devices=frozenset({"cpu"}),
+)
 
 _UNPLANNED = ("phi3", "qwen2_moe")
 """Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not whole."""
@@ -38,6 +48,7 @@ SPEC = EngineSpec(
     experts=True,
     every_model=True,
     packs=True,
+    shares=SHARES,
     attention={
         "sdpa": Attention(),
         "eager": Attention(packs=False, scores=True),
