@@ -161,6 +161,8 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
     """Joins the cluster at an address, or starts one here."""
     # A process without a device of its own (the host's) still sees what the machine has.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's control process would keep a record of each thread that asks for something: 1.5 kB, some in each step.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # What workers print stays in their logs: failures say where those are.
     common = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
