@@ -162,17 +162,21 @@ class _Feeding:
                 # How long rows turn out decides how they are cut: a micro-batch may fill its budget.
                 rows = max(rows, min(self.budget / longest, math.ceil(available / self.side)))
             # Of more micro-batches than are under way at a time only the last one's gradients are left.
-            self._known[copies] = rows, min(blocks, self.side + 2.0), self._beginnings(rows, blocks * copies == 1)
+            self._known[copies] = rows, min(blocks, self.side + 2.0), self._beginnings(rows, available, copies)
         return self._known[copies]
 
-    def _beginnings(self, rows: float, whole: bool) -> float:
-        """Of so many rows, all that there are or those from any one on: as many as rows, where each is read by
-        itself. Of uneven rows it is not known which ones a micro-batch has."""
+    def _beginnings(self, rows: float, available: float, copies: int) -> float:
+        """Of so many rows in turn of those that a copy has: as many as rows, where each is read by itself.
+        Micro-batches begin where a prompt's rows do, if they and the copies have all rows of some prompts. Of uneven
+        rows it is not known which ones a micro-batch has."""
         if self.shares is None or self.uneven or len(self.batches) != 1:
             return rows
         batch, fed = self.batches[0], max(1.0, self.widths[0] - 1)
         each, prompt = batch.together, batch.prompt.longest
-        found = rows / each if whole or rows % each == 0 else math.floor((rows - 2) / each) + 2
+        aligned = rows == batch.rows or (
+            rows % each == 0 and available % each == 0 and available * copies == batch.rows
+        )
+        found = rows / each if aligned else math.floor((rows - 2) / each) + 2
         found = min(rows, math.ceil(found))
         worth = (rows - found) * prompt >= self.shares.worth * rows * fed and fed - prompt <= self.shares.longest
         return found if worth else rows

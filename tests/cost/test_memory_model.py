@@ -17,6 +17,7 @@ from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.packing import shared
 from rlgraph.engines.transformers.spec import SHARES
+from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
@@ -167,22 +168,33 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     st.integers(2, 30),
     st.integers(20, 400),
     st.integers(1, 3),
+    st.integers(1, 4),
 )
 def test_micro_batches_have_the_beginnings_that_memory_counts(
-    prompts: int, each: int, prompt: int, answer: int, budget: int, side: int
+    prompts: int, each: int, prompt: int, answer: int, budget: int, side: int, copies: int
 ) -> None:
-    """Of equal rows; what a micro-batch has is cut as the engine cuts it, and lies as it lays it."""
+    """Of equal rows; what a micro-batch has is cut as the engine cuts it, and lies as it lays it. A copy's rows may
+    begin in the midst of a prompt's."""
     batch = Batch(prompts * each, Lengths((prompt,)), Lengths((answer,)), together=each)
     feeding = _feeding((batch,), budget, side, 1, SHARES)
-    rows, _, beginnings = feeding.load(1)
+    rows, _, beginnings = feeding.load(copies)
     micro = feeding.micro(rows, beginnings)
     fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
-    blocks = plan_blocks(fed.lengths + 1, budget, side, packed=True, ordered=True)
     lying = []
-    for block in blocks:
-        part = fed.take(block)
-        found = shared(part, torch.full((len(part),), prompt))
-        lying.append(len(part.tokens if found is None else found.taken))
+    for copy in range(copies):
+        first, stop = share(len(fed), copies, copy)
+        own = fed.take(torch.arange(first, stop))
+        for block in plan_blocks(own.lengths + 1, budget, side, packed=True, ordered=True):
+            part = own.take(block)
+            found = shared(part, torch.full((len(part),), prompt))
+            lying.append(len(part.tokens if found is None else found.taken))
     assert max(lying) <= micro.tokens
-    if len(blocks) == 1:
+    if len(lying) == 1:
         assert lying == [micro.tokens]
+
+
+def test_a_copy_whose_rows_begin_in_the_midst_of_a_prompt() -> None:
+    """Of 120 rows in 8 copies, in two micro-batches each, the second copy begins with the last row of a prompt."""
+    batch = Batch(120.0, Lengths((100.0,)), Lengths((50.0,)), together=8)
+    assert _feeding((batch,), 8 * 150, 1, 1, SHARES).load(8) == (8, 2, 2)
+    assert _feeding((batch,), 8 * 150, 1, 1, SHARES).load(3) == (8, 3, 1)
