@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlgraph.cost import work
+from rlgraph.cost import latent, work
 from rlgraph.cost.decoding import slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
@@ -111,6 +111,10 @@ class _Growing(MemoryModel):
         )
         # Logits in float32, less the largest, and added up.
         sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        if shape.latent:
+            made = latent.made(shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16")
+            seen = item * made * rows * (prompt + response)
+            sampled = larger(sampled, Bytes((("cache", cache), ("activations", seen))))
         return larger(reading, larger(grown, sampled))
 
 

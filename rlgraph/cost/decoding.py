@@ -7,7 +7,7 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from rlgraph.cost import work
+from rlgraph.cost import latent, work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import POINTS, Batch, Cost, crowded
@@ -171,7 +171,12 @@ class DecodeStep:
         self.above = _above(ranks) if ranks > 1 else 0.0
         self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
         """All those of a rank, where ranks have some of them entire."""
-        self.cache = cached(config, deployment) * context / bandwidth
+        read = cached(config, deployment)
+        if shape.latent:
+            # Keys and values are made of what the cache has: they are written, and read.
+            made = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
+            read += 2 * shape.layers * made * config.item / deployment.tp
+        self.cache = read * context / bandwidth
         self.compute = (
             work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
         )

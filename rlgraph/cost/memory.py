@@ -19,6 +19,7 @@ from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.time import Batch, adapters, held, trained
 from rlgraph.cost.work import QUERIES, Activations, Tokens
 from rlgraph.enginespec.spec import Shares
+from rlgraph.models.families import matrices
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
@@ -410,7 +411,7 @@ def _passes(
 def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
     """Parameters that are gathered together by ranks that share them out: a layer's, and those that no layer has."""
     shape, layer = config.shape, work.layer_parameters(config.shape)
-    rest = work.stage_parameters(shape, config.kind, 1) - shape.layers * layer
+    rest = work.stage_parameters(shape, config.kind, 1) - work.body_parameters(shape)
     return layer / deployment.tp, rest / deployment.tp
 
 
@@ -461,12 +462,7 @@ def _laid_out(config: ModelConfig) -> float:
     shape = config.shape
     if shape.adapters:
         return 0.0  # Their products are small ones, and stay with MKL.
-    queries = shape.heads * shape.head_dim
-    found = 0
-    if not shape.experts and shape.ffn > shape.hidden:
-        found += 2 * shape.layers * shape.ffn * shape.hidden
-    if queries > shape.hidden:
-        found += shape.layers * queries * shape.hidden
+    found = sum(math.prod(each.shape) for each in matrices(shape) if each.shape[1] > each.shape[2])
     if config.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
         found += shape.vocab * shape.hidden
     return float(found * config.item)

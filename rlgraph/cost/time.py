@@ -308,13 +308,14 @@ def latency(
     if deployment.ep > 1:
         # A token goes to each of its experts and comes back, forward and backward.
         among = deployment.among_experts(constants)
-        sent += layers * reduces * among.all_to_all_bytes(size * shape.experts_per_token, deployment.ep)
-        rounds += layers * reduces * among.all_to_all_latency(deployment.ep)
+        sparse = layers * shape.sparse / shape.layers
+        sent += sparse * reduces * among.all_to_all_bytes(size * shape.experts_per_token, deployment.ep)
+        rounds += sparse * reduces * among.all_to_all_latency(deployment.ep)
     if deployment.cp > 1:
         # Keys and values of all tokens come, and their gradients go back.
         nearby, gathers = deployment.among_tokens(constants), {1.0: 1, 3.0: 2, 4.0: 3}[passes]
         heads = max(1.0, shape.kv_heads / deployment.tp)
-        keys = tokens * deployment.cp * 2 * heads * shape.head_dim * config.item
+        keys = tokens * deployment.cp * 2 * heads * shape.widest * config.item
         latency_s = nearby.all_gather(0, deployment.cp)
         sent += layers * gathers * (nearby.all_gather(keys, deployment.cp) - latency_s)
         rounds += layers * gathers * (latency_s + rates.reduce)

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from rlgraph.models.families import ModelKind, count, linear, numbers, tensors, trained
+from rlgraph.cost import latent
+from rlgraph.ir.layout import first_layer
+from rlgraph.models.families import ModelKind, count, linear, matrices, numbers, parameters, tensors, trained
 from rlgraph.models.shape import Shape
 
 
@@ -55,10 +57,20 @@ class Tokens:
 
 
 @cache
-def layer_parameters(shape: Shape) -> int:
-    """Of one layer, all its experts included."""
-    body = count(shape, "reward_lm") - (shape.vocab + 2) * shape.hidden
-    return body // shape.layers
+def layer_parameters(shape: Shape, layer: int = -1) -> int:
+    """Of one layer, all its experts included; without a number, of the last one, which has experts if any has."""
+    layer %= shape.layers
+    found = 0
+    for each in parameters(shape):
+        if "*" in each.name and first_layer(each.name) <= layer < first_layer(each.name) + each.shape[0]:
+            found += math.prod(each.shape[1:])
+    return found
+
+
+@cache
+def body_parameters(shape: Shape) -> int:
+    """Of all layers."""
+    return numbers(each for each in parameters(shape) if "*" in each.name)
 
 
 @cache
@@ -71,7 +83,7 @@ def tensor_count(shape: Shape, kind: ModelKind) -> int:
 
 def expert_parameters(shape: Shape) -> int:
     """Of the experts of all layers together, without those that every token takes."""
-    return shape.layers * shape.experts * 3 * shape.hidden * shape.ffn
+    return shape.sparse * shape.experts * 3 * shape.hidden * shape.ffn
 
 
 @cache
@@ -87,10 +99,13 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
     head is a tensor of its own there."""
     if pp == 1:
         return count(shape, kind)
-    layers = layer_parameters(shape) * -(-shape.layers // pp)
-    embedding = shape.vocab * shape.hidden
+    stage, embedding = -(-shape.layers // pp), shape.vocab * shape.hidden
+    first, last = (
+        sum(layer_parameters(shape, layer) for layer in layers)
+        for layers in (range(stage), range(shape.layers - stage, shape.layers))
+    )
     head = embedding if kind == "causal_lm" else shape.hidden + (kind == "value_lm")
-    return layers + max(embedding, shape.hidden + head)
+    return max(first + embedding, last + shape.hidden + head)
 
 
 @cache
@@ -100,9 +115,12 @@ def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
 
 
 def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
-    """Of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`, too."""
-    experts = expert_parameters(shape) / shape.layers * -(-shape.layers // pp)
-    return (stage_parameters(shape, kind, pp) - experts * (1 - 1 / ep)) / tp
+    """Of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`, too. What makes the
+    few numbers a token that heads share is there on each."""
+    stage = -(-shape.layers // pp)
+    experts = expert_parameters(shape) / max(1, shape.sparse) * min(stage, shape.sparse)
+    entire = stage * latent.shared_weights(shape, shape.latent) if shape.latent else 0
+    return (stage_parameters(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
 
 
 @cache
@@ -114,10 +132,8 @@ def adapter_parameters(shape: Shape) -> int:
 @cache
 def adapted_parameters(shape: Shape) -> int:
     """Of the matrices that have an adapter."""
-    sizes = linear(shape)
-    return shape.layers * sum(
-        math.prod(sizes[name]) for name in (shape.adapters.chosen(sizes) if shape.adapters else ())
-    )
+    sizes = {each.name: each.shape for each in matrices(shape)}
+    return sum(math.prod(sizes[name]) for name in (shape.adapters.chosen(sizes) if shape.adapters else ()))
 
 
 @cache
@@ -138,13 +154,13 @@ def forward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
 
 def layers_flops(shape: Shape, work: Tokens) -> float:
     """The part of all layers in `forward_flops`."""
-    return 2 * shape.layers * _layer_weights(shape) * work.tokens + attention_flops(shape, work)
+    return 2 * _weights(shape) * work.tokens + attention_flops(shape, work)
 
 
 def attention_flops(shape: Shape, work: Tokens) -> float:
     """The part of queries with keys, and of weights with values, in `layers_flops`. Counted in full, what the causal
     mask hides included, as torch's counter does it."""
-    return 4.0 * shape.layers * shape.heads * shape.head_dim * work.squares
+    return 4.0 * shape.layers * shape.heads * shape.widest * work.squares
 
 
 def head_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
@@ -167,7 +183,7 @@ def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = Fa
     passes = 4.0 if again else 3.0
     layers, head = passes * layers_flops(shape, work), 3 * head_flops(shape, kind, work)
     if shape.adapters:
-        layers -= 2 * shape.layers * _layer_weights(shape) * work.tokens
+        layers -= 2 * _weights(shape) * work.tokens
         layers += passes * adapter_flops(shape, work)
         head -= head_flops(shape, kind, work) if kind == "causal_lm" else 0
     return layers, head
@@ -180,7 +196,8 @@ def adapter_flops(shape: Shape, work: Tokens) -> float:
 
 def decode_flops(shape: Shape, context: float) -> float:
     """Of one new token that sees so many, the head included."""
-    return forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
+    found = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
+    return found + (shape.layers * latent.decode_flops(shape, shape.latent, context) if shape.latent else 0.0)
 
 
 def seen(shape: Shape, context: float) -> float:
@@ -189,12 +206,10 @@ def seen(shape: Shape, context: float) -> float:
 
 
 @cache
-def _layer_weights(shape: Shape) -> int:
-    """Of one layer, those that a token is multiplied with."""
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    network = 3 * shape.ffn * max(1, shape.experts_per_token) + 3 * shape.shared_ffn
-    router = shape.experts + (shape.shared_ffn > 0)
-    return shape.hidden * (2 * queries + 2 * keys + network + router)
+def _weights(shape: Shape) -> int:
+    """Of all layers, those that a token is multiplied with."""
+    sparse = shape.sparse * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
+    return sum(math.prod(each.shape) for each in matrices(shape)) + sparse
 
 
 # Bytes
@@ -212,7 +227,9 @@ NETWORK = 4
 
 
 def kv_bytes(shape: Shape, itemsize: int) -> int:
-    """Of the keys and values of one token in all layers."""
+    """Of the keys and values of one token in all layers, or of what these are made of."""
+    if shape.latent:
+        return shape.layers * shape.latent.cached * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
@@ -370,12 +387,22 @@ class _LayerShard:
         """The backward pass of the feed-forward network, or of a norm that is written out."""
         stream = self.shape.hidden * self.itemsize
         # What a network did not keep is computed again.
-        network = stream + (2 + NETWORK - self.network) * _ffn(self.shape) / self.tp * self.itemsize
+        network = stream + self._networks((2 + NETWORK - self.network) * self.itemsize / self.tp)
         # Of a norm that is not trained there is no product for the gradient of its weight.
         products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
         norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_ranks
         tokens = self.micro.tokens
         return max(tokens * max(network, norm, self._attending()), self._scores(), self._sharing())
+
+    def _networks(self, column: float) -> float:
+        """For each token the gradients in the largest feed-forward network, with so many bytes for each column. Experts
+        compute theirs one after the other; what they read and make has gradients for each expert of a token."""
+        shape = self.shape
+        if not shape.experts:
+            return shape.ffn * column
+        streams = 2 * shape.experts_per_token * shape.hidden * self.itemsize
+        own = shape.ffn * shape.experts_per_token / shape.experts * column + streams
+        return max(shape.shared_ffn * column, shape.dense_ffn * column, own)
 
     def _attending(self) -> float:
         """For each token the backward pass of attention to other ranks' keys and values, whose gradients are there of
@@ -431,10 +458,11 @@ class _LayerShard:
         residual stream, what entered this layer and the first, and what came out of a norm."""
         queries, keys, _ = self._sizes()
         item, hidden = self.itemsize, self.shape.hidden
-        experts = self.shape.experts_per_token
+        experts, shape = self.shape.experts_per_token, self.shape
+        columns = max(shape.ffn * max(1, experts), shape.shared_ffn, shape.dense_ffn)
         # Ranks that share a layer add up what comes out of it in one more.
         streams = (4 + experts) / self.token_ranks
-        network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * _ffn(self.shape) / self.tp
+        network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * columns / self.tp
         attention = 3 * hidden / self.token_ranks + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         if self.cp > 1:
             # Keys and values of all ranks, as they came and in the rows' order.
@@ -443,6 +471,11 @@ class _LayerShard:
             # Those that are normed are there as they came, too.
             most += self.shape.qk_norm * (queries + keys)
             attention = 3 * hidden / self.token_ranks + most
+        if shape.latent:
+            seen = 2 * keys * (self.cp - 1)
+            attention = (
+                3 * hidden / self.token_ranks + latent.forward(shape, shape.latent, shape.heads / self.tp) + seen
+            )
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
         normed = self.shape.qk_norm * ((3 * hidden + queries) * item + wide * queries)
@@ -465,7 +498,8 @@ class _LayerShard:
         # Of all places of a row; of all rows, where these are packed.
         angles = self.angles * (self.micro.tokens if self.packed else self.micro.longest)
         mask = (self.micro.squares * self.scores + self.micro.masks) * self.itemsize
-        return found + angles * self.shape.head_dim * self.itemsize + mask
+        turned = self.shape.latent.turned if self.shape.latent else self.shape.head_dim
+        return found + angles * turned * self.itemsize + mask
 
     def _norm(self) -> float:
         """For each token: what a norm keeps, what comes out, and a float32 scale."""
@@ -486,17 +520,23 @@ class _LayerShard:
     def _network(self) -> float:
         """For each token what a feed-forward network keeps. Experts also keep a token's copy for each of them, and what
         they make of it."""
-        copies = 2 * self.shape.experts_per_token * self.shape.hidden
+        copies = 2 * self.shape.experts_per_token * self.shape.hidden * self.shape.sparse / self.shape.layers
         if self.shape.experts and self.token_ranks > 1:
             # All tokens, put together for the router.
             copies += self.shape.hidden
-        return (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
+        # Routers that are to be exact read a wide copy.
+        wide = 4 * self.shape.hidden * self.shape.sparse / self.shape.layers if self.shape.routing else 0
+        found = (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
+        return found + (wide if self.itemsize < 4 else 0)
 
     def _attention(self) -> float:
         """For each token: queries, keys, values, what comes out, and a float32 for each head. What comes out of packed
         rows is there for each row, or stretch, and put together. Keys and values are there of all ranks' tokens."""
         queries, keys, heads = self._sizes()
         several = self.packed and (self.micro.rows > 1 or self.cp > 1)
+        if self.shape.latent:
+            size, inner, ranks = self.itemsize, self._inner(), self.token_ranks
+            return latent.kept(self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks)
         if self.scores:
             # Heads of a group have each a copy of its keys and values.
             keys = queries
@@ -521,9 +561,10 @@ class _LayerShard:
     def _sizes(self) -> tuple[float, float, float]:
         """Columns of the queries and of the keys, and heads, of this rank."""
         heads, kv_heads = self.shape.heads / self.tp, self.shape.kv_heads / self.tp
-        return heads * self.shape.head_dim, kv_heads * self.shape.head_dim, heads
+        return heads * self.shape.widest, kv_heads * self.shape.widest, heads
 
 
-def _ffn(shape: Shape) -> int:
-    """Columns of the feed-forward networks that one token takes."""
-    return shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn
+def _ffn(shape: Shape) -> float:
+    """Columns of the feed-forward networks that one token takes, in the mean of all layers."""
+    each = shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn
+    return each + shape.dense / shape.layers * (shape.dense_ffn - each)

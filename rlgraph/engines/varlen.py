@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 QUERIES = 512
@@ -77,6 +77,12 @@ def _part(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
 def capped(scores: Tensor, cap: float) -> Tensor:
     """Between a number and its negative, and near 0 as they are."""
     return cap * torch.tanh(scores / cap)
+
+
+def as_wide(x: Tensor, width: int) -> Tensor:
+    """[..., size], with zeros behind it if it is narrower: kernels that keep no scores want queries, keys and values of
+    one width."""
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
 def shared_heads(query: Tensor, key: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError, State
-from rlgraph.ir.layout import Box, Local, Piece, volume, whole
+from rlgraph.ir.layout import Box, Local, Piece, at_layer, volume, whole
 from rlgraph.models.families import stored
 from rlgraph.models.families import tensors as tensors_of
 from rlgraph.models.known import find_config
@@ -137,7 +137,8 @@ class ModelWeights:
     """A Hugging Face model in memory."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+        # What no gradient reaches may be a buffer.
+        self._parameters = dict(model.named_buffers()) | dict(model.named_parameters())
 
     def read(self, name: str, box: Box) -> Tensor:
         """As `Weights.read`: a view."""
@@ -160,8 +161,8 @@ def each_layer(local: Local) -> Iterator[Local]:
             (start, stop), *box = piece.box
             number = start + layer - piece.at[0]
             if start <= number < stop:
-                pieces.append(Piece(piece.name.replace("*", str(number)), tuple(box), piece.at[1:]))
-        yield Local(local.name.replace("*", str(layer)), local.shape[1:], tuple(pieces))
+                pieces.append(Piece(at_layer(piece.name, number), tuple(box), piece.at[1:]))
+        yield Local(at_layer(local.name, layer), local.shape[1:], tuple(pieces))
 
 
 def locals_of(layout: Iterable[Local], tensors: Mapping[str, Tensor]) -> list[Local]:

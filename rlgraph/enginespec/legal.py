@@ -89,6 +89,8 @@ def tensor_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
         found.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
     if shape.ffn % tp and not entire:
         found.append(f"does not divide the {shape.ffn} columns of {'an expert' if shape.experts else network}")
+    if shape.dense_ffn % tp:
+        found.append(f"does not divide the {shape.dense_ffn} columns of {network}")
     if shape.shared_ffn % tp:
         found.append(f"does not divide the {shape.shared_ffn} columns of the shared expert")
     return found

@@ -22,7 +22,7 @@ from rlgraph.exchange.changes import Changes
 from rlgraph.exchange.link import Link, Post
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.carriers import Ways
-from rlgraph.ir.layout import Box, Local, Piece, common, volume, without
+from rlgraph.ir.layout import Box, Local, Piece, at_layer, common, volume, without
 from rlgraph.ir.transfer import TensorBox, Transfer
 
 _ALONE = 1 << 18
@@ -361,7 +361,7 @@ def _located(local: str, piece: Piece, box: Box) -> tuple[str, _Slices]:
     slices = tuple(slice(start, start + high - low) for start, (low, high) in zip(starts, box, strict=True))
     if "*" not in local:
         return local, slices
-    return local.replace("*", str(starts[0])), slices[1:]
+    return at_layer(local, starts[0]), slices[1:]
 
 
 def _within(outer: Box, inner: Box) -> _Slices:

@@ -1,13 +1,14 @@
 """Layouts: which part of a global tensor a rank holds, and where in its own tensors that part lies.
 
 A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer:
-its name has a `*` in the layer's place. So layers over pipeline stages are a split like any other, and plans stay
-small.
+its name has a `*` in the layer's place, or `*+3` where the first three layers have something else. So layers over
+pipeline stages are a split like any other, and plans stay small.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 Range = tuple[int, int]
@@ -22,7 +23,8 @@ class Parameter:
     """A tensor of the model as the world knows it: Hugging Face's name and shape."""
 
     name: str
-    """`model.layers.*.mlp.up_proj.weight`: with a `*`, the first dimension is the layer."""
+    """`model.layers.*.mlp.up_proj.weight`: with a `*`, the first dimension is the layer, or the layer
+    after so many as a number behind it says."""
     shape: tuple[int, ...]
 
 
@@ -44,6 +46,25 @@ class Local:
     """The engine's own; with a `*`, one tensor for each layer that the rank has, its first dimension the layer."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+
+_LAYER = re.compile(r"\*(?:\+(\d+))?")
+
+
+def at_layer(name: str, place: int) -> str:
+    """The name of one layer's tensor, by its place in the first dimension of all layers'."""
+    return _LAYER.sub(lambda found: str(place + int(found[1] or 0)), name)
+
+
+def first_layer(name: str) -> int:
+    """The layer that is at the first place; 0 where there is none."""
+    found = _LAYER.search(name)
+    return int(found[1] or 0) if found else 0
+
+
+def from_layer(name: str, first: int) -> str:
+    """The same name where the layer at the first place is another."""
+    return _LAYER.sub(f"*+{first}" if first else "*", name)
 
 
 def volume(box: Box) -> int:

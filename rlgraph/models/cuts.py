@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.ir.layout import Local, Parameter, Piece, Range, share
+from rlgraph.ir.layout import Local, Parameter, Piece, Range, first_layer, from_layer, share
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind, parameters
 from rlgraph.models.shape import Shape
@@ -63,7 +63,7 @@ class Cuts:
             box = [(0, length) for length in self.shapes[source]]
             axis = dim + _stacked(source)
             if _stacked(source):
-                box[0] = self.layers
+                box[0] = self._layers_of(source)
             if ".experts." in source:
                 box[1] = self.experts
             box[axis] = (start, stop)
@@ -71,7 +71,16 @@ class Cuts:
             at += stop - start
         shape = [high - low for low, high in box]
         shape[axis] = at if size is None else size
+        if _stacked(source):
+            # Layers count from 0 on each rank.
+            name = from_layer(name, max(0, first_layer(source) - self.layers[0]))
         return Local(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
+
+    def _layers_of(self, source: str) -> Range:
+        """Those that the rank has of the layers that have such a tensor."""
+        first, most = first_layer(source), self.shapes[source][0]
+        start, stop = (min(max(layer - first, 0), most) for layer in self.layers)
+        return start, stop
 
     def _size(self, source: str, dim: int) -> int:
         return self.shapes[source][dim + _stacked(source)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from rlgraph.ir.layout import Parameter, Range
+from rlgraph.ir.layout import Parameter, Range, at_layer, from_layer
 from rlgraph.models.adapters import pair
+from rlgraph.models.latent import Latent
 from rlgraph.models.shape import SPARSE, Shape
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
@@ -15,6 +16,8 @@ ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 `AutoModelForCausalLM`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` with one label."""
 
 EMBEDDING = "model.embed_tokens.weight"
+CORRECTION = "e_score_correction_bias"
+"""What takes part in the choice of experts, and is no parameter: no gradient reaches it."""
 
 
 def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
@@ -22,7 +25,7 @@ def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, 
     embedding."""
     return (
         Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
-        *_attention(shape),
+        *(_latent(shape, shape.latent) if shape.latent else _attention(shape)),
         *(_experts(shape) if shape.experts else _network(shape)),
         *(_each_layer(shape, f"{name}.weight", shape.hidden) for name in shape.norms),
         Parameter("model.norm.weight", (shape.hidden,)),
@@ -35,26 +38,36 @@ def trained(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...
     Where it has adapters these alone, and the head of a model that has one of its own."""
     if shape.adapters is None:
         return parameters(shape, kind)
-    rank, sizes = shape.adapters.rank, linear(shape)
+    rank, sizes = shape.adapters.rank, {each.name: each.shape for each in matrices(shape)}
     found = []
     for module in shape.adapters.chosen(sizes):
-        outputs, inputs = sizes[module]
-        layers = (shape.layers,)
+        layers, outputs, inputs = sizes[module]
         a, b = pair(module)
-        found += [Parameter(a, (*layers, rank, inputs)), Parameter(b, (*layers, outputs, rank))]
+        found += [Parameter(a, (layers, rank, inputs)), Parameter(b, (layers, outputs, rank))]
     return (*found, *(_head(shape, kind) if kind != "causal_lm" else ()))
+
+
+class Matrix(NamedTuple):
+    """A linear layer of each layer, or of some that follow each other."""
+
+    name: str
+    shape: tuple[int, int, int]
+    """Layers that have it, outputs, inputs."""
 
 
 def linear(shape: Shape) -> dict[str, tuple[int, int]]:
     """The linear layers, by name with a `*` for a layer's number: how many outputs and inputs they have. The output
     layer is none of them, and neither are routers and experts, which are no modules of their own."""
-    found = {}
+    return {each.name: each.shape[1:] for each in matrices(shape)}
+
+
+def matrices(shape: Shape) -> Iterator[Matrix]:
+    """The linear layers, as `linear` has them, with how many layers have each."""
     for parameter in parameters(shape):
         name, _, field = parameter.name.rpartition(".")
         if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):
-            _, outputs, inputs = parameter.shape
-            found[name] = outputs, inputs
-    return found
+            layers, outputs, inputs = parameter.shape
+            yield Matrix(name, (layers, outputs, inputs))
 
 
 def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
@@ -63,8 +76,8 @@ def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
         if "*" not in parameter.name:
             yield parameter
             continue
-        for layer in range(shape.layers):
-            yield Parameter(parameter.name.replace("*", str(layer)), parameter.shape[1:])
+        for place in range(parameter.shape[0]):
+            yield Parameter(at_layer(parameter.name, place), parameter.shape[1:])
 
 
 def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
@@ -75,6 +88,11 @@ def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
 def numbers(found: Iterable[Parameter]) -> int:
     """How many numbers some parameters have together."""
     return sum(math.prod(parameter.shape) for parameter in found)
+
+
+def sparse_layers(shape: Shape) -> str:
+    """What names of layers with experts begin with."""
+    return from_layer("model.layers.*.", shape.dense)
 
 
 def stored(family: str, name: str) -> tuple[str, ...]:
@@ -114,7 +132,7 @@ def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weigh
 
 def expert_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]:
     """Where some columns of each layer's experts are: the gate's rows, and those of up, which lie below."""
-    name = "model.layers.*.mlp.experts.gate_up_proj"
+    name = f"{sparse_layers(shape)}mlp.experts.gate_up_proj"
     return [(name, (start + above, stop + above)) for above in (0, shape.ffn)]
 
 
@@ -145,6 +163,25 @@ def _attention(shape: Shape) -> list[Parameter]:
     return found
 
 
+def _latent(shape: Shape, latent: Latent) -> list[Parameter]:
+    queries = shape.heads * (latent.plain + latent.turned)
+    if latent.queries:
+        found = [
+            _each_layer(shape, "self_attn.q_a_proj.weight", latent.queries, shape.hidden),
+            _each_layer(shape, "self_attn.q_a_layernorm.weight", latent.queries),
+            _each_layer(shape, "self_attn.q_b_proj.weight", queries, latent.queries),
+        ]
+    else:
+        found = [_each_layer(shape, "self_attn.q_proj.weight", queries, shape.hidden)]
+    return [
+        *found,
+        _each_layer(shape, "self_attn.kv_a_proj_with_mqa.weight", latent.cached, shape.hidden),
+        _each_layer(shape, "self_attn.kv_a_layernorm.weight", latent.keys),
+        _each_layer(shape, "self_attn.kv_b_proj.weight", shape.heads * (latent.plain + latent.values), latent.keys),
+        _each_layer(shape, "self_attn.o_proj.weight", shape.hidden, shape.heads * latent.values),
+    ]
+
+
 def _network(shape: Shape) -> list[Parameter]:
     return [
         *(
@@ -155,25 +192,31 @@ def _network(shape: Shape) -> list[Parameter]:
     ]
 
 
-def _mlp(shape: Shape, name: str, ffn: int) -> list[Parameter]:
-    return [
-        _each_layer(shape, f"{name}.gate_proj.weight", ffn, shape.hidden),
-        _each_layer(shape, f"{name}.up_proj.weight", ffn, shape.hidden),
-        _each_layer(shape, f"{name}.down_proj.weight", shape.hidden, ffn),
-    ]
-
-
 def _experts(shape: Shape) -> list[Parameter]:
-    """In memory all experts of a layer are one tensor, gate above up; files have one for each."""
-    found = [
-        _each_layer(shape, "mlp.gate.weight", shape.experts, shape.hidden),
-        _each_layer(shape, "mlp.experts.gate_up_proj", shape.experts, 2 * shape.ffn, shape.hidden),
-        _each_layer(shape, "mlp.experts.down_proj", shape.experts, shape.hidden, shape.ffn),
+    """In memory all experts of a layer are one tensor, gate above up; files have one for each. Before layers with
+    experts there may be some without."""
+    found = _mlp("model.layers.*.mlp", shape.dense, shape.hidden, shape.dense_ffn) if shape.dense else []
+    layer, count = f"{sparse_layers(shape)}mlp", shape.layers - shape.dense
+    found += [
+        Parameter(f"{layer}.gate.weight", (count, shape.experts, shape.hidden)),
+        Parameter(f"{layer}.experts.gate_up_proj", (count, shape.experts, 2 * shape.ffn, shape.hidden)),
+        Parameter(f"{layer}.experts.down_proj", (count, shape.experts, shape.hidden, shape.ffn)),
     ]
+    if shape.routing:
+        found.append(Parameter(f"{layer}.gate.{CORRECTION}", (count, shape.experts)))
     if shape.shared_ffn:
-        found += _mlp(shape, "mlp.shared_expert", shape.shared_ffn)
-        found.append(_each_layer(shape, "mlp.shared_expert_gate.weight", 1, shape.hidden))
+        found += _mlp(f"{layer}.{shape.shared}", count, shape.hidden, shape.shared_ffn)
+        if not shape.routing:
+            found.append(Parameter(f"{layer}.{shape.shared}_gate.weight", (count, 1, shape.hidden)))
     return found
+
+
+def _mlp(name: str, layers: int, hidden: int, ffn: int) -> list[Parameter]:
+    return [
+        Parameter(f"{name}.gate_proj.weight", (layers, ffn, hidden)),
+        Parameter(f"{name}.up_proj.weight", (layers, ffn, hidden)),
+        Parameter(f"{name}.down_proj.weight", (layers, hidden, ffn)),
+    ]
 
 
 def _head(shape: Shape, kind: ModelKind) -> list[Parameter]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.models.adapters import Adapters
+from rlgraph.models.latent import Latent, Routing
 
 _LARGEST, _LAYERS = 1 << 30, 10_000
 """Of a field of a configuration, and of its layers: a thousand times what models have."""
@@ -63,6 +64,14 @@ class Shape:
     """What a token's experts say is weighed by shares that add up to 1, not by theirs among all experts."""
     shared_ffn: int = 0
     """Columns of the expert that every token takes beside its own, where there is one."""
+    routing: Routing | None = None
+    """How a token gets its experts; None: those with the largest shares of a softmax, and every token's has a gate."""
+    dense: int = 0
+    """The first layers that have no experts, where others have some."""
+    dense_ffn: int = 0
+    """Columns of the feed-forward network of these."""
+    latent: Latent | None = None
+    """Where keys and values are made of a few numbers a token; `head_dim` is then that of queries and keys."""
     fused: bool = False
     """Queries, keys and values are one tensor, in this order, and so are gate and up."""
     norms: tuple[str, ...] = _NORMS
@@ -98,6 +107,27 @@ class Shape:
     def windowed(self) -> int:
         """How many layers have a window."""
         return len(self.narrow)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's value."""
+        return self.latent.values if self.latent else self.head_dim
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a head's query, key and value where these are as wide as each other, if need be with zeros behind
+        them: kernels that keep no scores want that."""
+        return max(self.head_dim, self.value_dim)
+
+    @property
+    def sparse(self) -> int:
+        """How many layers have experts."""
+        return self.layers - self.dense if self.experts else 0
+
+    @property
+    def shared(self) -> str:
+        """By what name a layer has the expert that every token takes."""
+        return "shared_experts" if self.routing else "shared_expert"
 
     @property
     def capped(self) -> bool:
@@ -166,6 +196,27 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "deepseek_v3": {
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "max_position_embeddings": 4096,
+    },
 }
 """What transformers takes for a field that a configuration leaves out; null means: as many key-value heads as heads,
 and heads that share the hidden size."""
@@ -205,6 +256,13 @@ _PLAIN_OF: dict[str, _Plain] = {
     "mixtral": _NO_BIAS | {"sliding_window": (None, "sliding-window attention")},
     "gemma2": _NO_BIAS | _GEMMA_PLAIN,
     "gemma3_text": _NO_BIAS | _GEMMA_PLAIN,
+    "deepseek_v3": _NO_BIAS
+    | {
+        "rope_interleave": (True, "rotary positions in another order"),
+        "topk_method": ("noaux_tc", "another choice of experts"),
+        "scoring_func": ("sigmoid", "another choice of experts"),
+        "moe_layer_freq": (1, "layers without experts"),
+    },
 }
 """The same of single families; of those that are not there, `_NO_BIAS`."""
 
@@ -218,11 +276,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     config = {**_DEFAULTS[family], **config}
     _refuse_unusual(family, config)
     heads = _number(config, "num_attention_heads")
-    kv_heads = _number(config, "num_key_value_heads", heads)
+    latent = _latent(config) if family in _LATENT else None
+    kv_heads = _number(config, "num_key_value_heads", heads) if latent is None else heads
     if heads % kv_heads:
         raise UnsupportedModel(f"num_key_value_heads is {kv_heads}, which does not divide the {heads} attention heads")
     hidden = _number(config, "hidden_size")
-    if config.get("head_dim") is None and hidden < heads:
+    if config.get("head_dim") is None and hidden < heads and latent is None:
         raise UnsupportedModel(f"hidden_size is {hidden}, less than the {heads} attention heads that share it")
     theta, scaling = _rope(config)
     layers = _number(config, "num_hidden_layers")
@@ -235,7 +294,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_number(config, "head_dim", hidden // heads),
+        head_dim=latent.plain + latent.turned if latent else _number(config, "head_dim", hidden // heads),
+        latent=latent,
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.startswith("qwen2"),
         qk_norm=family.startswith(("qwen3", "gemma3")),
@@ -253,7 +313,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         narrow=narrow,
         narrow_theta=_narrow_theta(config) if family == "gemma3_text" and narrow else 0.0,
         beyond=_beyond(config),
-        **(_experts(config) if family in SPARSE else {}),
+        **(_experts(config, layers) if family in SPARSE else {}),
     )
 
 
@@ -274,20 +334,58 @@ def reach(config: Mapping[str, Any]) -> int | None:
     return max(said, int(first * factor))
 
 
-def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The fields of Shape that say what experts there are; newer configurations call their number by another name."""
-    local = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts, chosen = _number(config, local), _number(config, "num_experts_per_tok")
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = _number(config, next((name for name in names if name in config), names[-1]))
+    chosen = _number(config, "num_experts_per_tok")
     if chosen > experts:
         raise UnsupportedModel(f"num_experts_per_tok is {chosen}, but there are {experts} experts")
     shared = "shared_expert_intermediate_size"
-    return {
+    found = {
         "experts": experts,
         "experts_per_token": chosen,
         # There is no such field in Mixtral, which always does it.
         "norm_topk": config["model_type"] == "mixtral" or bool(config.get("norm_topk_prob", False)),
         "shared_ffn": _number(config, shared) if shared in config else 0,
     }
+    return found | (_routing(config, experts, chosen, layers) if "n_shared_experts" in config else {})
+
+
+def _routing(config: Mapping[str, Any], experts: int, chosen: int, layers: int) -> dict[str, Any]:
+    groups, best = _number(config, "n_group", 1), _number(config, "topk_group", 1)
+    if experts % groups or experts // groups < 2 or best > groups or chosen > best * (experts // groups):
+        raise UnsupportedModel(
+            f"n_group is {groups} and topk_group {best}, which does not go with {experts} experts of which a token has"
+            f" {chosen}"
+        )
+    dense = config.get("first_k_dense_replace") or 0
+    if type(dense) is not int or not 0 <= dense < layers:
+        raise UnsupportedModel(
+            f"`first_k_dense_replace` in the model's configuration is {dense!r:.40}: it should be a whole number below"
+            f" the {layers} layers"
+        )
+    return {
+        "routing": Routing(groups, best, _real(config, "routed_scaling_factor", 1.0)),
+        "shared_ffn": _number(config, "n_shared_experts") * _number(config, "moe_intermediate_size"),
+        "dense": dense,
+        "dense_ffn": _number(config, "intermediate_size") if dense else 0,
+    }
+
+
+_LATENT = ("deepseek_v3",)
+
+
+def _latent(config: Mapping[str, Any]) -> Latent:
+    plain, turned = _number(config, "qk_nope_head_dim"), _number(config, "qk_rope_head_dim")
+    if turned % 2:
+        raise UnsupportedModel(f"qk_rope_head_dim is {turned}: numbers rotate two by two")
+    if config.get("head_dim") not in (None, turned):
+        raise UnsupportedModel(
+            f"head_dim is {config['head_dim']!r:.40}, but {turned} numbers rotate (qk_rope_head_dim)"
+        )
+    queries = 0 if config.get("q_lora_rank") is None else _number(config, "q_lora_rank")
+    return Latent(queries, _number(config, "kv_lora_rank"), plain, turned, _number(config, "v_head_dim"))
 
 
 def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:

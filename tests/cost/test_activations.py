@@ -12,7 +12,7 @@ from rlgraph.engines.transformers.gradients import summed
 from rlgraph.models.known import known
 from rlgraph.models.shape import Shape, shape_of
 from tests.cost.live import Live
-from tests.cost.trained import Case
+from tests.cost.trained import LATENT, WIDE_VALUES, Case
 
 MANY_SCORED = {"scored": 64}
 LONG = {"rows": 2, "length": 512}
@@ -27,6 +27,8 @@ CASES = [
     Case("gemma3_text", dtype="bfloat16", fields=(("head_dim", 16),)),
     Case("mixtral", fields=(("num_local_experts", 4),)),
     Case("qwen3_moe", fields=(("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 80))),
+    *(Case("deepseek_v3", dtype=dtype, fields=LATENT) for dtype in ("float32", "bfloat16")),
+    Case("deepseek_v3", rows=2, length=512, fields=WIDE_VALUES),
 ]
 
 

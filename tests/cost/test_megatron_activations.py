@@ -13,7 +13,7 @@ from rlgraph.cost.work import activation_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.cost.live import Live
-from tests.cost.trained import Case
+from tests.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.engines.ranks import Ranks
 
 CASES = [
@@ -27,6 +27,9 @@ CASES = [
     Case("mistral", rows=2, length=300, fields=(("sliding_window", 100),)),
     Case("granite", scored=64, fields=(("residual_multiplier", 0.5), ("logits_scaling", 2.0))),
     Case("gemma2", scored=64),
+    Case("mixtral", fields=(("num_local_experts", 4),)),
+    Case("deepseek_v3", fields=LATENT),
+    Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES),
     Case("gemma3_text", fields=(("sliding_window", 32), ("sliding_window_pattern", 2))),
 ]
 
@@ -84,6 +87,7 @@ def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     measures = ranks.run(over, measured, case)
     # Of a single row one of the ranks that share tokens out has more to score: the fullest counts.
     for two, four in [max(measures)] if cp > 1 else measures:
-        assert found.layer == pytest.approx((four - two) / 2, rel=0.001)
+        # What routers keep is left out.
+        assert found.layer == pytest.approx((four - two) / 2, rel=0.015 if case.shape().experts else 0.001)
         assert found.peak(2) == pytest.approx(two, rel=0.1)
         assert found.peak(4) == pytest.approx(four, rel=0.1)

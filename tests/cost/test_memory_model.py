@@ -22,12 +22,13 @@ from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from tests.cost.allocated import Work, transformers
-from tests.cost.trained import Case
+from tests.cost.trained import LATENT, WIDE_VALUES, Case
 
 WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 """Weights outweigh activations."""
 TIED = (*WIDE, ("tie_word_embeddings", True))
 EXPERTS = (("num_local_experts", 4), ("num_experts_per_tok", 2))
+DENSE_FIRST = (*LATENT, ("first_k_dense_replace", 1))
 DTYPES = ("float32", "bfloat16")
 ALONE = mesh()
 CASES = [
@@ -56,6 +57,13 @@ CASES = [
     Work("values", Case("llama", "value_lm", rows=4, scored=127, less=16), 4),
     Work("values", Case("llama", "value_lm", rows=4, scored=100), 4, attention="eager"),
     *(Work("generate", Case("llama", dtype=dtype, rows=4, length=16), 2, 4, response=100) for dtype in DTYPES),
+    *(Work("train", Case("deepseek_v3", dtype=dtype, rows=4, scored=64, fields=DENSE_FIRST), 3, 3) for dtype in DTYPES),
+    Work("logprobs", Case("deepseek_v3", scored=64, fields=DENSE_FIRST), 3, 3),
+    Work("logprobs", Case("deepseek_v3", rows=2, length=500, scored=8, fields=WIDE_VALUES), 3),
+    *(
+        Work("generate", Case("deepseek_v3", dtype=dtype, rows=4, length=16, fields=DENSE_FIRST), 2, 4, response=100)
+        for dtype in DTYPES
+    ),
     Work("generate", Case("llama", rows=16, length=200), 4, response=8),
     Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=16),
 ]

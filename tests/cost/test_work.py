@@ -25,11 +25,13 @@ from rlgraph.cost.work import (
     kv_bytes,
     layer_parameters,
     layers_flops,
+    rank_parameters,
     seen,
     stage_parameters,
 )
 from rlgraph.engines.megatron import layout as megatron
-from rlgraph.ir.mesh import mesh
+from rlgraph.engines.transformers.attention import use_own_attention
+from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import ModelKind, count, tensors
 from rlgraph.models.known import known
 from rlgraph.models.shape import FAMILIES, shape_of
@@ -55,6 +57,11 @@ def config_of(name: str) -> dict[str, Any]:
     return dict(found)
 
 
+DEEPSEEK_V3 = {"model_type": "deepseek_v3", "vocab_size": 129280}
+"""All else is as transformers has it where a configuration says nothing."""
+DEEPSEEK = {"model_type": "deepseek_v3", **SIZES, **OWN["deepseek_v3"]}
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -71,7 +78,11 @@ def model_of(config: dict[str, Any], kind: ModelKind) -> PreTrainedModel:
     fields = {"num_labels": 1, "attn_implementation": "sdpa", "experts_implementation": "batched_mm"}
     if kind == "reward_lm":
         fields["pad_token_id"] = 0
-    return AUTO[kind].from_config(AutoConfig.for_model(**{**config, **fields}))
+    model = AUTO[kind].from_config(AutoConfig.for_model(**{**config, **fields}))
+    if shape_of(config).latent:
+        # Then keys and values are as wide as each other.
+        assert use_own_attention(model)
+    return model
 
 
 def counter() -> FlopCounterMode:
@@ -134,8 +145,8 @@ def test_layers_and_head_are_all_that_a_pass_computes() -> None:
     assert layers_flops(shape, work) + head_flops(shape, "causal_lm", work) == forward_flops(shape, "causal_lm", work)
 
 
-def test_a_new_token_multiplies_with_every_weight_and_sees_its_context() -> None:
-    config = config_of("Qwen/Qwen2.5-0.5B")
+@pytest.mark.parametrize("config", [config_of("Qwen/Qwen2.5-0.5B"), DEEPSEEK], ids=lambda config: config["model_type"])
+def test_a_new_token_multiplies_with_every_weight_and_sees_its_context(config: dict[str, Any]) -> None:
     with FakeTensorMode(), default_dtype(torch.bfloat16):
         model = model_of(config, "causal_lm")
         cache = model(input_ids=torch.zeros(1, 99, dtype=torch.long), use_cache=True).past_key_values
@@ -159,6 +170,13 @@ def test_the_published_share_of_the_parameters_is_active(name: str, billions: fl
     assert active_parameters(shape_of(config_of(name))) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+def test_the_published_numbers_of_deepseek_v3() -> None:
+    """671 and 37 billion (arXiv 2412.19437, section 4.2), the latter without the embedding, which is looked up."""
+    shape = shape_of(DEEPSEEK_V3)
+    assert count(shape) / 1e9 == pytest.approx(671, abs=0.5)
+    assert active_parameters(shape) / 1e9 - shape.vocab * shape.hidden / 1e9 == pytest.approx(37, abs=0.5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) -> None:
     shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
@@ -171,10 +189,21 @@ def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_the_fullest_stage_is_that_of_megatron(pp: int, kind: ModelKind, tied: bool) -> None:
-    shape = replace(shape_of({"model_type": "qwen2", **SIZES}), tied=tied)
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
+def test_the_fullest_stage_is_that_of_megatron(family: str, pp: int, kind: ModelKind, tied: bool) -> None:
+    shape = replace(shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}), tied=tied)
     stages = [megatron.layout(shape, mesh(1, pp), rank, kind) for rank in range(pp)]
     assert stage_parameters(shape, kind, pp) == max(sum(prod(local.shape) for local in stage) for stage in stages)
+
+
+@pytest.mark.parametrize("over", [mesh(tp=8), mesh(pp=2, tp=4), mesh(ep=8, tp=2), mesh(pp=4, ep=4, tp=8)], ids=str)
+def test_the_fullest_rank_is_that_of_megatron(over: Mesh) -> None:
+    """Of a model whose heads share much; norms and routers, which each rank has, are little."""
+    shape = replace(shape_of(DEEPSEEK_V3), layers=8)
+    pp, ep, tp = (over.length(axis) for axis in ("pp", "ep", "tp"))
+    ranks = [megatron.layout(shape, over, rank, "causal_lm") for rank in range(over.size)]
+    most = max(sum(prod(local.shape) for local in rank) for rank in ranks)
+    assert rank_parameters(shape, "causal_lm", pp, tp, ep) == pytest.approx(most, rel=0.005)
 
 
 def test_keys_and_values_of_a_token() -> None:

@@ -27,6 +27,25 @@ SIZES = {
     "max_position_embeddings": 1024,
 }
 
+LATENT = (
+    ("head_dim", 8),
+    ("num_key_value_heads", 4),
+    ("n_routed_experts", 8),
+    ("n_shared_experts", 2),
+    ("num_experts_per_tok", 2),
+    ("moe_intermediate_size", 80),
+    ("n_group", 4),
+    ("topk_group", 2),
+    ("first_k_dense_replace", 0),
+    ("q_lora_rank", 48),
+    ("kv_lora_rank", 32),
+    ("qk_rope_head_dim", 8),
+    ("qk_nope_head_dim", 16),
+    ("v_head_dim", 16),
+)
+"""Of DeepSeek's models: all layers are alike."""
+WIDE_VALUES = (*LATENT, ("q_lora_rank", None), ("v_head_dim", 40))
+
 
 @dataclass(frozen=True)
 class Case:

@@ -18,9 +18,9 @@ from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Words
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir import mesh as meshes
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import Local, at_layer
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.families import ModelKind
+from rlgraph.models.families import CORRECTION, ModelKind
 from tests.engines.models import source
 
 # 41 tokens: no number of ranks divides the vocabulary.
@@ -45,6 +45,22 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+_DEEPSEEK: dict[str, Any] = _USUAL | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 8,
+    "rms_norm_eps": 1e-5,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _USUAL | _SHORT | {"rope_parameters": _THETA}),
@@ -94,6 +110,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
+    # No numbers below queries, more experts that all tokens take, values wider than keys; one layer is as all others.
+    "moonlight": (
+        "deepseek_v3",
+        _DEEPSEEK
+        | _SHORT
+        | {
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "v_head_dim": 24,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+    ),
 }
 
 
@@ -106,6 +138,9 @@ def write(model: str, kind: ModelKind, folder: Path) -> ModelSpec:
         for parameter in engine.model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+        for name, buffer in engine.model.named_buffers():
+            if name.endswith(CORRECTION):
+                buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
     engine.save(folder)
     return ModelSpec(kind, str(folder))
 
@@ -317,8 +352,8 @@ def whole(ranks: Sequence[Trained], like: Mapping[str, Tensor]) -> dict[str, Ten
                     continue
                 (start, stop), *box = piece.box
                 for layer in range(start, stop):
-                    own = rank.state[local.name.replace("*", str(layer - start + piece.at[0]))]
-                    _put(found[piece.name.replace("*", str(layer))], box, own, piece.at[1:])
+                    own = rank.state[at_layer(local.name, layer - start + piece.at[0])]
+                    _put(found[at_layer(piece.name, layer)], box, own, piece.at[1:])
     return found
 
 

@@ -19,10 +19,11 @@ from rlgraph.engines.vllm import layout as vllm
 from rlgraph.exchange.exchange import Exchange, Moved
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.carriers import Site, ways
-from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.ir.layout import Local, Piece, at_layer, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.models.families import parameters
+from rlgraph.models.latent import Latent, Routing
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.reshard import reshard
 from tests.engines.exchanging import Crew, crew, exchange, exchange_changes, redistribute
@@ -70,6 +71,24 @@ def four() -> Iterator[Crew]:
 SMALL = Shape("qwen2", vocab=130, hidden=32, ffn=48, layers=4, heads=8, kv_heads=2, head_dim=4, qkv_bias=True)
 LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=2, heads=8, kv_heads=4, head_dim=64, qk_norm=True)
 
+LATENT = Shape(
+    "deepseek_v3",
+    vocab=130,
+    hidden=32,
+    ffn=24,
+    layers=4,
+    heads=4,
+    kv_heads=4,
+    head_dim=6,
+    experts=4,
+    experts_per_token=2,
+    shared_ffn=16,
+    routing=Routing(2, 1, 1.0),
+    dense=1,
+    dense_ffn=48,
+    latent=Latent(8, 6, 4, 2, 4),
+)
+
 
 def content(shape: Shape) -> dict[str, Tensor]:
     """Numbers that float32 and bfloat16 both hold exactly, hardly any two neighbours the same."""
@@ -89,7 +108,7 @@ def filled(layout: Sequence[Local], full: Mapping[str, Tensor] | None, dtype: to
             at = tuple(slice(start, start + high - low) for start, (low, high) in zip(piece.at, piece.box, strict=True))
             tensor[at] = full[piece.name][tuple(slice(*ends) for ends in piece.box)].to(dtype)
         if "*" in local.name:
-            found |= {local.name.replace("*", str(layer)): each.clone() for layer, each in enumerate(tensor)}
+            found |= {at_layer(local.name, layer): each.clone() for layer, each in enumerate(tensor)}
         else:
             found[local.name] = tensor
     return found
@@ -177,6 +196,30 @@ def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int]
         assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
     assert sum(each.sent for each in moved) == sum(each.received for each in moved) == transfer.bound
     assert max(each.peak for each in moved) <= transfer.peak <= bucket
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("megatron", mesh(tp=2, ep=2), 0, "transformers", mesh(2), 2),
+        ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
+        ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
+        ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
+    ],
+    ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}",
+)
+def test_a_model_whose_first_layer_has_no_experts_arrives(
+    four: Crew, case: tuple[str, Mesh, int, str, Mesh, int], over: str
+) -> None:
+    source, destination = side(LATENT, *case[:3]), side(LATENT, *case[3:])
+    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 26)
+    full = content(LATENT)
+    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert expected.keys() == tensors[place].keys()
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    assert sum(each.sent for each in moved) == transfer.bound
 
 
 @pytest.mark.parametrize("wide, narrow", itertools.product((torch.float32, torch.bfloat16), repeat=2))

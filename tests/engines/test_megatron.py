@@ -97,7 +97,7 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("tp1", ["window", "granite", "gemma2", "gemma3_text"]),
         ("tp2pp2", ["window", "gemma2", "gemma3_text"]),
         ("cp2tp2", ["granite"]),
-        ("tp1", ["mixtral", "qwen2_moe", "qwen3_moe"]),
+        ("tp1", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "moonlight"]),
         ("tp2pp2", ["qwen2_moe"]),
         ("ep2tp2", ["mixtral", "qwen2_moe", "qwen3_moe"]),
         ("ep2pp2", ["qwen3_moe"]),
@@ -106,7 +106,10 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("cp4", ["tied"]),
         ("cp2tp2", ["qwen2", "phi3"]),
         ("cp2pp2", ["tied"]),
-        ("cp2ep2", ["qwen2_moe"]),
+        ("tp2pp2", ["deepseek_v3"]),
+        ("ep2tp2", ["deepseek_v3", "moonlight"]),
+        ("cp2ep2", ["qwen2_moe", "deepseek_v3"]),
+        ("cp2tp2", ["moonlight"]),
     ],
 )
 def test_logprobs_and_entropy_are_those_of_transformers(
@@ -215,6 +218,13 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("cp2dp2", "qwen2", True),
         ("cp2ep2", "qwen2_moe", True),
         ("cp2ep2", "mixtral", False),
+        ("tp1", "deepseek_v3", True),
+        ("tp2pp2", "deepseek_v3", True),
+        ("ep2tp2", "deepseek_v3", True),
+        ("ep2dp2", "deepseek_v3", False),
+        ("tp4", "moonlight", True),
+        ("cp2ep2", "deepseek_v3", True),
+        ("cp2tp2", "moonlight", True),
     ],
 )
 def test_updates_are_those_of_transformers(

@@ -112,7 +112,12 @@ ADAPTED = [("transformers", split) for split in (mesh(tp=2), mesh(fsdp=2), mesh(
 
 @pytest.mark.parametrize(
     "model,kind,chain",
-    [("tied", "causal_lm", DENSE), ("qwen2_moe", "causal_lm", SPARSE), ("qwen2", "value_lm", ADAPTED)],
+    [
+        ("tied", "causal_lm", DENSE),
+        ("qwen2_moe", "causal_lm", SPARSE),
+        ("deepseek_v3", "causal_lm", SPARSE),
+        ("qwen2", "value_lm", ADAPTED),
+    ],
 )
 def test_training_goes_on_with_other_engines_and_splits(
     ranks: Ranks, model: str, kind: Any, chain: list[tuple[str, Mesh]], tmp_path: Path

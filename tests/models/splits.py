@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -9,6 +11,7 @@ from hypothesis.strategies import DrawFn
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine as named
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.models.latent import Latent, Routing
 from rlgraph.models.shape import FAMILIES, SPARSE, Shape
 
 
@@ -16,12 +19,22 @@ from rlgraph.models.shape import FAMILIES, SPARSE, Shape
 def shapes(draw: DrawFn, sparse: bool) -> Shape:
     family = draw(st.sampled_from([each for each in FAMILIES if sparse or each not in SPARSE]))
     kv_heads = draw(st.integers(1, 4))
-    return Shape(
+    layers = draw(st.sampled_from([1, 2, 4, 6]))
+    more = {}
+    if family == "deepseek_v3":
+        dense = draw(st.integers(0, layers - 1))
+        more = {
+            "latent": Latent(draw(st.sampled_from([0, 5])), 3, 2, 2, draw(st.sampled_from([3, 6]))),
+            "routing": Routing(1, 1, 1.0),
+            "dense": dense,
+            "dense_ffn": 24 if dense else 0,
+        }
+    found = Shape(
         family,
         vocab=draw(st.integers(3, 200)),
         hidden=4,
         ffn=draw(st.sampled_from([12, 24])),
-        layers=draw(st.sampled_from([1, 2, 4, 6])),
+        layers=layers,
         heads=kv_heads * draw(st.integers(1, 4)),
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([2, 4, 6])),
@@ -30,8 +43,9 @@ def shapes(draw: DrawFn, sparse: bool) -> Shape:
         qk_norm=family.startswith("qwen3"),
         experts=draw(st.integers(2, 8)) if family in SPARSE else 0,
         experts_per_token=2 if family in SPARSE else 0,
-        shared_ffn=draw(st.sampled_from([12, 24])) if family == "qwen2_moe" else 0,
+        shared_ffn=draw(st.sampled_from([12, 24])) if family in ("qwen2_moe", "deepseek_v3") else 0,
     )
+    return replace(found, kv_heads=found.heads, head_dim=4, **more) if more else found
 
 
 @st.composite

@@ -9,17 +9,19 @@ from transformers import AutoConfig
 
 from rlgraph.models.families import count, parameters, tensors
 from rlgraph.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, reach, shape_of
-from tests.models.tiny import DENSE, KINDS, OWN, SIZES, shape_of_model, tiny
+from tests.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: bool) -> None:
     model = tiny(family, kind, tie_word_embeddings=tied)
-    theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    theirs = held(model)
     shape = shape_of_model(model)
-    assert {tensor.name: tensor.shape for tensor in tensors(shape, kind)} == theirs
-    assert count(shape, kind) == sum(parameter.numel() for parameter in model.parameters())
+    assert {tensor.name: tensor.shape for tensor in tensors(shape, kind)} == {
+        name: tuple(tensor.shape) for name, tensor in theirs.items()
+    }
+    assert count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
 
 
 def test_a_tensor_of_every_layer_has_the_layer_as_its_first_dimension() -> None:
@@ -89,6 +91,18 @@ def test_plain_rotary_positions_are_no_scaling() -> None:
         ),
         ({"rope_scaling": [3]}, "nothing that makes sense of its positions"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok is 2, but there are 1 experts"),
+        ({"model_type": "deepseek_v3"}, "head_dim is 8, but 64 numbers rotate (qk_rope_head_dim)"),
+        (
+            {"model_type": "deepseek_v3", "head_dim": 64, "first_k_dense_replace": 4},
+            "a whole number below the 4 layers",
+        ),
+        (
+            {"model_type": "deepseek_v3", "head_dim": 64, "n_group": 3},
+            "n_group is 3 and topk_group 4, which does not go with 256",
+        ),
+        ({"model_type": "deepseek_v3", "qk_rope_head_dim": 3}, "qk_rope_head_dim is 3: numbers rotate two by two"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "another choice of experts (`scoring_func`)"),
+        ({"model_type": "deepseek_v3", "rope_interleave": False}, "positions in another order (`rope_interleave`)"),
     ],
 )
 def test_what_is_not_known_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -131,6 +145,7 @@ def test_biases_and_norms_of_the_families() -> None:
         "qwen2_moe": (True, False),
         "qwen3": (False, True),
         "qwen3_moe": (False, True),
+        "deepseek_v3": (False, False),
     }
 
 
@@ -191,4 +206,5 @@ def test_experts_of_the_families() -> None:
         "mixtral": (4, 2, 24, 0),
         "qwen2_moe": (4, 4, 12, 20),
         "qwen3_moe": (4, 3, 12, 0),
+        "deepseek_v3": (6, 3, 12, 24),
     }

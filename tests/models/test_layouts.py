@@ -20,7 +20,7 @@ from rlgraph.enginespec.legal import problems
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.adapters import Adapters
-from rlgraph.models.families import EMBEDDING, ModelKind, parameters, trained
+from rlgraph.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trained
 from rlgraph.models.shape import Shape
 from tests.models.splits import shapes, splits
 
@@ -62,6 +62,11 @@ def check_locals(layouts: list[tuple[Local, ...]]) -> None:
             assert padded or covered.min(initial=1) == 1
 
 
+def everywhere(name: str) -> bool:
+    """Of what heads and columns share, which no rank has only a part of."""
+    return any(part in name for part in ("norm", ".gate.", "expert_gate", "_a_proj"))
+
+
 def one_copy(over: Mesh) -> list[int]:
     return list(over.ranks(dp=0))
 
@@ -77,7 +82,7 @@ def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_r
         layouts = [megatron.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
-            entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
+            entire = everywhere(name) or name.startswith("score")
             expected = cp * (tp if entire else 1) * (1 if ".experts." in name else ep)
             if name == EMBEDDING and shape.tied and pp > 1 and kind == "causal_lm":
                 expected *= 2
@@ -93,7 +98,7 @@ def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[S
     layouts = [vllm.layout(shape, over, rank) for rank in one_copy(over)]
     check_locals(layouts)
     for name, counts in held(layouts, shape, "causal_lm").items():
-        expected = tp if "norm" in name or ".gate.weight" in name or "expert_gate" in name else 1
+        expected = tp if everywhere(name) else 1
         if "k_proj" in name or "v_proj" in name:
             expected = max(1, tp // shape.kv_heads)
         assert counts == {expected}, name
@@ -120,6 +125,9 @@ def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int)
             chunks = tensor.chunk(parts, int("*" in name))
             for rank, layout in enumerate(layouts):
                 own = contents(layout, full)[name]
+                if name.endswith(CORRECTION):
+                    assert torch.equal(own, tensor)
+                    continue
                 assert torch.equal(own, chunks[rank]) if rank < len(chunks) else own.numel() == 0
         assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
 
@@ -136,7 +144,7 @@ def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: i
         layouts = [transformers.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
-            entire = "norm" in name or ".gate.weight" in name or "expert_gate" in name or name.startswith("score")
+            entire = everywhere(name) or name.startswith("score")
             if ".lora_" in name:
                 entire = ("lora_B" in name) == ("o_proj" in name or "down_proj" in name)
             assert counts == {tp if entire else 1}, name

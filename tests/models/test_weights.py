@@ -20,11 +20,11 @@ from rlgraph.engines.weights import FolderWeights, ModelWeights, Weights, fill
 from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import engine
 from rlgraph.enginespec.spec import entire
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import Local, at_layer
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.families import tensors
 from rlgraph.models.shape import shape_of
-from tests.models.tiny import KINDS, OWN, SIZES, SPARSE, shape_of_model, tiny
+from tests.models.tiny import KINDS, OWN, SIZES, SPARSE, held, shape_of_model, tiny
 
 Layout = Callable[..., tuple[Local, ...]]
 
@@ -32,7 +32,7 @@ Layout = Callable[..., tuple[Local, ...]]
 def named(layout: tuple[Local, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """As an engine has them: one for each layer."""
     return [
-        (local.name.replace("*", str(layer)), local.shape["*" in local.name :])
+        (at_layer(local.name, layer), local.shape["*" in local.name :])
         for local in layout
         for layer in range(local.shape[0] if "*" in local.name else 1)
     ]
@@ -48,9 +48,11 @@ def filled(layout: tuple[Local, ...], source: Weights) -> dict[str, Tensor]:
 def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
     """Copy the pieces of one rank into global tensors; a second holder of a piece must say the same."""
     for local in layout:
+        if not local.pieces:
+            continue
         stack = "*" in local.name
         tensor = (
-            torch.stack([local_tensors[local.name.replace("*", str(layer))] for layer in range(local.shape[0])])
+            torch.stack([local_tensors[at_layer(local.name, layer)] for layer in range(local.shape[0])])
             if stack
             else local_tensors[local.name]
         )
@@ -58,7 +60,7 @@ def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole:
             part = tensor[tuple(slice(a, a + hi - lo) for a, (lo, hi) in zip(piece.at, piece.box, strict=True))]
             layers = range(*piece.box[0]) if stack else range(1)
             for index, layer in enumerate(layers):
-                target = whole[piece.name.replace("*", str(layer))]
+                target = whole[at_layer(piece.name, layer)]
                 there = target[tuple(slice(*bounds) for bounds in piece.box[stack:])]
                 said = part[index] if stack else part
                 assert torch.equal(torch.where(there.isnan(), said, there), said)
@@ -94,7 +96,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
         local_tensors = filled(mine, ModelWeights(model))
         assert not any(tensor.isnan().any() for tensor in local_tensors.values()), "padding is zeros"
         put_back(mine, local_tensors, whole)
-    theirs = dict(model.named_parameters())
+    theirs = held(model)
     assert whole.keys() == theirs.keys()
     for each, tensor in whole.items():
         assert torch.equal(tensor, theirs[each]), each
@@ -110,13 +112,15 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     model = tiny(family)
     model.save_pretrained(tmp_path)
     names = load_file(tmp_path / "model.safetensors")
-    assert names.keys() != dict(model.named_parameters()).keys()
+    assert names.keys() != held(model).keys()
     shape = shape_of_model(model)
+    if layout is vllm.layout and problems(shape, "vllm", over):
+        pytest.skip("it does not hold this family")
     whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape)}
     for rank in range(4):
         mine = layout(shape, over, rank)
         put_back(mine, filled(mine, FolderWeights(tmp_path)), whole)
-    theirs = dict(model.named_parameters())
+    theirs = held(model)
     assert whole.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.items())
     # As models in memory have them, and one that is not there.
@@ -124,7 +128,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     mine = layout(shape, over, 3)
     again, first = filled(mine, FolderWeights(tmp_path)), filled(mine, ModelWeights(model))
     assert all(torch.equal(tensor, first[name]) for name, tensor in again.items())
-    lost = next(name for name in names if ".experts.2." in name)
+    lost = next(name for name in names if ".experts.3." in name)
     save_file({name: tensor for name, tensor in names.items() if name != lost}, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match=f"lack the tensor {lost}"):
         filled(mine, FolderWeights(tmp_path))

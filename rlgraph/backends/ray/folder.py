@@ -14,7 +14,7 @@ from torch import Tensor
 from rlgraph.backends.ray.links import Holding
 from rlgraph.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
 from rlgraph.engines.weights import filed
-from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.ir.layout import Local, Piece, at_layer, whole
 from rlgraph.models.adapters import Adapters
 from rlgraph.models.known import find_config
 
@@ -33,7 +33,7 @@ def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[L
         layers = range(shape[0]) if "*" in name else (None,)
         for layer in layers:
             box = whole(shape) if layer is None else ((layer, layer + 1), *whole(shape[1:]))
-            own = name if layer is None else name.replace("*", str(layer))
+            own = name if layer is None else at_layer(name, layer)
             # One layer's tensor has no dimension for the layers, and its box has one.
             piece = Piece(name, box, (0,) * len(shape))
             local = Local(own, tuple(stop - start for start, stop in box), (piece,))

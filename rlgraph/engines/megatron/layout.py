@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind, Part, expert_rows, rows_of
+from rlgraph.models.families import CORRECTION, EMBEDDING, ModelKind, Part, expert_rows, rows_of, sparse_layers
+from rlgraph.models.latent import Latent
 from rlgraph.models.shape import Shape
 
 
@@ -39,12 +40,7 @@ def padded_vocab(shape: Shape, tp: int) -> int:
 def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     ours, theirs = "decoder.layers.*.", "model.layers.*."
     yield cuts.entire(f"{ours}input_layernorm.weight", f"{theirs}input_layernorm.weight")
-    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
-        yield cuts.join(f"{ours}self_attention.linear_qkv.{field}", list(_qkv(shape, cuts, field)))
-    if shape.qk_norm:
-        yield cuts.entire(f"{ours}self_attention.q_layernorm.weight", f"{theirs}self_attn.q_norm.weight")
-        yield cuts.entire(f"{ours}self_attention.k_layernorm.weight", f"{theirs}self_attn.k_norm.weight")
-    yield cuts.split(f"{ours}self_attention.linear_proj.weight", f"{theirs}self_attn.o_proj.weight", dim=1)
+    yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
     yield from _norms(shape, cuts)
     if shape.experts:
         yield from _experts(shape, cuts)
@@ -52,6 +48,29 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     columns = cuts.part(shape.ffn)
     yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
     yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+
+
+def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
+        yield cuts.join(f"{ours}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+    if shape.qk_norm:
+        yield cuts.entire(f"{ours}q_layernorm.weight", f"{theirs}q_norm.weight")
+        yield cuts.entire(f"{ours}k_layernorm.weight", f"{theirs}k_norm.weight")
+    yield cuts.split(f"{ours}linear_proj.weight", f"{theirs}o_proj.weight", dim=1)
+
+
+def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
+    """As `rlgraph.engines.megatron.latent` has it: each rank has some heads, and all that makes what heads share."""
+    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    if latent.queries:
+        yield cuts.entire(f"{ours}queries_down", f"{theirs}q_a_proj.weight")
+        yield cuts.entire(f"{ours}queries_norm.weight", f"{theirs}q_a_layernorm.weight")
+    yield cuts.split(f"{ours}queries_up", f"{theirs}q_{'b_' if latent.queries else ''}proj.weight")
+    yield cuts.entire(f"{ours}keys_down", f"{theirs}kv_a_proj_with_mqa.weight")
+    yield cuts.entire(f"{ours}keys_norm.weight", f"{theirs}kv_a_layernorm.weight")
+    yield cuts.split(f"{ours}keys_up", f"{theirs}kv_b_proj.weight")
+    yield cuts.split(f"{ours}linear_proj", f"{theirs}o_proj.weight", dim=1)
 
 
 def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
@@ -65,16 +84,23 @@ def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     """As `rlgraph.engines.megatron.experts` has them: some experts for each rank along ep, some columns of them for
-    each along tp."""
-    ours, theirs = "decoder.layers.*.mlp.", "model.layers.*.mlp."
+    each along tp. Layers without experts may come before."""
+    ours, theirs = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
+    if shape.dense:
+        first = "model.layers.*.mlp."
+        yield cuts.split(f"{ours}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
+        yield cuts.split(f"{ours}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
     yield cuts.entire(f"{ours}router", f"{theirs}gate.weight")
+    if shape.routing:
+        yield cuts.entire(f"{ours}correction", f"{theirs}gate.{CORRECTION}")
     yield cuts.join(f"{ours}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
     yield cuts.split(f"{ours}linear_fc2", f"{theirs}experts.down_proj", dim=2)
     if shape.shared_ffn:
-        gate_up = [f"{theirs}shared_expert.{name}_proj.weight" for name in ("gate", "up")]
+        gate_up = [f"{theirs}{shape.shared}.{name}_proj.weight" for name in ("gate", "up")]
         yield cuts.split(f"{ours}shared_fc1", *gate_up)
-        yield cuts.split(f"{ours}shared_fc2", f"{theirs}shared_expert.down_proj.weight", dim=1)
-        yield cuts.entire(f"{ours}shared_gate", f"{theirs}shared_expert_gate.weight")
+        yield cuts.split(f"{ours}shared_fc2", f"{theirs}{shape.shared}.down_proj.weight", dim=1)
+        if not shape.routing:
+            yield cuts.entire(f"{ours}shared_gate", f"{theirs}{shape.shared}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:

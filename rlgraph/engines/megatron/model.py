@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.megatron.experts import Experts
 from rlgraph.engines.megatron.groups import Stages
+from rlgraph.engines.megatron.latent import LatentAttention
 from rlgraph.engines.megatron.layout import padded_vocab
 from rlgraph.engines.megatron.modules import Scalar, Unread, layers
 from rlgraph.engines.megatron.shim import device
@@ -39,7 +40,13 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     model = GPTModel(
         config,
         # Not a `ModuleSpec`, of whose modules Megatron wants to know all.
-        layers(config, shape, SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None),
+        layers(
+            config,
+            shape,
+            stages.rank(),
+            SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None,
+            SimpleNamespace(module=LatentAttention, params={"shape": shape}) if shape.latent else None,
+        ),
         vocab_size=rows,
         max_sequence_length=shape.positions,
         pre_process=stages.beside(-1) is None,
@@ -90,7 +97,7 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
+        ffn_hidden_size=shape.dense_ffn or shape.ffn,
         num_attention_heads=shape.heads,
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,

@@ -26,23 +26,36 @@ from rlgraph.engines.varlen import How, attend
 from rlgraph.models.shape import Shape
 
 
-def layers(config: TransformerConfig, shape: Shape, network: Any = None) -> TransformerBlockSubmodules:
-    """Those of this rank's stage, with the parameters of Megatron-core's local specification. network: a module in
-    place of its feed-forward network."""
+def layers(
+    config: TransformerConfig, shape: Shape, rank: int, network: Any = None, attention: Any = None
+) -> TransformerBlockSubmodules:
+    """Those of a stage, with the parameters of Megatron-core's local specification. network, attention: modules in
+    place of its feed-forward network, in layers that have experts, and of its attention."""
+    stage = config.num_layers // config.pipeline_model_parallel_size
+    found = [
+        _layer(config, shape, network if rank * stage + place >= shape.dense else None, attention)
+        for place in range(stage)
+    ]
+    return TransformerBlockSubmodules(found, WideNorm if shape.wide_norms else Norm)
+
+
+def _layer(config: TransformerConfig, shape: Shape, network: Any, attention: Any) -> Any:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     parts, norm = layer.submodules, WideNorm if shape.wide_norms else Norm
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     if shape.residual_scale != 1 or len(shape.norms) > 2:
-        own = norm if len(shape.norms) > 2 else None
-        parts.self_attn_bda = parts.mlp_bda = _made(Sum, config=config, scale=shape.residual_scale, norm=own)
+        more = norm if len(shape.norms) > 2 else None
+        parts.self_attn_bda = parts.mlp_bda = _made(Sum, config=config, scale=shape.residual_scale, norm=more)
     parts.mlp.submodules.activation_func = Gate
     parts.mlp = network or parts.mlp
-    attention = parts.self_attention.submodules
-    attention.core_attention = partial(Attention, shape=shape)
+    if attention:
+        parts.self_attention = attention
+        return layer
+    own = parts.self_attention.submodules
+    own.core_attention = partial(Attention, shape=shape)
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = norm
-    stage = config.num_layers // config.pipeline_model_parallel_size
-    return TransformerBlockSubmodules([layer] * stage, norm)
+        own.q_layernorm = own.k_layernorm = norm
+    return layer
 
 
 def _made(module: type[nn.Module], **params: Any) -> Any:
@@ -75,7 +88,7 @@ class Angles:
         bases += [(shape.narrow_theta, None)] * bool(shape.narrow_theta)
         self._rotary = [
             RotaryEmbedding(
-                config.kv_channels,
+                shape.latent.turned if shape.latent else config.kv_channels,
                 rotary_percent=1.0,
                 rotary_base=base,
                 rope_scaling=factor is not None,

@@ -18,6 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.transformers.packing import Span
+from rlgraph.engines.varlen import as_wide
 
 _NAME = "rlgraph_sdpa"
 _QUERIES = 512
@@ -87,7 +88,8 @@ def use_own_attention(model: PreTrainedModel) -> bool:
     whether it could be done.
 
     The kernel is made for long queries: for one query a row the products are about 1.6 times as fast on a CPU. It also
-    does not cap scores, which is done here for models that want it.
+    does not cap scores, which is done here for models that want it, and keeps them where values are not as wide as
+    keys: they get zeros behind them then.
     """
     if model.config._attn_implementation != "sdpa":
         return False
@@ -137,6 +139,10 @@ def _attend(
     """transformers' attention function: query [N, heads, T, size], key and value [N, groups, S, size] to [N,
     T, heads, size]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.shape[2] > 1 and value.shape[-1] != query.shape[-1]:
+        width, size = max(value.shape[-1], query.shape[-1]), value.shape[-1]
+        query, key, value = as_wide(query, width), as_wide(key, width), as_wide(value, width)
+        return _attend(module, query, key, value, attention_mask, dropout, scale, softcap, **more)[0][..., :size], None
     if isinstance(attention_mask, Causal):
         if more.get("position_bias") is not None:
             raise NotImplementedError("a bias by position")

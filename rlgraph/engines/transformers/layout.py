@@ -6,7 +6,7 @@ from __future__ import annotations
 from rlgraph.ir.layout import Local, Piece, Range, chunk, whole, within
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts
-from rlgraph.models.families import EMBEDDING, ModelKind, expert_rows, trained
+from rlgraph.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trained
 from rlgraph.models.shape import Shape
 
 
@@ -44,7 +44,9 @@ def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
 
 def _shared_out(part: Local, mesh: Mesh, rank: int) -> Local:
     """What a rank has of a tensor that others share out with it: some rows, of each layer's where there is one for
-    each; they may be none."""
+    each; they may be none. Only parameters are shared out, and no buffers."""
+    if part.name.endswith(CORRECTION):
+        return part
     box, dim = list(whole(part.shape)), "*" in part.name
     box[dim] = own(mesh, rank, part.shape[dim])
     return within(part, tuple(box), part.name)

@@ -23,7 +23,7 @@ SHARES = Shares(
     devices=frozenset({"cpu"}),
 )
 
-_UNPLANNED = ("phi3", "qwen2_moe")
+_UNPLANNED = ("phi3", "qwen2_moe", "deepseek_v3")
 """Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not whole."""
 
 

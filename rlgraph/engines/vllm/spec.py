@@ -21,6 +21,12 @@ def _experts(shape: Shape, ep: int) -> list[str]:
     return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
 
 
+def _faults(shape: Shape) -> list[str]:
+    if shape.latent:
+        return [f"cannot hold {shape.family} models here yet, which make keys and values of a few numbers a token"]
+    return []
+
+
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.engines.vllm.engine:open_rank",
@@ -28,6 +34,7 @@ SPEC = EngineSpec(
     axes=("dp", "ep", "tp"),
     columns=("tp", "ep"),
     misfits={"ep": _experts, "tp": _tensors},
+    faults=_faults,
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},

@@ -1,0 +1,22 @@
+"""Parameters of layers that Megatron-core has otherwise, or not at all, with what it wants to know of each."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from torch import nn
+
+
+def whole(rows: int, columns: int, split: bool) -> nn.Parameter:
+    """That each tensor-parallel rank has all of. Each has gradients of its own columns or tokens: they are added up in
+    the end."""
+    weight = nn.Parameter(torch.zeros(rows, columns))
+    weight.sequence_parallel = split  # type: ignore[attr-defined]
+    return weight
+
+
+def part(size: tuple[int, ...], dim: int) -> nn.Parameter:
+    """That each has a part of, along a dimension."""
+    weight = nn.Parameter(torch.zeros(size))
+    set_tensor_model_parallel_attributes(weight, True, dim, 1)
+    return weight
