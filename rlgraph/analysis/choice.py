@@ -50,6 +50,8 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
     seconds, gap = predicted["seconds"], predicted["gap"]
     in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
+    if (unfused := predicted.get("unfused_seconds")) is not None:
+        proof = f"where no trainings share a pipeline {shown_seconds(unfused)}, {proof}"
     rate = predicted["tokens"] / seconds if seconds else 0.0
     on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
     if in_turn is None and steady is None:

@@ -54,9 +54,10 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     chosen = dict(enumerate(found.options))
     syncs = [problem.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
     trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
-    seconds = problem.seconds({number: option.seconds for number, option in chosen.items()}, syncs, trips)
-    begun = starts(problem.order, seconds, pools)
-    chain = _chain(problem.order, begun, seconds, pools)
+    durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
+    seconds = problem.seconds(durations, syncs, trips)
+    begun = starts(order, seconds, pools)
+    chain = _chain(order, begun, seconds, pools)
     if problem.older:
         fullest = max(colocation.busy, key=lambda own: sum(seconds[job] for job in own))
         if sum(seconds[job] for job in fullest) * (problem.older + 1) >= sum(seconds[job] for job in chain):
@@ -104,6 +105,14 @@ def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: fl
         parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
         parts["communication"] = parts.get("communication", 0.0) + trips
+    if any(number in piece for piece in found.pieces):
+        # Others work while its stages would wait, and all of them have one order.
+        over = sum(parts.values()) - seconds
+        for name in ("bubble", "overhead"):
+            less = min(max(over, 0.0), parts.get(name, 0.0))
+            over -= less
+            parts = {each: own - less * (each == name) for each, own in parts.items()}
+        parts = {name: own for name, own in parts.items() if own > 0}
     return Stretch(task.name, kind_of(task), start, seconds, parts)
 
 

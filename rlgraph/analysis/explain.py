@@ -18,7 +18,7 @@ from rlgraph.clusters.units import shown_seconds
 from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.finalists import better
-from rlgraph.placement.choose import SPARE, Choice, candidates, planned, problem_of
+from rlgraph.placement.choose import SPARE, Choice, candidates, how_fused, planned, problem_of
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.search import Search
@@ -226,7 +226,8 @@ def changed(
     every = candidates(problem, other.question)
     some = [blocks for blocks in every if near is None or sharing(blocks) in near]
     try:
-        found = Search(problem, some, COARSE, ends - monotonic(), SPARE).best()
+        fuse = how_fused(problem, other.question)
+        found = Search(problem, some, COARSE, ends - monotonic(), SPARE, fuse=fuse).best()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (found is None or found.value > choice.found.value):

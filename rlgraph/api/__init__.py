@@ -73,6 +73,7 @@ def compile(
     calibration: str | Path | None = None,
     minimize: Literal["time", "cost"] = "time",
     offload: bool = True,
+    fuse: bool = True,
     search_seconds: float | None = None,
     search_gap: float | None = None,
 ) -> Compiled:
@@ -83,9 +84,9 @@ def compile(
 
     cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest
     one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
-    offload: models may be in the host's memory while others work, where nothing fits without, or that is faster.
-    search_seconds: after so long the search ends with the best plan that it has. search_gap: the search ends with a
-    plan that is at most so far from the best there is, as a share.
+    offload: models may be in the host's memory while others work, where nothing fits without, or that is faster. fuse:
+    trainings that can may share a pipeline. search_seconds: after so long the search ends with the best plan that it
+    has. search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.compilation.compile import checked, compiled
@@ -100,7 +101,7 @@ def compile(
     if cluster is not None:
         from rlgraph.compilation.target import target
 
-        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap)
+        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap, fuse)
     return Compiled.of(compiled(opened, texts, found, devices, aim))
 
 

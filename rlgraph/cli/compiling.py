@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="With a cluster: seconds or dollars of a step.",
 )
+@click.option(
+    "--no-fuse", is_flag=True, help="With a cluster: no trainings share a pipeline but those of `fuse` lines."
+)
 @click.option("--no-offload", is_flag=True, help="With a cluster: all models stay on their devices.")
 @click.option(
     "--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help."
@@ -90,6 +93,7 @@ def compile_(
     search_seconds: float | None,
     search_gap: float | None,
     minimize: Literal["time", "cost"],
+    no_fuse: bool,
     no_offload: bool,
     explained: bool,
     what_if: str | None,
@@ -119,10 +123,12 @@ def compile_(
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
     searched = search_seconds is not None or search_gap is not None
-    if cluster is None and (explained or what_if or calibration or searched or no_offload or minimize != "time"):
+    if cluster is None and (
+        explained or what_if or calibration or searched or no_fuse or no_offload or minimize != "time"
+    ):
         raise click.UsageError(
-            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize` and "
-            "`--no-offload` go with `--cluster`"
+            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize`, `--no-fuse` "
+            "and `--no-offload` go with `--cluster`"
         )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
@@ -150,6 +156,7 @@ def compile_(
                 calibration=calibration,
                 minimize=minimize,
                 offload=not no_offload,
+                fuse=not no_fuse,
                 search_seconds=search_seconds,
                 search_gap=search_gap,
             )

@@ -26,7 +26,17 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
-from rlgraph.placement.choose import Choice, Question, choose, choose_asleep, is_small, refused, with_other_engines
+from rlgraph.placement.choose import (
+    Choice,
+    Question,
+    choose,
+    choose_asleep,
+    choose_unfused,
+    is_small,
+    refused,
+    with_other_engines,
+    with_pieces,
+)
 
 NOTED = 0.05
 """Share of a step that the host works before it is told."""
@@ -38,6 +48,7 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
     asked = question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
     found = choose(replace(asked, offload=False))
+    found = found and _fused(found, ends)
     if found is None and target.offload and (left := ends - monotonic()) > 0:
         found = choose(replace(asked, search_seconds=left))
     elif found is not None and _may_sleep(found, target) and (left := ends - monotonic()) > 0:
@@ -48,12 +59,12 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
             found = choose(replace(other, search_seconds=left))
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
-    found = _with_room(found)
+    found = _fused(found, ends)
     if found.problem.older and (left := ends - monotonic()) > 0:
         from rlgraph.compilation.finalists import better
 
         alone = choose(replace(found.question, in_turn=True, search_seconds=left))
-        alone = alone and _with_room(alone)
+        alone = alone and _fused(alone, ends)
         if alone is not None and alone.plan != found.plan:
             found = better(found, alone)
     if any(line.block is None for line in schedule.streams):
@@ -75,14 +86,36 @@ def _may_sleep(choice: Choice, target: Target) -> bool:
 
 
 def _with_room(choice: Choice) -> Choice:
-    """Without fused trainings for whose micro-batches in flight, of all models together, there is no room: the search
-    knows of one training after the other."""
-    plan = choice.plan
+    """Without pipelines for whose micro-batches in flight, of all models together, there is no room, which the search
+    counts roughly, and without those of a schedule whose models sleep."""
+    plan, options = choice.plan, choice.found.options
     if not plan.fused:
         return choice
     full = {pool for pool, peak in memory(choice).items() if not peak.fits}
-    kept = tuple(each for each in plan.fused if plan.role(each.models[0], "train").pool not in full)
-    return replace(choice, plan=replace(plan, fused=kept))
+    trained = {each.model: number for number, each in enumerate(choice.problem.components) if each.work == "train"}
+    kept = tuple(
+        each
+        for each in plan.fused
+        if plan.role(each.models[0], "train").pool not in full
+        and all(options[trained[model]].fuses for model in each.models)
+    )
+    pieces = tuple(tuple(trained[model] for model in each.models) for each in kept)
+    if kept == plan.fused and pieces == choice.found.pieces:
+        return choice
+    return replace(choice, plan=replace(plan, fused=kept), found=with_pieces(choice.problem, choice.found, pieces))
+
+
+def _fused(choice: Choice, ends: float) -> Choice:
+    """A choice whose trainings share pipelines as the search thought; where there is no room for that, the better of it
+    without them and of one that is searched for without any."""
+    told = _with_room(choice)
+    if len(told.found.pieces) >= len(choice.found.pieces) or choice.found.before is None and ends <= monotonic():
+        return told
+    alone = choose_unfused(choice, ends)
+    if alone is None or told.found.pieces and told.found.value <= alone.found.value:
+        return told
+    found = replace(alone.found, bound=min(told.found.bound, alone.found.bound))
+    return replace(alone, found=found, question=choice.question)
 
 
 def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
@@ -122,6 +155,7 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
         target.offload,
         target.search_seconds,
         target.search_gap,
+        fuse=target.fuse,
     )
 
 
@@ -191,8 +225,7 @@ def overlaps(choice: Choice) -> bool:
     """Whether work is done side by side that the search lays out one after the other."""
     phase = main_step(choice.question.program)
     ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
-    shared = bool(choice.plan.blocks or choice.plan.fused)
-    return ahead or shared or phase.staleness.steps > 0 or _samples_together(choice, phase)
+    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
 
 
 def _samples_together(choice: Choice, phase: Phase) -> bool:
@@ -232,6 +265,7 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         "in_turn_seconds": None if seconds is None or choice.problem.older else choice.found.seconds,
         "steady_seconds": None if seconds is None or not choice.problem.older else choice.found.seconds,
         "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
+        "unfused_seconds": choice.found.before and choice.found.before.seconds,
         "gap": choice.found.gap,
         "tokens": tokens(choice),
         "fused": {

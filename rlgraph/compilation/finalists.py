@@ -18,9 +18,14 @@ def better(steady: Choice, alone: Choice, steps: int = FEWEST) -> Choice:
     if first is None or second is None or first <= second:
         return finalists[0]
     found, problem = alone.found, alone.problem.behind(steady.problem.older)
-    seconds = problem.whole(found.blocks, found.options)
+    seconds = problem.whole(found.blocks, found.options, found.pieces)
     value = problem.value(seconds, found.blocks, found.devices)
-    told = replace(found, seconds=seconds, value=value, bound=min(steady.found.bound, value))
+    before = found.before
+    if before is not None:
+        whole = problem.whole(before.blocks, before.options)
+        before = replace(before, seconds=whole, value=problem.value(whole, before.blocks, before.devices))
+    bound = min(steady.found.bound, before.value if before else value)
+    told = replace(found, seconds=seconds, value=value, bound=bound, before=before)
     asked = replace(steady.question, apart=alone.question.apart)
     return replace(finalists[1], found=told, problem=problem, question=asked)
 

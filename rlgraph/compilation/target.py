@@ -28,6 +28,8 @@ class Target:
     goal: Goal = "time"
     offload: bool = True
     """Models may be in the host's memory while they are not at work."""
+    fuse: bool = True
+    """Trainings that can may share a pipeline."""
     search_seconds: float = inf
     """After which a search ends with the best plan that it has."""
     search_gap: float | None = None
@@ -58,6 +60,7 @@ def target(
     offload: bool,
     search_seconds: float | None = None,
     search_gap: float | None = None,
+    fuse: bool = True,
 ) -> Target:
     """Raises ProgramError for a text that is no cluster, for a goal that is none, and for a gap that is no share."""
     from rlgraph.clusters.read import read_cluster
@@ -75,7 +78,7 @@ def target(
     )
     seconds = inf if search_seconds is None else search_seconds
     wanted: Goal = goal  # type: ignore[assignment]
-    return Target(found, workload or Workload(), constants, wanted, offload, seconds, search_gap)
+    return Target(found, workload or Workload(), constants, wanted, offload, fuse, seconds, search_gap)
 
 
 def assumed(compiled: Compilation) -> Workload:

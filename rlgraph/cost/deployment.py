@@ -67,7 +67,8 @@ class Deployment:
     threads: int = 1
     """Of an engine that computes micro-batches side by side in one process."""
     in_flight: tuple[int, int] | None = None
-    """Micro-batches of a training on its first stage, and on its last one; None: as 1F1B has them."""
+    """Micro-batches of a training on its first stage, and on its last one, none where another stage is meant; None: as
+    1F1B has them on the fuller one of both."""
 
     @cached_property
     def spec(self) -> EngineSpec:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from operator import ge
+from random import Random
 
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import Cost, LatencyModel
 from rlgraph.pipelines.bounds import least_seconds, serial_seconds
 from rlgraph.pipelines.counted import counted
+from rlgraph.pipelines.dispatch import dispatched, plain
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.timetable import Lists, Timetable, timetable
@@ -73,8 +78,9 @@ class Fusion:
     table: Timetable
     cost: Cost
     """Until all have taken their steps."""
-    in_flight: tuple[tuple[int, int], ...]
-    """Of each model the most micro-batches on any of its stages but the last, and on the last."""
+    in_flight: tuple[tuple[tuple[int, int], ...], ...]
+    """What a stage has at a time, of each model: micro-batches, if it is not the model's last stage, and if it is.
+    Nothing that is no more of each than something else."""
     bound: float
     """Seconds that no lists can beat, without the optimizers' steps."""
     in_turn: float
@@ -85,27 +91,63 @@ def fusion(trainings: Sequence[Training]) -> Fusion:
     """Trainings that begin together. All have rows."""
     lists = drawn(Problem(tuple(each.counted for each in trainings)))
     problem = Problem(tuple(each.predicted for each in trainings))
-    table, busy = timetable(problem, lists), sum((each.busy for each in trainings), Cost())
-    waits = max(0.0, table.makespan - busy.seconds) + max(each.late for each in trainings)
-    rest = sum((each.update + Cost(overhead=each.passes.call) for each in trainings), Cost())
+    table = timetable(problem, lists)
     return Fusion(
         problem,
         lists,
         table,
-        busy + Cost(bubble=waits) + rest,
-        tuple(_in_flight(problem, lists, number) for number in range(len(trainings))),
+        _cost(trainings, table.makespan),
+        _in_flight(problem, lists),
         least_seconds(problem),
         serial_seconds(problem),
     )
 
 
-def _in_flight(problem: Problem, lists: Lists, number: int) -> tuple[int, int]:
-    """Of a line of a problem."""
-    stages, most = problem.lines[number].stages, []
-    for stage in stages:
-        held = peak = 0
-        for line, backward in lists[stage]:
-            held += 0 if line != number else -1 if backward else 1
-            peak = max(peak, held)
-        most.append(peak)
-    return max(most[:-1], default=most[-1]), most[-1]
+def least(trainings: Sequence[Training]) -> float:
+    """Seconds that no lists can beat, until all have taken their steps."""
+    return _cost(trainings, least_seconds(Problem(tuple(each.predicted for each in trainings)))).seconds
+
+
+def about(trainings: Sequence[Training]) -> float:
+    """Seconds of lists that take next to no time to make, of which those of ranks are hardly ever longer."""
+    lists = _made(Problem(tuple(each.counted for each in trainings)))
+    problem = Problem(tuple(each.predicted for each in trainings))
+    return _cost(trainings, timetable(problem, lists).makespan).seconds
+
+
+@lru_cache(4096)
+def _made(problem: Problem) -> Lists:
+    """By the best of a few rules."""
+    rules = (rule for rule in plain(problem, inf) if rule.memory == inf)
+    found = [made for rule in rules if (made := dispatched(problem, rule, Random(0)))]
+    return min(found, key=lambda made: made.makespan).lists
+
+
+def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
+    """Where the micro-batches of all take so long."""
+    busy = sum((each.busy for each in trainings), Cost())
+    waits = max(0.0, makespan - busy.seconds) + max(each.late for each in trainings)
+    rest = sum((each.update + Cost(overhead=each.passes.call) for each in trainings), Cost())
+    return busy + Cost(bubble=waits) + rest
+
+
+def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[int, int], ...], ...]:
+    found = dict[tuple[tuple[int, int], ...], None]()
+    for stage, own in enumerate(lists):
+        last = [line.stages[-1] == stage for line in problem.lines]
+        held, most = [0] * len(last), list[tuple[int, ...]]()
+        for line, backward in own:
+            held[line] += -1 if backward else 1
+            now = tuple(held)
+            if not any(_covers(other, now) for other in most):
+                most = [other for other in most if not _covers(now, other)] + [now]
+        for each in most:
+            found[tuple((0, count) if end else (count, 0) for count, end in zip(each, last, strict=True))] = None
+    return tuple(
+        each for each in found if not any(other is not each and all(map(_covers, other, each)) for other in found)
+    )
+
+
+def _covers(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether it is no less in each number."""
+    return all(map(ge, one, other))

@@ -381,7 +381,7 @@ def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, bl
     layers = config.shape.layers / deployment.pp
     ahead, last = deployment.in_flight or (min(deployment.pp, blocks), 1)
     first = Bytes((("activations", layers * kept.layer * ahead + kept.working),))
-    return larger(first, _turn(last * (layers * kept.layer + kept.ends), kept))
+    return larger(first, _turn(last * (layers * kept.layer + kept.ends), kept)) if last else first
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:

@@ -191,8 +191,8 @@ class _Filling:
         return tuple((model, what, size) for (model, what), size in found.items() if size)
 
     def active(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
-        """What work needs beside what stays: of fused trainings all need it together, each as much as on its own
-        fullest stage."""
+        """What work needs beside what stays: of fused trainings all need it together, on the stage and at the moment
+        where that is most."""
         shared = self.plan.fused_with(model) if NODES[task.op].trains else None
         if shared is None:
             for what, size in self.footprint(task.op, model, group, task.batches).active.parts:
@@ -204,9 +204,16 @@ class _Filling:
         }
         fullest = {each: max(found, key=_rows) for each, found in fed.items() if found}
         found = self.predictor.fused([*fullest.items()])
-        for (each, batches), in_flight in zip(fullest.items(), found.in_flight, strict=True):
-            for what, size in self.footprint("train", each, group, batches, in_flight).active.parts:
-                yield each, what, size
+        moments = [
+            tuple(
+                (each, what, size)
+                for (each, batches), in_flight in zip(fullest.items(), moment, strict=True)
+                if any(in_flight)
+                for what, size in self.footprint("train", each, group, batches, in_flight).active.parts
+            )
+            for moment in found.in_flight
+        ]
+        yield from max(moments, key=_sum)
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """What is held on a device while one model works."""

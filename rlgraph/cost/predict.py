@@ -94,6 +94,25 @@ class TaskModel:
             found += self._each_token * self.tokens * mine / self.rows
         return found, rows, self.update.seconds(copies) if self.update else 0.0
 
+    def filled(self, copies: int) -> tuple[float, float, float, float]:
+        """The least seconds that it adds to a pipeline in which others work while its stages wait, and with which it
+        has one order. And what more may be of it: seconds by which its longest micro-batch takes longer, seconds of a
+        forward and of a backward."""
+        found = self.seconds(copies) - self._order(copies).seconds
+        waits, late, turn = self.passes.waits(self._common[copies][1]) if self.passes else (0.0, 0.0, 0.0)
+        forward = turn / (4 if self.deployment.recompute else 3)
+        return found - waits, late, forward, turn - forward
+
+    def beside(self, copies: int) -> tuple[float, float]:
+        """Seconds of its order, and until its rows are there."""
+        return self._order(copies).seconds, self._rows(copies).seconds
+
+    def training(self, config: ModelConfig, copies: int, turned: bool) -> Training:
+        """What it is to those that it shares a pipeline with."""
+        assert self.passes and self.update
+        rows, update = self.share(copies), self.update.cost(copies)
+        return Training(config.name, config, self.deployment, self.passes, rows, update, turned)
+
     def share(self, copies: int, threads: int = 0) -> float:
         """The rows of the copy, and the thread, that has most of them. threads: 0: as many as there are."""
         parts, found = copies * (threads or self.deployment.threads), 0.0
@@ -207,10 +226,8 @@ class Predictor:
         for model, batches in works:
             deployment, shared = self.deployment(model, self.plan.role(model, "train")), self.plan.fused_with(model)
             task = TaskModel("train", self.configs[model], deployment, self.constants, batches)
-            assert task.passes and task.update and shared
-            rows, update = task.share(deployment.dp), task.update.cost(deployment.dp)
-            turned = model in shared.turned
-            found.append(Training(model, self.configs[model], deployment, task.passes, rows, update, turned))
+            assert shared
+            found.append(task.training(self.configs[model], deployment.dp, model in shared.turned))
         return fusion(found)
 
     def sampled(

@@ -222,6 +222,17 @@ class LatencyModel:
         shop whose machines are alike: Pinedo, Scheduling, section 6.1). turn: seconds of one, on average."""
         return (self.stages - 1) * max(turn, self.row_s * self.longest + self.block_s)
 
+    def waits(self, rows: float) -> tuple[float, float, float]:
+        """Of these seconds those in which stages wait for each other; how many of them they do because the longest
+        micro-batch takes longer than others; and seconds of one of these."""
+        if rows == 0:
+            return 0.0, 0.0, 0.0
+        rows = self.own(rows)
+        turns = self.turns(rows)
+        turn = (self.row_s * rows + self.block_s * turns) / turns
+        found = self.bubble(turn)
+        return found, found - (self.stages - 1) * turn, turn
+
     def cost(self, rows: float) -> Cost:
         """The same, by what it goes to."""
         if rows == 0:

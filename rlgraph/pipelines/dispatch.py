@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlgraph.pipelines.problem import Problem
@@ -124,14 +124,27 @@ def by_rule(
     over: Callable[[], bool],
     kept: Rule | None = None,
 ) -> Rule | None:
-    """Tries rules until it is `over`, beginning near the one that is `kept`; whether what one makes is to be drawn from
-    `better` says. memory: of a stage, what is drawn around. The rule that did best."""
+    """Tries rules until it is `over`, first plain ones, or beginning near the one that is `kept`; whether what one
+    makes is to be drawn from `better` says. memory: of a stage, what is drawn around. The rule that did best."""
+    first = plain(problem, memory) if kept is None else iter(())
     while not over():
-        rule = _fresh(problem, memory, draw) if kept is None or draw.random() < 0.15 else _near(problem, kept, draw)
+        rule = next(first, None)
+        if rule is None:
+            rule = _fresh(problem, memory, draw) if kept is None or draw.random() < 0.15 else _near(problem, kept, draw)
         found = dispatched(problem, rule, draw)
         if found and better(found):
             kept = rule
     return kept
+
+
+def plain(problem: Problem, memory: float) -> Iterator[Rule]:
+    """Those without anything drawn: what has most to come is most urgent. Two models that are alike, in opposite
+    directions, come to the bound so, with half as many micro-batches again in flight as one after the other."""
+    stages = problem.stages
+    for ahead in sorted({0, 1, stages // 4, stages // 2}, reverse=True):
+        for room in (math.inf, 1.5, 1.25, 1.0):
+            alike = ((0.0, 0.0),) * len(problem.models), (ahead,) * len(problem.models)
+            yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.room))
 
 
 _AHEAD, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)

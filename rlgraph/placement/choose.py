@@ -21,16 +21,18 @@ from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Holding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
+from rlgraph.placement.fusing import fused_in, fusible
 from rlgraph.placement.place import Machine, Shapes, place
 from rlgraph.placement.search.components import Component, components, separable
 from rlgraph.placement.search.fill import filled
+from rlgraph.placement.search.fusing import Pieces
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import distinct, located, partitions
 from rlgraph.placement.search.problem import Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
-from rlgraph.placement.search.search import Search
+from rlgraph.placement.search.search import Fuse, Search
 from rlgraph.placement.search.ways import Ways
 
 ASLEEP = 0.01
@@ -68,6 +70,8 @@ class Question:
     """As if each step had to end before the next one begins."""
     apart: tuple[str, ...] = ()
     """Models that are read elsewhere than they are trained."""
+    fuse: bool = True
+    """Trainings that can may share a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def _choose(
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     several = Ways(problems) if len(problems) > 1 else None
     among = _candidates(problems[-1], question, several.readers if several else ())
-    search = Search(first, among, gap, seconds, spare, several)
+    search = Search(first, among, gap, seconds, spare, several, how_fused(first, question))
     if known is not None:
         search.incumbent.keep(known.found)
     found = how(search)
@@ -124,7 +128,7 @@ def _choose(
     if known is not None and found.options is known.found.options:
         return replace(known, found=replace(known.found, bound=min(known.found.bound, found.bound)))
     problem, own = problems[found.way], asked[found.way]
-    found = replace(filled(problem, found), way=0)
+    found = replace(_settled(problem, found), way=0)
     return Choice(planned(own, problem, found), found, problem, own)
 
 
@@ -200,6 +204,7 @@ def problem_of(question: Question) -> Problem:
     if wrong:
         raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
+    pairs = fusible(question.program, question.schedule, question.fuse)
     options = Options(
         step,
         question.constants,
@@ -208,10 +213,10 @@ def problem_of(question: Question) -> Problem:
         apart=apart,
         streams=bool(question.schedule.streams),
         parts=_parts(question, own, step),
+        fuses=frozenset().union(*pairs),
     )
-    return Problem(
-        own, question.cluster, options, question.goal, placed, 0 if question.in_turn else phase.staleness.steps
-    )
+    older = 0 if question.in_turn else phase.staleness.steps
+    return Problem(own, question.cluster, options, question.goal, placed, pairs, older)
 
 
 def _parts(
@@ -220,7 +225,8 @@ def _parts(
     """Components that train and read of which the schedule does not say that they do both with one split; what trains
     of each, and what reads."""
     program, schedule, shapes = question.program, question.schedule, question.shapes
-    free = separable(program, schedule, step)
+    fused = {model for line in schedule.fuses for model in line.models}
+    free = [model for model in separable(program, schedule, step) if model not in fused]
     parted = {(each.model, each.work): each for each in components(program, schedule, shapes, step, free)}
     return [
         (each, parted[each.model, "train"], parted[each.model, "read"])
@@ -244,8 +250,31 @@ def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnosti
 def search_until(ends: float, problem: Problem, question: Question, only: Sequence[Blocks]) -> Found | None:
     """The best of some partitions, by one of several searches that end together; raises OutOfTime where that is too
     early for a plan."""
-    found = Search(problem, only, _gap(problem, question), ends - monotonic(), _spare(question)).best()
-    return found and filled(problem, found)
+    gap, spare, fuse = _gap(problem, question), _spare(question), how_fused(problem, question)
+    found = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse).best()
+    return found and _settled(problem, found)
+
+
+def _settled(problem: Problem, found: Found) -> Found:
+    """With caches that fill what is left, and with the seconds of the lists where trainings share a pipeline."""
+    found = filled(problem, found)
+    return with_pieces(problem, found, found.pieces) if found.pieces else found
+
+
+def with_pieces(problem: Problem, found: Found, pieces: Pieces) -> Found:
+    """The same where these trainings share a pipeline."""
+    seconds = problem.whole(found.blocks, found.options, pieces)
+    value = problem.value(seconds, found.blocks, found.devices)
+    bound = found.bound if found.before else min(found.bound, value)
+    return replace(found, seconds=seconds, value=value, bound=bound, pieces=pieces)
+
+
+def choose_unfused(choice: Choice, ends: float) -> Choice | None:
+    """The best plan in which no trainings share a pipeline, which may be known."""
+    if choice.found.before is None:
+        return choose(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
+    found = filled(choice.problem, choice.found.before)
+    return replace(choice, plan=planned(choice.question, choice.problem, found), found=found)
 
 
 def _gap(problem: Problem, question: Question) -> float:
@@ -259,6 +288,11 @@ def is_small(problem: Problem, question: Question) -> bool:
     """Whether the best plan is found."""
     parts = {(each.model, each.work == "generate") for each in problem.components}
     return question.cluster.devices <= SMALL[0] and len(parts) <= SMALL[1]
+
+
+def how_fused(problem: Problem, question: Question) -> Fuse:
+    """In which plans trainings may share pipelines."""
+    return "all" if is_small(problem, question) else "last"
 
 
 def _spare(question: Question) -> float:
@@ -280,7 +314,7 @@ def _candidates(problem: Problem, question: Question, unplaced: Collection[int])
 def fits(question: Question, ends: float) -> bool:
     """Whether any plan fits. Raises OutOfTime where that is not known by then."""
     problem = problem_of(question)
-    return Search(problem, candidates(problem, question), 1.0, ends - monotonic()).fits()
+    return Search(problem, candidates(problem, question), 1.0, ends - monotonic(), fuse="none").fits()
 
 
 # The plan
@@ -322,7 +356,8 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         # Of two that turn out to be the same processes the first one counts: that which trains.
         holdings.setdefault((component.model, group), own)
     plan = replace(plan, holdings=tuple(holdings.values()))
-    return replace(plan, pools=located, groups=groups, cluster=question.cluster.text)
+    fused = fused_in(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
+    return replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused)
 
 
 def _on_nodes(group: Group, island: Island) -> Group:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from rlgraph.dsl.fusing import apart
 from rlgraph.enginespec.registry import engine, preferred
@@ -10,12 +11,39 @@ from rlgraph.errors import Diagnostic, listed
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Fused, Plan
 from rlgraph.ir.schedule import Schedule
+from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
 
 
 def fused_of(schedule: Schedule) -> tuple[Fused, ...]:
-    """Those of a schedule. Every other one goes the other way: it begins where the one before it ends."""
-    return tuple(Fused(line.models, line.models[1::2]) for line in schedule.fuses)
+    """Those of a schedule."""
+    return tuple(_turned(line.models) for line in schedule.fuses)
+
+
+def fused_in(plan: Plan, pieces: Sequence[Sequence[str]]) -> tuple[Fused, ...]:
+    """Those of a plan, and pieces that a search has found beside them."""
+    named = {model for each in plan.fused for model in each.models}
+    return (*plan.fused, *(_turned(models) for models in pieces if named.isdisjoint(models)))
+
+
+def _turned(models: Sequence[str]) -> Fused:
+    """Every other one goes the other way: it begins where the one before it ends."""
+    return Fused(tuple(models), tuple(models[1::2]))
+
+
+def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[frozenset[str]]:
+    """Each two trainings of a program that may share a pipeline where nothing speaks against it but where they are: not
+    of models that a line has with others, nor where rows come to a training one by one. free: also where no line says
+    that they do."""
+    lines = {model: line.models for line in schedule.fuses for model in line.models}
+    trained = [model.name for model in program.models if "train" in operations(program)[model.name]]
+    return [
+        frozenset((one, other))
+        for one, other in combinations(trained, 2)
+        if lines.get(one) == lines.get(other)
+        and (one in lines or free and not schedule.streams)
+        and not apart(program, one, other)
+    ]
 
 
 def fuse_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:

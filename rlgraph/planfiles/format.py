@@ -163,7 +163,9 @@ SECTIONS = {
     ),
     "predicted": Section(
         known={
-            **dict.fromkeys(("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds"), Number()),
+            **dict.fromkeys(
+                ("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds", "unfused_seconds"), Number()
+            ),
             "fused": Entries(
                 Record(
                     dict,

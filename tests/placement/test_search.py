@@ -10,8 +10,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain, product
 from itertools import count as count_up
-from itertools import product
 from math import inf, prod
 
 import pytest
@@ -19,18 +19,22 @@ import pytest
 from rlgraph.clusters.cluster import Cluster, Device, Island
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
+from rlgraph.cost.fusing import about
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.peak import TIGHT, usable
 from rlgraph.cost.tasks import Read, Task
 from rlgraph.cost.time import Batch
+from rlgraph.cost.timetable import Order
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search import caches, watch
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.fusing import Taken, exactly
 from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.option import Option, Strategy
+from rlgraph.placement.search.option import unbeaten as not_beaten
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import packed, partitions, sizes
 from rlgraph.placement.search.problem import Blocks, Problem, peak
@@ -50,6 +54,8 @@ Nodes = tuple[tuple[int, int], ...]
 """How many there are in an island, and devices in each."""
 
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
+STAGED: Nodes = ((1, 2), (2, 1), (1, 2), (1, 3))
+"""Of problems in which trainings share a pipeline."""
 UNEVEN: Nodes = ((1, 3), (1, 5), (1, 6), (1, 7), (2, 3), (2, 3), (1, 1))
 
 WORK = {
@@ -60,6 +66,11 @@ WORK = {
     "guide": ("generate",),
 }
 """The components of each kind of model."""
+PUPIL = {"pupil": ("train",)}
+"""Another one, of problems in which trainings share a pipeline."""
+EVERY = WORK | PUPIL
+
+ENGINES = (("megatron", "vllm"), ("megatron", "vllm"), ("vllm",), ())
 
 TASKS = {
     "train": (("train",), ("logprobs", "train")),
@@ -93,48 +104,64 @@ def coarse() -> Iterator[None]:
 
 
 @cache
-def random_case(seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1, older: int = 0) -> Case:
+def random_case(
+    seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1, older: int = 0, fuses: bool = False
+) -> Case:
     """A random problem that brute force can solve. longer: so many times as long are its rows. older: steps that are
-    under way beside one."""
+    under way beside one. fuses: some trainings may share a pipeline."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice, nodes, between, longer, older)
+        case = attempted(dice, nodes, between, longer, older, fuses)
         if case is not None and 0 < count(case) <= MOST:
             return case
 
 
-def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int, older: int) -> Case | None:
+def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int, older: int, fuses: bool) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
-    if not 2 <= sum(len(WORK[name]) for name in names) <= 4:
+    if fuses:
+        names = ["critic", "pupil", *(["judge"] if dice.random() < 0.3 else [])]
+    if not 2 <= sum(len(EVERY[name]) for name in names) <= 4:
         return None
     step = tasks(dice, names, longer)
     fixed: tuple[tuple[str, int], ...] = ()
-    islands = tuple(island(dice, nodes) for _ in range(dice.choice((1, 1, 2))))
+    islands = tuple(island(dice, nodes, slow=fuses) for _ in range(dice.choice((1, 1, 2))))
     cluster = Cluster(islands, between, 1e4 / between, "random")
     if cluster.devices > 8:
         return None
     if dice.random() < 0.3:
         fixed = (("pinned", dice.choice([size for size in (1, 2, 4) if size <= min(i.devices for i in islands)])),)
-    found = [component(dice, name, work, step, fixed) for name in names for work in WORK[name]]
-    if fixed and not any(each.pin for each in found):
+    found = [component(dice, name, work, step, fixed, deep=fuses) for name in names for work in EVERY[name]]
+    pairs = [frozenset(names[:2])] if fuses else []
+    if fixed and not any(each.pin for each in found) or pairs and not beside(*names[:2], step):
         return None
-    engines = dice.choice((("megatron", "vllm"), ("megatron", "vllm"), ("vllm",), ()))
+    engines = ("megatron", "vllm") if fuses else dice.choice(ENGINES)
     goal = dice.choice(("time", "time", "cost"))
     need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
     islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
     cluster = replace(cluster, islands=islands)
-    options = Options(step, CONSTANTS, engines, apart=len(islands) > 1)
-    return Case(Problem(found, cluster, options, goal, older=older), fixed)
+    options = Options(step, CONSTANTS, engines, apart=len(islands) > 1, fuses=names[:2] if fuses else ())
+    return Case(Problem(found, cluster, options, goal, older=older, pairs=pairs), fixed)
 
 
-def island(dice: random.Random, shapes: Nodes) -> Island:
+def beside(one: str, other: str, step: Sequence[Task]) -> bool:
+    """Whether two trainings can begin together, and are done as often."""
+    first, second = (
+        [at for at, task in enumerate(step) if (task.model, task.op) == (each, "train")] for each in (one, other)
+    )
+    order = Order.of([task.after for task in step])
+    a, b = first[0], second[0]
+    return a not in order.above[b] and b not in order.above[a] and step[a].times == step[b].times
+
+
+def island(dice: random.Random, shapes: Nodes, slow: bool = False) -> Island:
+    """slow: stages are faster than copies, which exchange gradients."""
     nodes, per_node = dice.choice(shapes)
     device = Device(
         name="toy",
         memory=1 << 60,
         flops=(("float32", dice.choice((1e12, 4e12))),),
         bandwidth=dice.choice((1e11, 4e11)),
-        link=dice.choice((1e8, 1e9, 1e11)),
+        link=dice.choice((1e7, 1e8) if slow else (1e8, 1e9, 1e11)),
         network=1e9,
         host=dice.choice((1e7, 1e9, 1e11)),
         price=dice.choice((1.0, 3.0)),
@@ -145,7 +172,7 @@ def island(dice: random.Random, shapes: Nodes) -> Island:
 def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
     """Of the models and the host, in a random order, each after some that stand before it."""
     wanted: list[tuple[str, str | None]] = [
-        (op, name) for name in names for work in WORK[name] for op in dice.choice(TASKS[work])
+        (op, name) for name in names for work in EVERY[name] for op in dice.choice(TASKS[work])
     ]
     wanted += [("call", None)] * dice.randint(0, 2)
     dice.shuffle(wanted)
@@ -170,11 +197,17 @@ def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
 
 
 def component(
-    dice: random.Random, name: str, work: str, step: Sequence[Task], fixed: Sequence[tuple[str, int]]
+    dice: random.Random,
+    name: str,
+    work: str,
+    step: Sequence[Task],
+    fixed: Sequence[tuple[str, int]],
+    deep: bool = False,
 ) -> Component:
     # All components of a model have one shape.
     own = random.Random(f"{name} {step!r}")
     heads, layers, hidden = own.choice((1, 1, 2)), own.choice((1, 1, 2)), own.choice((256, 1024))
+    layers *= 2 if deep else 1
     shape = Shape("llama", 512, hidden, 2 * hidden, layers, heads, heads, hidden // heads)
     kind = "value_lm" if name == "critic" else "reward_lm" if name == "judge" else "causal_lm"
     numbers = tuple(
@@ -183,7 +216,13 @@ def component(
     pin = Placement((), "pinned", None, dice.choice(((), (("tp", 1),)))) if fixed and dice.random() < 0.6 else None
     operations = tuple(dict.fromkeys(step[at].op for at in numbers))
     return Component(
-        ModelConfig(name, shape, kind), work, operations, numbers, "train" in WORK[name], pin, "generate" in WORK[name]
+        ModelConfig(name, shape, kind),
+        work,
+        operations,
+        numbers,
+        "train" in EVERY[name],
+        pin,
+        "generate" in EVERY[name],
     )
 
 
@@ -252,8 +291,11 @@ def count(case: Case) -> int:
     return sum(prod(map(len, options)) for _, _, options in plans(case))
 
 
-def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequence[Option]) -> float:
-    """What a plan takes or costs; infinite if it does not fit."""
+def valued(
+    case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequence[Option], taken: Taken | None = None
+) -> float:
+    """What a plan takes or costs; infinite if it does not fit. taken: what trainings take that share a pipeline, if
+    they may."""
     problem = case.problem
     for block in blocks:
         if not problem.fits([chosen[number] for number in block.components], problem.island(block)):
@@ -262,9 +304,12 @@ def valued(case: Case, blocks: Blocks, devices: tuple[int, ...], chosen: Sequenc
     syncs = [
         problem.sync((a, b), chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs
     ]
-    durations = {number: option.seconds for number, option in enumerate(chosen)}
     copies = {number: option.copies for number, option in enumerate(chosen)}
-    return problem.value(problem.step(durations, syncs, colocation, copies), blocks, devices)
+    steps = []
+    for pieces in problem.sharings(blocks, chosen) if taken else [()]:
+        durations = problem.fusing.durations(chosen, pieces, taken or exactly)
+        steps.append(problem.step(durations, syncs, colocation, copies, pieces))
+    return problem.value(min(steps), blocks, devices)
 
 
 def brute(case: Case) -> dict[Blocks, float]:
@@ -295,6 +340,49 @@ def test_no_plan_is_better_for_long_rows(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_better_where_steps_overlap(seed: int) -> None:
     compare(random_case(seed, older=1 + seed % 2))
+
+
+@pytest.mark.parametrize("seed", [*range(30), 39, 55, 75, 92, 97, 99, 104, 111])
+def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
+    """None of those whose options no other ones beat, by lists that are made at once; and none at all, by the lists
+    that ranks make, is better than what is proven."""
+    case = fused_case(seed)
+    least = min(valued(case, *plan, chosen, exactly) for *plan, own in plans(case) for chosen in product(*own))
+    found = Search(case.problem, case.candidates, 0.0).run()
+    assert (found is None) == (least == inf)
+    if found is not None:
+        assert found.bound <= least * (1 + 1e-9)
+        best = min(valued(case, *plan, chosen, about) for *plan, own in unbeaten(case) for chosen in product(*own))
+        assert found.value == pytest.approx(best, rel=1e-9)
+        again = case.problem.whole(found.blocks, found.options, found.pieces, about)
+        assert found.value == pytest.approx(case.problem.value(again, found.blocks, found.devices), rel=1e-9)
+
+
+def test_trainings_share_pipelines_where_that_is_faster() -> None:
+    better = 0
+    for case in map(fused_case, range(30, 120)):
+        found = Search(case.problem, case.candidates, 0.0).run()
+        if found is not None and found.pieces:
+            alone = (valued(case, *plan, chosen) for *plan, own in plans(case) for chosen in product(*own))
+            better += found.value < min(alone) * 0.999
+    assert better > 4
+
+
+def fused_case(seed: int) -> Case:
+    return random_case(seed, STAGED, longer=4, older=seed % 2, fuses=True)
+
+
+def unbeaten(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[Sequence[Option]]]]:
+    """Every partition and allocation, and the options of each component there that no other one beats."""
+    for blocks, devices, _ in plans(case):
+        options: list[Sequence[Option]] = [()] * len(case.problem.components)
+        for block, size in zip(blocks, devices, strict=True):
+            for number in block.components:
+                component, island = case.problem.components[number], case.problem.island(block)
+                alone = case.problem.options.of(component, island, size)
+                shared = case.problem.options.sharing(component, island, size).values()
+                options[number] = *alone, *chain(*(not_beaten(own) for own in shared))
+        yield blocks, devices, options
 
 
 def test_where_steps_overlap_other_plans_are_better() -> None:

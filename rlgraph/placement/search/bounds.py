@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from operator import attrgetter, le
+from types import MappingProxyType
 
 from rlgraph.cost.peak import usable
+from rlgraph.placement.search.fusing import Others, Pieces
 from rlgraph.placement.search.incumbent import Incumbent
-from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.option import Option, Ranks, unbeaten
 from rlgraph.placement.search.problem import Block, Blocks, Problem
 
 
@@ -46,13 +49,49 @@ Choices = Mapping[int, Candidates]
 """Of components."""
 
 
+class Shared:
+    """Options of a component of one split that shares its pipeline with others."""
+
+    def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
+        """seconds: the least of the tasks of each."""
+        self.options, self.seconds = options, seconds
+        self.least = least(seconds)
+        """Of each task."""
+
+    @cached_property
+    def fastest(self) -> Option:
+        """None of them is faster at anything."""
+        return self.options[0].lasting(self.least)
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """Those that no other one beats, each with its least seconds."""
+        known = dict(zip(self.options, self.seconds, strict=True))
+        lasting = [option.lasting(known[option]) for option in unbeaten(self.options)]
+        return Candidates(sorted(lasting, key=attrgetter("order")))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The options of the components of one pool."""
+
+    choices: Choices
+    alone: Choices
+    """Where no training shares its pipeline with another one."""
+    shared: Mapping[int, Mapping[Ranks, Shared]]
+    """Of components that may, where they do, by how all of a pipeline are split."""
+
+
 class Bounds:
     """Of one problem."""
 
     def __init__(self, problem: Problem, incumbent: Incumbent, way: int = 0) -> None:
         """way: which of the problems that are searched together."""
         self.problem, self.incumbent, self.way = problem, incumbent, way
-        self._fit: dict[tuple[tuple[int, ...], int, int], Choices | None] = {}
+        self.fuses = bool(problem.fusing.partners)
+        """Whether trainings may share a pipeline."""
+        self._fit: dict[tuple[tuple[int, ...], int, int], Pool | None] = {}
+        self._lasting: dict[tuple[object, ...], Shared] = {}
         self._anywhere: dict[tuple[int, tuple[tuple[int, int], ...]], Candidates] = {}
 
     def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
@@ -67,10 +106,10 @@ class Bounds:
             if not all(own.options for own in found.values()):
                 return None
         for block, most in zip(blocks, devices, strict=True):
-            own = self.fitting(block, most)
+            own = self.pool(block, most)
             if own is None:
                 return None
-            found |= own
+            found |= own.choices
         return found
 
     def anywhere(self, number: int, devices: tuple[tuple[int, int], ...]) -> Candidates:
@@ -82,14 +121,35 @@ class Bounds:
             self._anywhere[number, devices] = found
         return self._anywhere[number, devices]
 
+    def alone(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
+        """The same where no trainings share a pipeline."""
+        pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
+        return {number: own for pool in pools if pool for number, own in pool.alone.items()}
+
+    def sharings(self, blocks: Blocks, devices: Sequence[int]) -> Iterator[tuple[Pieces, Mapping[int, Shared]]]:
+        """Which trainings may share a pipeline, and how it is split: the options of those that do."""
+        pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
+        shared = {number: own for pool in pools if pool for number, own in pool.shared.items()}
+        for pieces in self.problem.fusing.sharings([block.components for block in blocks]):
+            known = [[shared.get(number, {}) for number in piece] for piece in pieces]
+            splits = [[ranks for ranks in first if all(ranks in own for own in rest)] for first, *rest in known]
+            for chosen in product(*splits):
+                own = zip(pieces, chosen, strict=True)
+                yield pieces, {number: shared[number][ranks] for piece, ranks in own for number in piece}
+
     def fitting(self, block: Block, devices: int) -> Choices | None:
         """Of each component of a pool the options that fit beside the least of the others; None if one has none."""
+        own = self.pool(block, devices)
+        return None if own is None else own.choices
+
+    def pool(self, block: Block, devices: int) -> Pool | None:
+        """These, and what they are where trainings share a pipeline."""
         key = (block.components, block.island, devices)
         if key not in self._fit:
             self._fit[key] = self._fitting(block, devices)
         return self._fit[key]
 
-    def _fitting(self, block: Block, devices: int) -> Choices | None:
+    def _fitting(self, block: Block, devices: int) -> Pool | None:
         island = self.problem.island(block)
         found = {
             number: self.problem.options.of(self.problem.components[number], island, devices)
@@ -103,17 +163,65 @@ class Bounds:
             number: [each for option in own if (each := option.within(room + held[number])) is not None]
             for number, own in found.items()
         }
-        return {number: Candidates(own) for number, own in fit.items()} if all(fit.values()) else None
+        if not all(fit.values()):
+            return None
+        alone = {number: Candidates(own) for number, own in fit.items()}
+        if not self.fuses:
+            return Pool(alone, alone, {})
+        shared = self._shared(block, devices, {number: room + held[number] for number in fit})
+        both = {
+            number: Candidates([*alone[number].options, *(each.fastest for each in own.values())])
+            for number, own in shared.items()
+        }
+        return Pool(alone | both, alone, shared)
 
-    def loose(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
+    def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, Shared]]:
+        """Of the options of a pool those that may share a pipeline with others of them. rooms: of each component bytes
+        beside the least of the others."""
+        fusing, found = self.problem.fusing, dict[int, dict[Ranks, Shared]]()
+        splits: dict[int, dict[Ranks, list[Option]]] = {}
+        for number in block.components:
+            if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
+                continue
+            component, island, room = self.problem.components[number], self.problem.island(block), rooms[number]
+            fit = {
+                split: [each for each in options if each.peak <= room]
+                for split, options in self.problem.options.sharing(component, island, devices).items()
+            }
+            splits[number] = {split: options for split, options in fit.items() if options}
+        for number, own in splits.items():
+            partners = {other: splits[other] for other in fusing.partners[number] if other in splits}
+            for split, options in own.items():
+                if beside := {other: each[split] for other, each in partners.items() if split in each}:
+                    # The first of those that may share a pipeline has what all of them wait together.
+                    others = fusing.others(beside) if number < min(partners) else None
+                    found.setdefault(number, {})[split] = self._together(number, options, others)
+        return found
+
+    def _together(self, number: int, options: Sequence[Option], others: Others | None) -> Shared:
+        """Options of one split in a pipeline with others."""
+        key = (*map(id, options), others)
+        if key not in self._lasting:
+            seconds = [self.problem.fusing.least(number, option, others) for option in options]
+            self._lasting[key] = Shared(options, seconds)
+        return self._lasting[key]
+
+    def loose(
+        self,
+        blocks: Blocks,
+        devices: Sequence[int],
+        choices: Choices,
+        taken: Mapping[int, Sequence[float]] = MappingProxyType({}),
+    ) -> float:
         """Each transfer of weights is as fast as some pair of options makes it, too. devices: the least of each
-        pool."""
+        pool. taken: seconds of the tasks of some components."""
         colocation = self.problem.colocation(blocks)
         durations = {number: own.least for number, own in choices.items()}
         syncs = []
         for source, target in self.problem.syncs:
             sync, durations[target] = self.soonest(source, target, choices, colocation.home)
             syncs.append(sync)
+        durations |= taken
         copies = {number: own.copies for number, own in choices.items()} if colocation.trips else {}
         return self.problem.value(self.problem.least(durations, syncs, colocation, copies), blocks, devices)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import is_
+from collections.abc import Mapping, Sequence
+from operator import is_, le
 
+from rlgraph.cost.fusing import about, least
 from rlgraph.cost.peak import TIGHT, usable
-from rlgraph.placement.search.bounds import Bounds, Candidates, Choices
+from rlgraph.placement.search.bounds import Bounds, Candidates, Choices, Shared
+from rlgraph.placement.search.fusing import Pieces
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Blocks, peak
@@ -14,6 +16,9 @@ from rlgraph.placement.search.watch import Watch
 
 MOST_TRIES = 4000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""
+
+FEW_TRIES = 200
+"""The same for all between two of them, which are then looked at by halves."""
 
 
 class Fathoming:
@@ -25,29 +30,57 @@ class Fathoming:
         watch: Watch,
         blocks: Blocks,
         devices: tuple[int, ...],
-        choices: Choices,
+        most: tuple[int, ...],
         tight: bool = True,
     ) -> None:
-        """devices: the least of each pool. choices: what is possible with the most. tight: whether pools may be fuller
-        than `TIGHT`."""
-        self.bounds, self.watch, self.blocks, self.devices = bounds, watch, blocks, devices
-        self.problem, self.incumbent, self.choices = bounds.problem, bounds.incumbent, choices
+        """devices: the least of each pool. most: the most, with which it has room for all its components. tight:
+        whether pools may be fuller than `TIGHT`."""
+        self.bounds, self.watch, self.blocks, self.devices, self.most = bounds, watch, blocks, devices, most
+        self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.colocation(blocks)
         whole = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
         self.calm = [TIGHT * room for room in whole]
         self.rooms = whole if tight else self.calm
-        self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
-        self.least = {number: min(option.resident for option in own.options) for number, own in choices.items()}
-        self.left = MOST_TRIES
+        self.left = MOST_TRIES if devices == most else FEW_TRIES
         self.fathomed = True
-        self._fitting: dict[tuple[int, float, float], Candidates | None] = {}
 
     def run(self) -> bool:
         """Keeps the best plan if it beats what is known. Whether it is fathomed: not where some plan could be better
         with more devices than the least."""
+        alone = self.bounds.alone(self.blocks, self.most)
+        self.begin((), alone)
+        late: dict[Pieces, list[Sequence[float]]] = {}
+        for pieces, shared in self.bounds.sharings(self.blocks, self.most):
+            if not self.fathomed:
+                break
+            if not self.hopeless(shared, late.setdefault(pieces, [])):
+                self.begin(pieces, {**alone, **{number: own.candidates for number, own in shared.items()}})
+        return self.fathomed
+
+    def begin(self, pieces: Pieces, choices: Choices) -> None:
+        """With trainings that share pipelines."""
+        self.pieces, self.choices = pieces, choices
+        self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
+        self.least = {number: min(option.resident for option in own.options) for number, own in choices.items()}
+        self._fitting: dict[tuple[int, float, float], Candidates | None] = {}
         left = {number: self.fitting(number, {}) for number in self.sequence}
         self.choose({}, {number: own for number, own in left.items() if own is not None})
-        return self.fathomed
+
+    def hopeless(self, shared: Mapping[int, Shared], late: list[Sequence[float]]) -> bool:
+        """Whether no plan with these pipelines is good enough, as they are split. late: seconds of others of which none
+        is, which become more."""
+        own = {number: each.least for number, each in shared.items()}
+        seconds = [each for least in own.values() for each in least]
+        if any(all(map(le, other, seconds)) for other in late):
+            return True
+        # What else depends on the split is not asked for.
+        whole = self.bounds.choices(self.blocks, self.most)
+        value = self.bounds.loose(self.blocks, self.devices, whole, own) if whole else 0.0
+        if value < self.incumbent.enough():
+            return False
+        self.incumbent.drop(value)
+        late.append(seconds)
+        return True
 
     def choose(self, chosen: dict[int, Option], choices: Choices) -> None:
         """The options of the components that have none yet. choices: those that fit beside what is chosen, of all
@@ -56,8 +89,16 @@ class Fathoming:
         self.watch.look(self.incumbent.state)
         if len(choices) < len(self.sequence):
             return
+        if self.left < 0 and self.devices != self.most:
+            self.fathomed = False
+            return
         value = self.bounds.sharp(self.blocks, self.devices, choices)
         if value >= self.incumbent.enough() or self.left < 0:
+            self.incumbent.drop(value)
+            return
+        # A bound stands for other lists, also for those of options that need no less of anything.
+        lists = self.listed(chosen, choices)
+        if lists and self.bounds.loose(self.blocks, self.devices, choices, lists) >= self.incumbent.enough():
             self.incumbent.drop(value)
             return
         wide = self.wide(chosen, choices) if len(chosen) == len(self.sequence) else None
@@ -67,10 +108,12 @@ class Fathoming:
                 self.choose({**chosen, wide: half}, part)
             return
         if len(chosen) == len(self.sequence):
-            chosen = {number: choices[number].options[0].largest for number in chosen}
+            chosen = {number: _whole(choices[number].options[0]) for number in chosen}
             # With more devices than the least there are, it may be as fast as it seems, or not.
             if all(option.devices <= self.devices[self.colocation.home[number]] for number, option in chosen.items()):
                 self.keep(chosen)
+                if lists:
+                    self.incumbent.drop(value)
             else:
                 self.fathomed = False
             return
@@ -96,6 +139,19 @@ class Fathoming:
                 del found[number]
             else:
                 found[number] = own
+        for piece in self.pieces:
+            if last in piece and all(number in chosen for number in piece):
+                taken = self.problem.fusing.shared(piece, {each: _alone(chosen[each]) for each in piece}, least)
+                found |= {each: Candidates((_alone(chosen[each]).lasting(taken[each]),)) for each in piece}
+        return found
+
+    def listed(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
+        """Seconds of the tasks of those that share a pipeline, if they are chosen, by lists that are made at once."""
+        found = dict[int, Sequence[float]]()
+        for piece in self.pieces:
+            if all(number in chosen for number in piece):
+                alone = {number: _alone(choices[number].options[0]) for number in piece}
+                found |= self.problem.fusing.shared(piece, alone, about)
         return found
 
     def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
@@ -131,14 +187,27 @@ class Fathoming:
     def keep(self, chosen: Mapping[int, Option]) -> None:
         """A plan, if it beats the best one."""
         own = [chosen[number] for number in sorted(chosen)]
-        seconds = self.problem.whole(self.blocks, own)
+        if self.pieces not in self.problem.sharings(self.blocks, own):
+            return
+        seconds = self.problem.whole(self.blocks, own, self.pieces, about)
         value = self.problem.value(seconds, self.blocks, self.devices)
         tight = any(
             peak([chosen[number] for number in block.components]) > calm
             for block, calm in zip(self.blocks, self.calm, strict=True)
         )
-        way = self.bounds.way
-        self.incumbent.keep(Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight, way))
+        self.incumbent.keep(
+            Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
+        )
+
+
+def _alone(option: Option) -> Option:
+    """The same that shares no pipeline."""
+    return option.alone or option
+
+
+def _whole(option: Option) -> Option:
+    """The same with its largest cache."""
+    return _alone(option) if option.settled else option.largest
 
 
 def _within(own: Candidates, left: float, active: float) -> Candidates | None:

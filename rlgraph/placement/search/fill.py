@@ -27,9 +27,10 @@ def filled(problem: Problem, found: Found) -> Found:
                 options[number] = _larger(problem, number, options[number], left, active)
     if options == list(found.options):
         return found
-    seconds = problem.whole(found.blocks, options)
+    seconds = problem.whole(found.blocks, options, found.pieces)
     value = problem.value(seconds, found.blocks, found.devices)
-    return replace(found, options=tuple(options), seconds=seconds, value=value, bound=min(found.bound, value))
+    bound = found.bound if found.before else min(found.bound, value)
+    return replace(found, options=tuple(options), seconds=seconds, value=value, bound=bound)
 
 
 def _larger(problem: Problem, number: int, option: Option, left: float, active: float) -> Option:

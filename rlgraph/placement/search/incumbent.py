@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from rlgraph.placement.search.fusing import Pieces
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Blocks
 
@@ -29,11 +30,16 @@ class Found:
     """Whether a pool of it is fuller than `TIGHT`."""
     way: int = 0
     """Of which of the problems that were searched it is a plan."""
+    pieces: Pieces = ()
+    """Trainings that share a pipeline."""
+    before: Found | None = None
+    """The best plan in which none do; of such plans alone is the bound, then, and the gap."""
 
     @property
     def gap(self) -> float:
         """By which share of its value the plan may miss the best one."""
-        return max(0.0, 1 - self.bound / self.value) if self.value else 0.0
+        value = (self.before or self).value
+        return max(0.0, 1 - self.bound / value) if value else 0.0
 
 
 class Incumbent:

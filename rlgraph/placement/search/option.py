@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import chain, pairwise
 from operator import attrgetter, le, lt
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.placement.search.caches import Caches
 
 Key = tuple[float, ...]
+
+Ranks = tuple[str, int, Mesh, int]
+"""An engine, an island, and how many copies of which mesh."""
 
 
 class Split(NamedTuple):
@@ -31,6 +35,11 @@ class Split(NamedTuple):
     weights: tuple[object, ...]
     """What a transfer of its weights depends on."""
 
+    @property
+    def ranks(self) -> Ranks:
+        """What those have in common that share a pipeline."""
+        return self[:4]
+
 
 class Option:
     """A component's work done on some devices. Its bytes are counted when somebody asks: most options are dropped
@@ -40,7 +49,21 @@ class Option:
     fast as with the largest."""
 
     __slots__ = (
-        *("_deployment", "_ranges", "active", "beaten", "copies", "floor", "high", "key", "kind", "moved", "offload"),
+        *(
+            "_deployment",
+            "_filled",
+            "_ranges",
+            "active",
+            "alone",
+            "beaten",
+            "copies",
+            "floor",
+            "high",
+            "key",
+            "kind",
+            "moved",
+            "offload",
+        ),
         *("often", "order", "peak", "resident", "seconds", "sent", "slowest", "split", "strategy", "total"),
     )
 
@@ -71,6 +94,8 @@ class Option:
         from here, or to here. high: with the largest cache, where `strategy` has the smallest."""
         self.strategy, self.copies, self.offload, self.often, self.moved = strategy, copies, offload, often, moved
         self.high = high or strategy
+        self.alone: Option | None = None
+        """The same, where this one shares its pipeline."""
         self.seconds = self._taken(self.high)
         """Of each of the component's tasks, as often as it is done in a step."""
         self.total = sum(self.seconds)
@@ -84,11 +109,41 @@ class Option:
         self.beaten: Option | None = None
         """By this one, wherever it is there."""
         self._deployment: Deployment | None = None
+        self._filled: tuple[tuple[float, ...], ...] = ()
         self._ranges: dict[tuple[int, int], Option] = {}
 
     def _taken(self, strategy: Strategy) -> tuple[float, ...]:
         once = strategy.seconds(self.copies)
         return tuple([each * often + moved for each, often, moved in zip(once, self.often, self.moved, strict=True)])
+
+    # In a pipeline with others
+
+    @property
+    def fuses(self) -> bool:
+        """Whether others can work while its stages wait for each other."""
+        return self.strategy.fuses and not self.offload
+
+    def lasting(self, seconds: Sequence[float]) -> Option:
+        """The same in a pipeline in which its tasks take so long."""
+        found = copy(self)
+        found.alone, found.seconds, found.total = self, tuple(seconds), sum(seconds)
+        found.order = (found.total, *self.order[1:])
+        return found
+
+    @property
+    def filled(self) -> tuple[tuple[float, ...], ...]:
+        """The least seconds of each task in a pipeline in which others work while its stages wait for each other, and
+        of a training all else of which more is no better: seconds by which its longest micro-batch takes longer than
+        others, of a forward and of a backward of one."""
+        if not self._filled:
+            taken = zip(self.strategy.tasks, self.seconds, self.often, strict=True)
+            self._filled = tuple(
+                [
+                    tuple([often * each for each in task.filled(self.copies)]) if task.update else (own,)
+                    for task, own, often in taken
+                ]
+            )
+        return self._filled
 
     def __getattr__(self, name: str) -> object:
         # Of a slot that is still empty.
@@ -220,8 +275,13 @@ class Apart(Option):
         self.peak = self.resident + max(active, default=0.0)
         self.floor = self.key = (self.resident, *active, *seconds, *sent)
         self.order = (self.total, self.offload, self.resident, active)
-        self.beaten = None
-        self._deployment, self._ranges = None, {}
+        self.beaten = self.alone = None
+        self._deployment, self._filled, self._ranges = None, (), {}
+
+    @property
+    def fuses(self) -> bool:
+        """What is searched shares pipelines only where one split does all."""
+        return False
 
     def between(self, low: int, high: int) -> Option:
         """It has no caches."""
@@ -243,6 +303,7 @@ class Strategy:
             "caches",
             "deployment",
             "fewer",
+            "fuses",
             "idle",
             "made",
             "memory",
@@ -261,9 +322,11 @@ class Strategy:
         idle: Sequence[MemoryModel] = (),
         process: tuple[int, int] = (0, 0),
         alike: Strategy | None = None,
+        fuses: bool = False,
     ) -> None:
         """process: bytes of a device that it takes beside tensors, with one copy and with several. alike: of the same
-        split with other settings."""
+        split with other settings. fuses: it trains on stages which another training may share."""
+        self.fuses = fuses
         self.deployment, self.process = deployment, process
         self.size = deployment.size
         """Devices of a copy."""
@@ -368,6 +431,16 @@ def undominated(found: Iterable[Option], fit: float) -> list[Option]:
             kept.append(option)
             kinds[option.kind].append(option)
     return kept
+
+
+def unbeaten(found: Iterable[Option]) -> list[Option]:
+    """Of options of one split, which may share a pipeline, those that no other one beats there."""
+    kept: list[tuple[Key, Option]] = []
+    for option in sorted(found, key=attrgetter("order")):
+        key = (*option.key, *chain.from_iterable(option.filled))
+        if not any(all(map(le, other, key)) for other, _ in kept):
+            kept.append((key, option))
+    return [option for _, option in kept]
 
 
 def _beaten(option: Option, key: Key, others: list[Option]) -> bool:

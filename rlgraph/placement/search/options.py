@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby, product, zip_longest
@@ -27,7 +27,10 @@ from rlgraph.models.shape import Shape
 from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.caches import Caches
 from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.option import Apart, Key, Option, Split, Strategy, undominated
+from rlgraph.placement.search.option import Apart, Key, Option, Ranks, Split, Strategy, undominated
+
+Sharing = Mapping[Ranks, Sequence[Option]]
+"""Options that may share a pipeline, by how they are split."""
 
 MICROS: tuple[int, ...] = (1, 2, 4, 8)
 """Longest rows that fit into a micro-batch."""
@@ -58,13 +61,15 @@ class Options:
         apart: bool = False,
         streams: bool = False,
         parts: Sequence[tuple[Component, Component, Component]] = (),
+        fuses: Collection[str] = (),
     ) -> None:
         """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
         while they are not at work. apart: rows may travel between islands, where more copies have more links. streams:
         rows may come to a training while others are made, and gradients are added up meanwhile. parts: components that
-        train and read, with what trains and what reads of them: in a pool they may be split each in its own way."""
+        train and read, with what trains and what reads of them: in a pool they may be split each in its own way. fuses:
+        models whose training may share a pipeline."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
-        self.apart, self.streams = apart, streams
+        self.apart, self.streams, self.fuses = apart, streams, fuses
         self.parts = {id(whole): (whole, trainer, reader) for whole, trainer, reader in parts}
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
@@ -81,6 +86,8 @@ class Options:
         self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
         self._lighter: dict[object, list[int]] = {}
+        self._sharing: dict[tuple[object, ...], Sharing] = {}
+        self._filled: dict[tuple[int, int], Sharing] = {}
 
     def of(self, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
         """The options of a component on at most so many devices of an island, none of which another one beats in
@@ -103,6 +110,29 @@ class Options:
                 self._fronts[front] = tuple(undominated(found, usable(island, self.constants)))
             self._found[key] = self._fronts[front]
         return self._found[key]
+
+    def sharing(self, component: Component, island: Island, devices: int) -> Sharing:
+        """By split those options that may share a pipeline; also some that others beat that share none."""
+        able = [own for own in self.known(component, island) if own[0].fuses]
+        rooms = [self.room(component, island, own[0].room(devices)) for own in able]
+        key = (id(component), id(island), *rooms)
+        if key not in self._sharing:
+            found: dict[Ranks, Sequence[Option]] = {}
+            for own, room in zip(able, rooms, strict=True):
+                found |= self.filled(component, own, room)
+            self._sharing[key] = found
+        return self._sharing[key]
+
+    def filled(self, component: Component, own: list[Strategy], most: int) -> Sharing:
+        """The same of the strategies of one mesh, where there is room for so many copies."""
+        key = (id(own), most)
+        if key not in self._filled:
+            splits: dict[Ranks, list[Option]] = {}
+            for option in self.fitting(component, own, most):
+                if option.fuses:
+                    splits.setdefault(option.split.ranks, []).append(option)
+            self._filled[key] = splits
+        return self._filled[key]
 
     def room(self, component: Component, island: Island, most: int) -> int:
         """The fewest copies that there can be room for instead of `most` with no other `numbers`."""
@@ -330,7 +360,9 @@ class Options:
             held = alike.process
         else:
             held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
-        return Strategy(deployment, found, memory, idle, held, alike)
+        fuses = component.work == "train" and component.model in self.fuses
+        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses
+        return Strategy(deployment, found, memory, idle, held, alike, fuses)
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]

@@ -17,6 +17,7 @@ from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Cost
 from rlgraph.cost.timetable import Chains, Order, Pools, bound, chains, makespan
 from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.fusing import Pieces, Taken, exactly, fusing
 from rlgraph.placement.search.option import Apart, Option
 from rlgraph.placement.search.options import Options
 
@@ -70,6 +71,17 @@ Copies = Mapping[int, int]
 """For each component how many it has at most; needed where there are `Colocation.trips`."""
 
 
+Given = tuple[
+    Sequence[Component],
+    Cluster,
+    Options,
+    Goal,
+    Mapping[str, tuple[int, int]],
+    Sequence[frozenset[str]],
+    int,
+]
+
+
 class Problem:
     """The step's work, its components, and the cluster."""
 
@@ -80,12 +92,17 @@ class Problem:
         options: Options,
         goal: Goal,
         code: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        pairs: Sequence[frozenset[str]] = (),
         older: int = 0,
     ) -> None:
         """code: for each function of the user's that has a pool of cpus, the number of that pool among them, and how
-        many cpus it has. older: steps that weights which sample may be behind, so that one more are under way."""
+        many cpus it has. pairs: models whose trainings may share a pipeline. older: steps that weights which sample may
+        be behind, so that one more are under way."""
         self.components, self.cluster, self.options, self.goal, self.older = components, cluster, options, goal, older
         self.tasks, self.constants, self.code = options.tasks, options.constants, code
+        self.pairs = pairs
+        self.fusing = fusing(components, pairs, [task.op for task in options.tasks], options.constants)
+        self._joined: dict[Pieces, Order] = {}
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         own = {(each.model, op): number for number, each in enumerate(components) for op in each.operations}
@@ -112,9 +129,9 @@ class Problem:
         return Problem(*self.given[:-1], older)
 
     @property
-    def given(self) -> tuple[Sequence[Component], Cluster, Options, Goal, Mapping[str, tuple[int, int]], int]:
+    def given(self) -> Given:
         """What another one like it is made of."""
-        return self.components, self.cluster, self.options, self.goal, self.code, self.older
+        return self.components, self.cluster, self.options, self.goal, self.code, self.pairs, self.older
 
     @cached_property
     def order(self) -> Order:
@@ -315,10 +332,11 @@ class Problem:
         syncs: Sequence[float],
         colocation: Colocation,
         copies: Copies = MappingProxyType({}),
+        pieces: Pieces = (),
     ) -> float:
         """Seconds of a step; of one of many, where several are under way."""
         seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
-        return self.steady(makespan(self.order, seconds, colocation.pools), seconds, colocation)
+        return self.steady(makespan(self.joined(pieces), seconds, colocation.pools), seconds, colocation)
 
     def steady(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
         """Seconds from the end of a step to the end of the next one, where a step alone takes `alone`: as long as the
@@ -361,13 +379,40 @@ class Problem:
         _, trainer, reader = self.options.parts[id(component)]
         return [(trainer, option.trainer), (reader, option.reader)]
 
-    def whole(self, blocks: Blocks, chosen: Sequence[Option]) -> float:
-        """Seconds of a step with an option of each component."""
+    def whole(self, blocks: Blocks, chosen: Sequence[Option], pieces: Pieces = (), taken: Taken = exactly) -> float:
+        """Seconds of a step with an option of each component. taken: what trainings take that share a pipeline."""
         colocation = self.colocation(blocks)
-        home, durations = colocation.home, {number: option.seconds for number, option in enumerate(chosen)}
+        home, durations = colocation.home, self.fusing.durations(chosen, pieces, taken)
         syncs = [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
         copies = {number: option.copies for number, option in enumerate(chosen)}
-        return self.step(durations, syncs, colocation, copies)
+        return self.step(durations, syncs, colocation, copies, pieces)
+
+    def sharings(self, blocks: Blocks, chosen: Sequence[Option]) -> list[Pieces]:
+        """All ways in which trainings can share pipelines, where there is room for that; first that none do."""
+        found: list[Pieces] = [()]
+        ways = self.fusing.sharings([block.components for block in blocks])
+        rooms = dict[int, float]()
+        for block in blocks if ways else ():
+            room = usable(self.island(block), self.constants) - sum(chosen[each].resident for each in block.components)
+            rooms |= dict.fromkeys(block.components, room)
+        fits = self.fusing.fits
+        return found + [way for way in ways if all(fits(rooms[piece[0]], piece, chosen) for piece in way)]
+
+    def joined(self, pieces: Pieces) -> Order:
+        """The order in which those of a pipeline begin and end together."""
+        if not pieces:
+            return self.order
+        if pieces not in self._joined:
+            count, after = len(self.syncs), [{*others} for others in self.order.after]
+            for piece in pieces:
+                jobs = {count + self.components[number].tasks[self.fusing.training[number]] for number in piece}
+                waits = set[int]().union(*(after[job] for job in jobs))
+                for own in after:
+                    own |= jobs if own & jobs else set()
+                for job in jobs:
+                    after[job] |= waits
+            self._joined[pieces] = Order.of([sorted(own) for own in after])
+        return self._joined[pieces]
 
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""

@@ -6,6 +6,8 @@
        dropped.
     3. For an allocation, each component's options are tried, fastest first, as far as the pools' memory and the bound
        allow.
+    4. Trainings that share pipelines are among what is tried; of a large problem only in the end, in the pools of the
+       best plan.
 
 The bound of what was dropped or left is what no plan can beat: it proves how good the best one is.
 """
@@ -16,7 +18,9 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import heappop, heappush
+from typing import Literal
 
 from rlgraph.placement.search.bounds import Bounds
 from rlgraph.placement.search.boxes import Box, Boxes
@@ -38,6 +42,10 @@ MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is given with the gap that is left."""
 
 
+Fuse = Literal["all", "last", "none"]
+"""Where trainings may share pipelines: in all plans that are looked at, in the end in the pools of the best one, or in
+no plan."""
+
 Entry = tuple[float, int, int, Blocks, Box, bool]
 """A bound, the count of entries before it, the problem, a partition, sizes of its pools, whether the bound is the sharp
 one."""
@@ -54,10 +62,12 @@ class Search:
         seconds: float = math.inf,
         spare: float = 0.0,
         ways: Ways | None = None,
+        fuse: Fuse = "all",
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends. spare: by
         how much of it a plan that leaves too little memory has to be better than one that does not. ways: of which
-        `problem` is the first one; `candidates` are then of the last one, and its readers may be anywhere."""
+        `problem` is the first one; `candidates` are then of the last one, and its readers may be anywhere. fuse: where
+        trainings may share pipelines."""
         self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
         self.incumbent = Incumbent(gap, spare)
         self.ways = ways
@@ -66,9 +76,14 @@ class Search:
         self.bounds = [Bounds(each, self.incumbent, way) for way, each in enumerate(problems)]
         if ways:
             self.bounds.append(Undecided(ways, self.incumbent))
+        self.fuse = fuse
+        for each in self.bounds:
+            each.fuses &= fuse == "all"
         self.stages = [Stages(self.boxes, bounds) for bounds in self.bounds]
         self._fathomed: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
+        self.fused: Found | None = None
+        """A plan whose trainings share pipelines, and that is better than the best of those that were searched."""
 
     def run(self) -> Found | None:
         """The best plan; None if none fits. Raises ProgramError where the time is over before there is one, and on
@@ -85,7 +100,7 @@ class Search:
         except OutOfTime:
             if self.incumbent.best is None:
                 raise
-        return self.incumbent.found()
+        return self.incumbent.found() if self.fused is None else self.fused
 
     def fits(self) -> bool:
         """Whether there is a plan. Raises OutOfTime where that is not known by then, and KeyboardInterrupt."""
@@ -97,6 +112,8 @@ class Search:
         try:
             with _uncollected():
                 self.all()
+                if self.fuse == "last":
+                    self.last()
         except KeyboardInterrupt:
             raise self.watch.interrupted(*self.incumbent.state()) from None
         finally:
@@ -157,6 +174,46 @@ class Search:
                     self.add(heap, max(least, self.bound(own, part, near)), own, part, near)
         known.left = math.inf
 
+    def last(self) -> None:
+        """Keeps beside the best plan one whose trainings share pipelines in its pools, or in one pool that has the
+        devices of all of those that train so, if that is better."""
+        alone = self.incumbent.found()
+        if alone is None:
+            return
+        problem = self.bounds[alone.way].problem
+        known = Incumbent(self.incumbent.gap, self.incumbent.spare)
+        known.keep(alone)
+        bounds, among = Bounds(problem, known, alone.way), {frozenset(blocks) for blocks in self.candidates}
+        for blocks, devices in {(alone.blocks, alone.devices): 0, self.joined(problem, alone): 0}:
+            shared = problem.fusing.sharings([block.components for block in blocks])
+            there = frozenset(blocks) in among and self.boxes.packed(blocks, devices)
+            if shared and there and bounds.choices(blocks, devices):
+                Fathoming(bounds, self.watch, blocks, devices, devices).run()
+        best = known.best
+        if best is None or not best.pieces:
+            return
+        seconds = problem.whole(best.blocks, best.options, best.pieces)
+        value = problem.value(seconds, best.blocks, best.devices)
+        if value < alone.value:
+            self.fused = replace(best, seconds=seconds, value=value, bound=alone.bound, before=alone)
+
+    def joined(self, problem: Problem, found: Found) -> tuple[Blocks, tuple[int, ...]]:
+        """Its pools, those of an island as one whose trainings may share pipelines; not those that a schedule
+        declares."""
+        trained: dict[int, list[int]] = {}
+        for number, block in enumerate(found.blocks):
+            if not block.name and not problem.fusing.partners.keys().isdisjoint(block.components):
+                trained.setdefault(block.island, []).append(number)
+        blocks, devices = dict(enumerate(found.blocks)), dict(enumerate(found.devices))
+        for first, *others in trained.values():
+            components = sorted(each for number in (first, *others) for each in blocks[number].components)
+            blocks[first] = replace(blocks[first], components=tuple(components))
+            most = sum(devices[number] for number in (first, *others))
+            devices[first] = max(size for size in self.boxes.sizes[blocks[first].island] if size <= most)
+            for number in others:
+                del blocks[number], devices[number]
+        return tuple(blocks.values()), tuple(devices.values())
+
     def add(self, heap: list[Entry], value: float, way: int, blocks: Blocks, box: Box) -> None:
         """Something that is worth looking at, later."""
         if value < self.incumbent.enough():
@@ -208,13 +265,12 @@ class Search:
                 return True
         self.incumbent.looked += 1
         bounds = self.bounds[way]
-        choices = bounds.choices(blocks, high)
-        if choices is None:
+        if bounds.choices(blocks, high) is None:
             return True
         if self.incumbent.spare:
             # Plans that leave memory come first: they keep those out that are not much better.
-            Fathoming(bounds, self.watch, blocks, low, choices, tight=False).run()
-        return Fathoming(bounds, self.watch, blocks, low, choices).run()
+            Fathoming(bounds, self.watch, blocks, low, high, tight=False).run()
+        return Fathoming(bounds, self.watch, blocks, low, high).run()
 
 
 @contextmanager
