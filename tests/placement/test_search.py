@@ -510,7 +510,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, shown = random_case(0), Terminal()
+    case, shown = random_case(2), Terminal()
     monkeypatch.setattr(watch, "monotonic", count_up().__next__)
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
