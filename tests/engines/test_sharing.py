@@ -156,5 +156,5 @@ def test_trials_ask_for_no_more_than_a_dtype_holds(dtype: str, step: float) -> N
     found.model.model.norm.register_forward_hook(lambda _, __, out: out * (1 + step) if out.shape[1] > 8 else out)
     for trial in ("packs", "shares"):
         found.__dict__.pop(trial, None)
-    # What rounds as float32 does is not taken for packing in float64; of sharing float32 parts are no fault.
-    assert (found.packs, found.shares) == ((False, False) if dtype == "float64" else (True, True))
+    # Parts in float32 are no fault of a model in float64: DeepSeek's routers are such.
+    assert (found.packs, found.shares) == (True, True)

@@ -159,18 +159,17 @@ class Network:
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
         packing = shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
-        return packing is not None and self.packs and self._same(rows, packing, torch.float32)
+        return packing is not None and self.packs and self._same(rows, packing)
 
-    def _same(self, rows: Sequences, packing: Packing, widest: torch.dtype = torch.float64) -> bool:
-        """Whether rows that lie so give what each gives alone, to the rounding of the model's dtype or of `widest`,
-        whichever is the coarser."""
+    def _same(self, rows: Sequences, packing: Packing) -> bool:
+        """Whether rows that lie so give what each gives alone, to the rounding of the model's dtype, or of float32: of
+        a model in float64, too, transformers computes some parts in that, and rounds as a token's place has it."""
         try:
             together = self.packed(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
         except Exception:
             return False
         alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
-        coarser = max(alone[0].dtype, widest, key=lambda dtype: torch.finfo(dtype).eps)
-        # Of a model in float64, too, transformers computes some parts in float32, and rounds as a token's place has it.
+        coarser = max(alone[0].dtype, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
         return all(
             bool((one - other).abs().max() <= _tolerance(other.to(coarser)))
             for one, other in zip(together, alone, strict=True)
