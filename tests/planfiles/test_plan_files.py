@@ -578,7 +578,7 @@ def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.
 
 
 def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
-    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb")
+    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False)
     path = tmp_path / "ppo.plan.json"
     path.write_text(made.plan_json(tmp_path))
     [memory] = json.loads(path.read_text())["predicted"]["memory"].values()

@@ -84,6 +84,8 @@ class Incumbent:
             return found.value < best.value
         if found.tight:
             return found.value < best.value * (1 - self.spare)
+        if found.value < best.value:
+            return True
         # What was dropped as near enough to the tight one has to be so beside this one.
         near = found.value * (1 - max(self.gap, self.spare)) <= self.lowest
         return near and found.value * (1 - self.spare) <= best.value
