@@ -116,7 +116,9 @@ def random_case(
             return case
 
 
-def attempted(dice: random.Random, nodes: Nodes, between: float, longer: int, older: int, fuses: bool) -> Case | None:
+def attempted(
+    dice: random.Random, nodes: Nodes, between: float, longer: int, older: int, fuses: bool = False
+) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
     if fuses:
         names = ["critic", "pupil", *(["judge"] if dice.random() < 0.3 else [])]
