@@ -53,10 +53,10 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         found = choose(replace(asked, search_seconds=left))
     elif found is not None and _may_sleep(found, target) and (left := ends - monotonic()) > 0:
         found = choose_asleep(replace(asked, search_seconds=left), found)
-    others = with_other_engines(replace(asked, offload=target.offload)) if found is None else ()
-    for other in others:
-        if found is None and (left := ends - monotonic()) > 0:
-            found = choose(replace(other, search_seconds=left))
+    if found is None:
+        for other in with_other_engines(replace(asked, offload=target.offload)):
+            if (left := ends - monotonic()) <= 0 or (found := choose(replace(other, search_seconds=left))):
+                break
     if found is None:
         raise refused(replace(asked, search_seconds=ends - monotonic()))
     found = _fused(found, ends)

@@ -152,8 +152,8 @@ class _Feeding:
 
     def load(self, copies: int) -> tuple[float, float, float]:
         """Rows of the largest micro-batch of one of so many copies, how many of these it has, and beginnings that its
-        rows have. As the engines do it,
-        blocks are of about the same size, of the longest rows; of uneven ones a block may be as large as its budget."""
+        rows have. As the engines do it, blocks are of about the same size, of the longest rows; of uneven ones a block
+        may be as large as its budget."""
         if copies not in self._known:
             available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
             available = math.ceil(available / self.ranks) if self.ranks > 1 else available

@@ -182,18 +182,24 @@ CASES = [
 ]
 
 
+def arrived(four: Crew, shape: Shape, source: Side, destination: Side, transfer: Transfer, over: str) -> list[Moved]:
+    """What each process says of a transfer, after which all that the destination holds is there."""
+    full = content(shape)
+    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert expected.keys() == tensors[place].keys()
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    return moved
+
+
 @pytest.mark.parametrize("bucket", [2048, 1 << 26])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}")
 def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int], bucket: int, over: str) -> None:
     source, destination = side(SMALL, *case[:3]), side(SMALL, *case[3:])
     topology = Topology.separate(range(WORLD))
     transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=bucket)
-    full = content(SMALL)
-    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
-    for place, layout in destination.items():
-        expected = filled(layout, full, torch.float32)
-        assert expected.keys() == tensors[place].keys()
-        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    moved = arrived(four, SMALL, source, destination, transfer, over)
     assert sum(each.sent for each in moved) == sum(each.received for each in moved) == transfer.bound
     assert max(each.peak for each in moved) <= transfer.peak <= bucket
 
@@ -213,12 +219,7 @@ def test_a_model_whose_first_layer_has_no_experts_arrives(
 ) -> None:
     source, destination = side(LATENT, *case[:3]), side(LATENT, *case[3:])
     transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 26)
-    full = content(LATENT)
-    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
-    for place, layout in destination.items():
-        expected = filled(layout, full, torch.float32)
-        assert expected.keys() == tensors[place].keys()
-        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    moved = arrived(four, LATENT, source, destination, transfer, over)
     assert sum(each.sent for each in moved) == transfer.bound
 
 
