@@ -8,6 +8,8 @@ What computes is imported inside the commands that compute: `rlgraph check` is a
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 
@@ -32,8 +34,16 @@ __all__ = [
 ]
 
 
+SHORT = {"check", "compile"}
+"""Commands whose processes keep what they make until they end."""
+
+
 def main() -> None:
     """The command `rlgraph`."""
+    if SHORT.intersection(sys.argv[1:2]):
+        # To look for cycles in what a search makes, and once more at the end, takes a sixth of the time.
+        gc.disable()
+        atexit.register(gc.freeze)
     if "_RLGRAPH_COMPLETE" in os.environ:
         rlgraph.main(prog_name="rlgraph")
     code = status(sys.argv[1:])

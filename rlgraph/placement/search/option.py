@@ -445,8 +445,10 @@ def unbeaten(found: Iterable[Option]) -> list[Option]:
 
 def _beaten(option: Option, key: Key, others: list[Option]) -> bool:
     """Whether one of the others is at least as good as an option with this key."""
+    held = key[0]
     for at, other in enumerate(others):
-        if all(map(le, other.key, key)):
+        # Most of them are told apart by what stays, which takes less to see.
+        if other.key[0] <= held and all(map(le, other.key, key)):
             # What beats one option often beats the next.
             others.insert(0, others.pop(at))
             option.beaten = other
