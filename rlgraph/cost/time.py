@@ -24,6 +24,7 @@ from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.registry import engine
+from rlgraph.enginespec.spec import Shares
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -77,6 +78,18 @@ class Batch:
         if budget not in self._blocks:
             self._blocks[budget] = self._cut(budget)
         return self._blocks[budget]
+
+    def read(self, shares: Shares | None) -> Tokens:
+        """What a model reads of one row, on average, where neighbours that begin with the same prompt may share it."""
+        if shares is None or self.together <= 1:
+            return self.row
+        short = sum(each <= shares.longest for each in self.response.values) / len(self.response.values)
+        left_out = short * (1 - 1 / self.together)
+        if left_out * self.prompt.mean < shares.worth * self.row.tokens:
+            return self.row
+        # What comes behind a prompt attends to all of it.
+        tokens = self.row.tokens - left_out * self.prompt.mean
+        return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.square)
 
     def unshared(self, block: int) -> tuple[float, float]:
         """Tokens of a prompt, and pairs of them in attention, that a sample reads after the first one: those behind the
@@ -270,6 +283,7 @@ def _row(
     tp: int,
     budget: int,
     packs: bool,
+    shares: Shares | None,
     recompute: bool,
     batches: tuple[Batch, ...],
 ) -> _Row:
@@ -279,6 +293,7 @@ def _row(
     for batch in batches:
         part = batch.rows / whole
         made, row = batch.blocks(budget, packs)
+        row = batch.read(shares) if packs else row
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
         parts = work.in_parts(shape, model, row.scored / made, tp)
         head_once = work.head_flops(shape, model, row)
@@ -308,7 +323,8 @@ def latency(
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
-    row = _row(kind, shape, config.kind, deployment.tp, budget, deployment.packs, again, tuple(batches))
+    fed = deployment.packs, deployment.shares
+    row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tuple(batches))
     flops, tokens, blocks = row.layers_flops / deployment.pp + row.head_flops, row.tokens, row.blocks
     layers = shape.layers / deployment.pp
     inner, beside = deployment.links(constants)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import defaults
@@ -11,6 +12,9 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import TaskModel, order
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch
+from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.transformers.packing import apart, shared
+from rlgraph.engines.transformers.spec import SHARES
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
@@ -54,3 +58,43 @@ def test_what_was_asked_before_changes_nothing(operation: str, engine: str, spli
 
 def test_answers_of_no_tokens() -> None:
     assert Workload().answers(0) == Lengths((0.0,))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "responses"),
+    [([40, 40], [10, 10, 10, 10]), ([24, 56], [8, 12, 4, 16]), ([4, 4], [40, 20, 20, 40])],
+    ids=["alike", "unlike", "not worth it"],
+)
+def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) -> None:
+    """Tokens, and pairs of them in attention, as the engine lays such rows out."""
+    begun = [[10 + number] * prompt for number, prompt in enumerate(prompts)]
+    rows = Sequences.from_lists([each + [at] * length for each in begun for at, length in enumerate(responses)])
+    packing = shared(rows, torch.tensor(prompts).repeat_interleave(len(responses))) or apart(rows)
+    pairs = 0
+    for span in packing.spans:
+        # A token sees half of those that lie between its span's beginning and end.
+        behind = sum(count * (length**2 + 2 * length * span.beginning) for count, length in span.ends)
+        pairs += span.families * (span.beginning**2 + behind)
+    each = len(responses)
+    batch = Batch(len(rows), Lengths.of(prompts), Lengths.of(responses), each, together=each)
+    read = batch.read(SHARES)
+    assert batch.rows * read.tokens == pytest.approx(len(packing.taken))
+    assert batch.rows * read.squares == pytest.approx(pairs)
+    assert (read.scored, read.longest) == (batch.row.scored, batch.row.longest)
+
+
+def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
+    """On CPUs, and where samples of a prompt are read beside each other."""
+    config = known("Qwen/Qwen2.5-0.5B")
+    assert config
+    model = ModelConfig("actor", shape_of(config), "causal_lm", "float32")
+    rows = {each: [Batch(64.0, Lengths((900.0,)), Lengths((100.0,)), 4, together=each)] for each in (1.0, 4.0)}
+
+    def seconds(cluster: str, engine: str, together: float) -> float:
+        island = read_cluster(cluster).islands[0]
+        deployment = Deployment(engine, island, mesh())
+        return TaskModel("train", model, deployment, defaults(island.device.kind), rows[together]).seconds(1)
+
+    assert seconds("1x1:cpu", "transformers", 4) < 0.5 * seconds("1x1:cpu", "transformers", 1)
+    for cluster, engine in (("1x1:cpu", "megatron"), ("1x1:h100-80gb", "transformers")):
+        assert seconds(cluster, engine, 4) == seconds(cluster, engine, 1)
